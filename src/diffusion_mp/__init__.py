@@ -1,0 +1,3 @@
+"""Energy-constrained diffusion layers for PyTorch Geometric."""
+
+__version__ = "0.1.0"
