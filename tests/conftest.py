@@ -1,0 +1,53 @@
+"""Runtime shape checks for the whole test run, a deterministic hypothesis profile, and the folder of real data.
+
+Every annotated function of `diffusion_mp` is checked at run time by jaxtyping and beartype, unless the environment variable
+DIFFUSION_MP_NO_TYPECHECK is set. The check answers a wrong rank or dtype before our own sentences can, and graph capture should see the
+code that users run; tests about either take the fixture `no_typecheck`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import settings
+
+TYPECHECK = not os.environ.get("DIFFUSION_MP_NO_TYPECHECK")
+if TYPECHECK:  # before anything imports the package; the hook stays installed so that lazy submodules are checked too
+    jaxtyping.install_import_hook("diffusion_mp", "beartype.beartype")
+
+settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def no_typecheck() -> Iterator[None]:
+    """Turn the runtime shape checks off for one test, so that the package's own answer is seen."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded source of randomness, so that no test reads or moves the global one."""
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets: DIFFUSION_MP_DATA, or shared/data beside the repository."""
+    root = Path(os.environ.get("DIFFUSION_MP_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    if not root.is_dir():
+        reason = f"no data sets at {root}; point DIFFUSION_MP_DATA at the folder that holds Planetoid/, TUDataset/, ..."
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return root
