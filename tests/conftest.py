@@ -1,8 +1,8 @@
 """Runtime shape checks for the whole test run, a deterministic hypothesis profile, and the folder of real data.
 
-Every annotated function of `diffusion_mp` is checked at run time by jaxtyping and beartype, unless the environment variable
-DIFFUSION_MP_NO_TYPECHECK is set. The check answers a wrong rank or dtype before our own sentences can, and graph capture should see the
-code that users run; tests about either take the fixture `no_typecheck`.
+Every annotated function of `diffusion_mp` is checked at run time by jaxtyping and beartype, unless the environment
+variable DIFFUSION_MP_NO_TYPECHECK is set. The check answers a wrong rank or dtype before our own sentences can, and
+graph capture should see the code that users run; tests about either take the fixture `no_typecheck`.
 """
 
 from __future__ import annotations
