@@ -1,0 +1,162 @@
+"""``Coupling``: a linear operator over nodes, one per head, that is never materialised unless somebody asks."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.errors import check_values, describe
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+# Entries of a dense coupling above which to_dense warns: 256 MiB in float32.
+LARGE = 1 << 26
+
+
+class Coupling(ABC):
+    r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
+
+    Row i receives, column j sends. A new kind writes three methods, ``_product``, ``_transpose`` and ``degree``, passes
+    its size and promises to ``super().__init__``, and inherits the rest; it overrides ``at`` and ``to_dense`` where it knows
+    its entries. One head broadcasts over any number of heads of the values.
+
+    Args:
+        num_nodes: N.
+        heads: H.
+        like: any tensor with the coupling's dtype and device.
+        symmetric: S = Sᵀ for every head.
+        row_stochastic: every row sums to one.
+        nonnegative: no entry is negative.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        heads: int,
+        like: Tensor,
+        *,
+        symmetric: bool = False,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
+    ) -> None:
+        self.num_nodes = num_nodes
+        self.heads = heads
+        self.dtype = like.dtype
+        self.device = like.device
+        self.symmetric = symmetric
+        self.row_stochastic = row_stochastic
+        self.nonnegative = nonnegative
+
+    # ---------------------------------------------------------------- what a kind writes
+
+    @abstractmethod
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        """S v for values whose shape was checked and whose heads match."""
+
+    @abstractmethod
+    def _transpose(self) -> Coupling:
+        """The operator Sᵀ."""
+
+    @abstractmethod
+    def degree(self) -> Float[Tensor, "N heads"]:
+        """Row sums d_i = Σ_j s_ij."""
+
+    # ---------------------------------------------------------------- what it inherits
+
+    def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """S v; ``v`` is [N, H, D]. A single head on either side broadcasts."""
+        check_values(v, self.num_nodes, self.heads)
+        return self._product(v.expand(-1, max(v.size(1), self.heads), -1))
+
+    @property
+    def T(self) -> Coupling:
+        """Sᵀ, a coupling again; a symmetric one is its own."""
+        return self if self.symmetric else self._transpose()
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
+
+        The inherited form multiplies with one unit vector per distinct source; kinds that know their entries do it in O(E).
+        """
+        source, column = torch.unique(edge_index[0], return_inverse=True)
+        units = torch.zeros(self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device)
+        units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
+        return (self @ units)[edge_index[1], :, column]
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        """[H, N, N], the oracle of every test; warns above 2²⁶ entries."""
+        self._warn_if_large()
+        eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
+        return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
+
+    def _warn_if_large(self) -> None:
+        entries = self.heads * self.num_nodes**2
+        if entries > LARGE:
+            warnings.warn(
+                f"to_dense() of {type(self).__name__} writes {entries:,} entries; "
+                f"S @ v, S.degree() and S.at(edge_index) work without them.",
+                stacklevel=3,
+            )
+
+    def dirichlet(self, x: Tensor) -> Float[Tensor, "heads"]:
+        r"""Σ_ij s_ij ‖x_i − x_j‖², one number per head, by one product: Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c = column sums.
+
+        ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
+        """
+        values = x.unsqueeze(1) if x.dim() == 2 else x
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        # The form does not see a shift; removing the mean keeps the two terms from cancelling.
+        values = values - values.mean(0, keepdim=True)
+        ends = self.degree() + self.T.degree()
+        squares = (ends * values.square().sum(2)).sum(0)
+        return squares - 2 * (values * (self @ values)).sum((0, 2))
+
+    def as_linear_operator(self, head: int = 0) -> LinearOperator:
+        """SciPy's view of one head (float64, N×N): spectra by ``scipy.sparse.linalg.eigsh`` without a matrix."""
+        from scipy.sparse.linalg import LinearOperator
+
+        if not 0 <= head < self.heads:
+            raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
+
+        def apply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+            columns = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64).reshape(self.num_nodes, 1, -1))
+            with torch.no_grad():
+                result = coupling @ columns.to(self.device, self.dtype)
+            return result[:, head].double().cpu().numpy().reshape(x.shape)
+
+        def forward(x: np.ndarray) -> np.ndarray:
+            return apply(self, x)
+
+        def adjoint(x: np.ndarray) -> np.ndarray:
+            return apply(self.T, x)
+
+        return LinearOperator(
+            (self.num_nodes, self.num_nodes), dtype=np.float64, matvec=forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint
+        )
+
+    # ---------------------------------------------------------------- algebra
+
+    def __mul__(self, scale: float | Tensor) -> Coupling:
+        from diffusion_mp.couplings.algebra import ScaledCoupling
+
+        return ScaledCoupling(scale, self)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Coupling) -> Coupling:
+        from diffusion_mp.couplings.algebra import SumCoupling
+
+        if not isinstance(other, Coupling):
+            raise TypeError(f"a coupling can only be added to a coupling; got {describe(other)}.")
+        return SumCoupling([self, other])
+
+    def __repr__(self) -> str:
+        promises = [name for name in ("symmetric", "row_stochastic", "nonnegative") if getattr(self, name)]
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(', ' + p for p in promises)})"

@@ -1,0 +1,35 @@
+"""The identity: every node couples with itself only (an MLP; Wu, Wipf & Yan 2025, Table 1)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+
+
+class IdentityCoupling(Coupling):
+    """s_ij = 1 if i = j, else 0."""
+
+    def __init__(
+        self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        like = torch.empty(0, dtype=dtype, device=device)
+        super().__init__(num_nodes, 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return v
+
+    def _transpose(self) -> Coupling:
+        return self
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return torch.ones(self.num_nodes, 1, dtype=self.dtype, device=self.device)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        return torch.eye(self.num_nodes, dtype=self.dtype, device=self.device).unsqueeze(0)

@@ -1,0 +1,117 @@
+"""Low-rank all-pair couplings: DIFFormer-s, SGFormer, NodeFormer and the all-one matrix are of this kind."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.ragged import same_graph
+from diffusion_mp.errors import describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.spmm import sddmm
+
+
+class LowRankCoupling(Coupling):
+    r"""s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
+
+    Args:
+        query: features q of the receivers [N, H, F].
+        key: features k of the senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        normalize: divide each row by its sum, s_ij = q_i·k_j / Σ_l q_i·k_l. A row whose sum is zero becomes a zero row.
+        symmetric, nonnegative: promises about the entries of S as it is in the end.
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        *,
+        normalize: bool = False,
+        symmetric: bool = False,
+        nonnegative: bool = False,
+    ) -> None:
+        check_features(query, key)
+        super().__init__(
+            query.size(0),
+            query.size(1),
+            query,
+            symmetric=symmetric,
+            row_stochastic=normalize,
+            nonnegative=nonnegative,
+        )
+        self.key = key
+        self.ptr = ptr
+        self.query = query
+        if normalize:
+            # Row normalisation is itself a change of features: diag(1/d) Q Kᵀ.
+            self.query = query * reciprocal(self.degree()).unsqueeze(2)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
+        return linear_attention(query, key, v, self.ptr)
+
+    def _transpose(self) -> Coupling:
+        return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        return linear_attention(self.query, self.key, ones, self.ptr).squeeze(2)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        pairs = Graph(self.num_nodes, edge_index)
+        within = same_graph(self.ptr, edge_index[1], edge_index[0])
+        entries = sddmm(pairs.pattern, self.query, self.key)
+        return entries if within is True else entries * within.unsqueeze(1)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        return torch.einsum("ihf,jhf->hij", self.query, self.key) * block_mask(self.ptr, self.num_nodes, self.query)
+
+
+class UniformCoupling(LowRankCoupling):
+    """The all-one coupling (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3): s_ij = 1/n with n the graph's size.
+
+    Args:
+        num_nodes: N.
+        ptr: row boundaries of a ragged batch; ``None`` is one graph.
+        normalize: 1/n (the mean over the graph); otherwise s_ij = 1 (the sum).
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        ptr: Tensor | None = None,
+        *,
+        normalize: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        one = torch.ones(num_nodes, 1, 1, dtype=dtype, device=device)
+        super().__init__(one, one, ptr, normalize=normalize, symmetric=True, nonnegative=True)
+
+
+def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """1/d, and 0 where d = 0: a row nobody sends to stays a zero row, in the gradient too."""
+    empty = degree == 0
+    return torch.where(empty, torch.zeros_like(degree), 1 / torch.where(empty, torch.ones_like(degree), degree))
+
+
+def check_features(query: Tensor, key: Tensor) -> None:
+    """Raise unless both are [N, H, F] of equal shape."""
+    if query.dim() != 3 or query.shape != key.shape:
+        raise ValueError(
+            f"query and key must both be [num_nodes, heads, features] of one shape; "
+            f"got {describe(query)} and {describe(key)}."
+        )
+
+
+def block_mask(ptr: Tensor | None, num_nodes: int, like: Tensor) -> Float[Tensor, "N N"] | float:
+    """One inside the diagonal blocks of a ragged batch, zero outside."""
+    nodes = torch.arange(num_nodes, device=like.device)
+    within = same_graph(ptr, nodes[:, None], nodes[None, :])
+    return 1.0 if within is True else within.to(like.dtype)

@@ -1,0 +1,100 @@
+"""Checks at the boundary, and the errors they raise.
+
+Every sentence names the argument, says what came and what was expected, and shows the way out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class CouplingMismatchError(ValueError):
+    """An update or a theorem needs a property that the coupling does not declare."""
+
+
+class SingularSystemError(ValueError):
+    """A steady state was asked for that does not exist or is not unique."""
+
+
+class ConvergenceError(RuntimeError):
+    """An iteration used up its budget before it reached its tolerance."""
+
+
+def describe(value: object) -> str:
+    """What came, in words: type, and for tensors dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
+    options = list(choices)
+    if value not in options:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {value!r}.")
+
+
+def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
+    """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {describe(value)}.")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
+
+
+def check_count(value: int, name: str) -> None:
+    """Raise unless ``value`` is a positive integer (a number of heads, channels or layers)."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer; got {describe(value)}.")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1; got {value}.")
+
+
+def check_probability(value: float, name: str) -> None:
+    """Raise unless ``value`` lies in [0, 1)."""
+    if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be a probability in [0, 1); got {value!r}.")
+
+
+def check_state(x: Tensor, name: str = "x", channels: int | None = None) -> None:
+    """Raise unless ``x`` is a floating-point state [N, C] (with C = ``channels`` where that is known)."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.")
+    if x.dim() != 2:
+        raise ValueError(
+            f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. "
+            f"Flatten a padded batch to its real rows and pass `batch`."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {describe(x)}. Convert it with {name}.float().")
+    if channels is not None and x.size(1) != channels:
+        raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
+
+
+def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
+    """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
+    if not isinstance(v, Tensor):
+        raise TypeError(f"{name} must be a tensor [num_nodes, heads, channels]; got {describe(v)}.")
+    if v.dim() != 3:
+        raise ValueError(
+            f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. "
+            f"For one head use {name}.unsqueeze(1)."
+        )
+    if not v.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {describe(v)}.")
+    if v.size(0) != num_nodes:
+        raise ValueError(f"{name} must have {num_nodes} rows, one per node of the coupling; got {describe(v)}.")
+    if heads != 1 and v.size(1) not in (1, heads):
+        raise ValueError(f"{name} must have {heads} heads (or 1) as the coupling does; got {describe(v)}.")
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Raise ``ValueError`` if ``x`` holds NaN or infinity (costs one pass; a synchronisation on a GPU)."""
+    if not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x)).sum())
+        raise ValueError(f"{name} must be finite; {bad} of its {x.numel()} entries are NaN or infinite.")

@@ -1,0 +1,375 @@
+"""``Graph``: who touches whom, and which rows belong to which graph of a ragged batch."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.errors import check_choice, check_finite, describe
+
+SelfLoops = Literal["keep", "add", "remove", "remaining"]
+
+
+class Compressed(NamedTuple):
+    """One compressed sparse form of the edges (CSR over targets, or CSC over sources).
+
+    ``ptr`` [N+1] bounds the entries of each node, ``order`` [E] gives the edge of each entry.
+    """
+
+    ptr: Tensor
+    order: Tensor
+
+
+class Pattern(NamedTuple):
+    """Where the entries of a sparse operator are: edges [E] (row = target, col = source) and both compressed orders."""
+
+    row: Tensor
+    col: Tensor
+    row_ptr: Tensor
+    row_order: Tensor
+    col_ptr: Tensor
+    col_order: Tensor
+
+    @property
+    def T(self) -> Pattern:
+        """The pattern of the transpose."""
+        return Pattern(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
+
+
+# A custom operation, so that torch.compile need not look inside: B depends on the values of ``batch``.
+@torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
+def batch_pointers(batch: Tensor) -> Tensor:
+    """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
+    sizes = torch.bincount(batch.cpu()) if batch.numel() else torch.zeros(0, dtype=torch.long)
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+@batch_pointers.register_fake
+def _(batch: Tensor) -> Tensor:
+    return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+
+class Graph:
+    r"""Observed edges with weights, over the rows of one or several graphs.
+
+    An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
+    source. Multi-edges add up; a self-loop is an edge like any other; an isolated node is a row without entries.
+
+    Args:
+        num_nodes: N, the rows of the state.
+        edge_index: [2, E] of integers, source → target, or ``None`` for a graph without observed edges.
+        edge_weight: [E], finite and non-negative, or ``None`` for ones.
+        batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
+        ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
+        validate: also look at values whose check needs a pass over the data: index range, order of ``batch``,
+            edges that cross graphs, non-finite or negative weights. Skipped inside ``torch.compile``.
+
+    Raises:
+        TypeError, ValueError: with a sentence, before any arithmetic.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        edge_index: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        *,
+        batch: Tensor | None = None,
+        ptr: Tensor | None = None,
+        validate: bool = True,
+    ) -> None:
+        if batch is not None and ptr is not None:
+            raise ValueError("batch and ptr say the same thing; pass one of them.")
+        self.num_nodes = num_nodes
+        self.edge_index = edge_index
+        self.edge_weight = edge_weight
+        self._batch = batch
+        self._ptr = ptr
+        self._check_form()
+        if validate and not torch.compiler.is_compiling():
+            self._check_values()
+
+    # ---------------------------------------------------------------- constructors
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        num_nodes: int | None = None,
+        **kwargs: Any,
+    ) -> Graph:
+        """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
+        _check_edge_index(edge_index)
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        return cls(num_nodes, _plain(edge_index), edge_weight, **kwargs)
+
+    @classmethod
+    def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
+        """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
+        if adjacency.layout == torch.strided:
+            raise TypeError(
+                f"adjacency must be a sparse tensor; got {describe(adjacency)}. "
+                f"Pass edge_index, or convert with .to_sparse_csr()."
+            )
+        if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1):
+            raise ValueError(f"adjacency must be square [num_nodes, num_nodes]; got {describe(adjacency)}.")
+        coo = adjacency.to_sparse_coo().coalesce()
+        row, col = coo.indices()
+        return cls(adjacency.size(0), torch.stack([col, row]), coo.values(), **kwargs)
+
+    @classmethod
+    def from_data(cls, data: Any, **kwargs: Any) -> Graph:
+        """From a PyG ``Data`` or ``Batch`` (``edge_index`` or ``adj_t``, one-dimensional ``edge_weight``, ``batch``/``ptr``)."""
+        if not hasattr(data, "num_nodes"):
+            raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
+        if data.num_nodes is None:
+            raise ValueError("data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x.")
+        ptr = getattr(data, "ptr", None)
+        kwargs |= {"ptr": ptr} if ptr is not None else {"batch": getattr(data, "batch", None)}
+        adj_t = getattr(data, "adj_t", None)
+        if adj_t is not None:
+            adj_t = adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor()
+            return cls.from_sparse(adj_t, **kwargs)
+        edge_index = getattr(data, "edge_index", None)
+        edge_weight = getattr(data, "edge_weight", None)
+        return cls(int(data.num_nodes), None if edge_index is None else _plain(edge_index), edge_weight, **kwargs)
+
+    @classmethod
+    def coerce(
+        cls,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Graph:
+        """What every layer calls: accepts whatever PyG users hold in place of ``edge_index``.
+
+        Passing a ``Graph`` keeps its cached compressed forms from layer to layer and from call to call.
+        """
+        if isinstance(edge_index, Graph):
+            if edge_weight is not None or batch is not None:
+                raise ValueError("a Graph already holds its weights and batch; do not pass edge_weight or batch beside it.")
+            graph = edge_index
+        elif edge_index is None:
+            if edge_weight is not None:
+                raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
+            graph = cls(x.size(0), batch=batch)
+        elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+            if edge_weight is not None:
+                raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
+            graph = cls.from_sparse(edge_index, batch=batch)
+        else:
+            _check_edge_index(edge_index)
+            graph = cls(x.size(0), _plain(edge_index), edge_weight, batch=batch)
+        if graph.num_nodes != x.size(0):
+            raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
+        return graph
+
+    # ---------------------------------------------------------------- validation
+
+    def _check_form(self) -> None:
+        """Rank, dtype and length: free of any look at the values."""
+        if isinstance(self.num_nodes, int) and self.num_nodes < 0:
+            raise ValueError(f"num_nodes must be at least 0; got {self.num_nodes}.")
+        if self.edge_index is not None:
+            _check_edge_index(self.edge_index)
+        if self.edge_weight is not None:
+            if self.edge_index is None:
+                raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
+            if self.edge_weight.dim() != 1 or self.edge_weight.numel() != self.edge_index.size(1):
+                raise ValueError(
+                    f"edge_weight must be one-dimensional with one entry per edge ({self.edge_index.size(1)}); "
+                    f"got {describe(self.edge_weight)}. Edge features belong to edge_attr, not to edge_weight."
+                )
+            if not self.edge_weight.is_floating_point():
+                raise TypeError(f"edge_weight must be floating point; got {describe(self.edge_weight)}.")
+        if self._batch is not None:
+            if self._batch.dim() != 1 or self._batch.numel() != self.num_nodes:
+                raise ValueError(f"batch must be [num_nodes] = [{self.num_nodes}]; got {describe(self._batch)}.")
+            if self._batch.is_floating_point() or self._batch.dtype == torch.bool:
+                raise TypeError(f"batch must hold integers; got {describe(self._batch)}.")
+        if self._ptr is not None and (self._ptr.dim() != 1 or self._ptr.is_floating_point() or self._ptr.numel() < 1):
+            raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(self._ptr)}.")
+
+    def _check_values(self) -> None:
+        batch = self._batch
+        if batch is not None and batch.numel():
+            if bool((batch[1:] < batch[:-1]).any()):
+                raise ValueError(
+                    "batch must be sorted, so that every graph is a run of rows. "
+                    "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
+                )
+            if int(batch[0]) < 0:
+                raise ValueError(f"batch must hold graph numbers >= 0; got {int(batch[0])}.")
+        if self._ptr is not None:
+            ptr = self._ptr
+            if int(ptr[0]) != 0 or int(ptr[-1]) != self.num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
+                raise ValueError(
+                    f"ptr must rise from 0 to num_nodes = {self.num_nodes} without a step back; got {ptr.tolist()[:12]}."
+                )
+        if self.edge_index is not None and self.edge_index.numel():
+            low, high = int(self.edge_index.min()), int(self.edge_index.max())
+            if low < 0 or high >= self.num_nodes:
+                raise ValueError(
+                    f"edge_index must lie in [0, {self.num_nodes - 1}] for {self.num_nodes} nodes; it reaches from {low} to {high}."
+                )
+            if self.num_graphs > 1:
+                member = self.batch
+                crossing = int((member[self.edge_index[0]] != member[self.edge_index[1]]).sum())
+                if crossing:
+                    raise ValueError(f"edge_index joins nodes of different graphs of the batch ({crossing} edges do).")
+        if self.edge_weight is not None and self.edge_weight.numel():
+            check_finite(self.edge_weight, "edge_weight")
+            if bool((self.edge_weight < 0).any()):
+                raise ValueError(
+                    f"edge_weight must be non-negative, a degree needs that; the smallest is {float(self.edge_weight.min()):g}. "
+                    f"Construct Graph(..., validate=False) if signed weights are meant and no normalisation is used."
+                )
+
+    # ---------------------------------------------------------------- membership
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given)."""
+        return self._batch is None and self._ptr is None
+
+    @cached_property
+    def segments(self) -> Tensor | None:
+        """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph."""
+        if self.is_single:
+            return None
+        return self._ptr.cpu().long() if self._ptr is not None else batch_pointers(self._batch)
+
+    @property
+    def ptr(self) -> Int[Tensor, "graphs_plus_one"]:
+        """Row boundaries [B+1] of the graphs, on the CPU."""
+        return torch.tensor([0, self.num_nodes]) if self.segments is None else self.segments
+
+    @property
+    def num_graphs(self) -> int:
+        """B, empty graphs counted."""
+        return 1 if self.segments is None else self.segments.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """E, directed edges with multiplicity."""
+        return 0 if self.edge_index is None else self.edge_index.size(1)
+
+    @property
+    def batch(self) -> Int[Tensor, "N"]:
+        """Graph number of every row."""
+        if self._batch is not None:
+            return self._batch
+        device = None if self.edge_index is None else self.edge_index.device
+        sizes = self.ptr.diff().to(device)
+        return torch.repeat_interleave(torch.arange(sizes.numel(), device=device), sizes)
+
+    # ---------------------------------------------------------------- edges
+
+    @property
+    def edges(self) -> Int[Tensor, "two E"]:
+        """``edge_index``, or an empty one.
+
+        Raises nothing: a graph without observed edges has none. Layers that need them say so themselves.
+        """
+        return torch.empty(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index
+
+    def weights(self, like: Tensor) -> Float[Tensor, "E"]:
+        """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
+        if self.edge_weight is None:
+            return like.new_ones(self.edges.size(1))
+        return self.edge_weight.to(like)
+
+    @cached_property
+    def csr(self) -> Compressed:
+        """Entries by target (row i of the adjacency: the senders of i)."""
+        return self._compress(self.edges[1])
+
+    @cached_property
+    def csc(self) -> Compressed:
+        """Entries by source (column j: the receivers of j)."""
+        return self._compress(self.edges[0])
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Both compressed forms at once, as the sparse kernels take them."""
+        return Pattern(self.edges[1], self.edges[0], *self.csr, *self.csc)
+
+    def _compress(self, node: Tensor) -> Compressed:
+        ordered, order = torch.sort(node, stable=True)
+        bounds = torch.arange(self.num_nodes + 1, device=node.device)
+        return Compressed(torch.searchsorted(ordered, bounds), order)
+
+    def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, "N"]:
+        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17)."""
+        check_choice(direction, "direction", ["in", "out"])
+        node = self.edges[1 if direction == "in" else 0]
+        like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=node.device)
+        weight = like.new_ones(node.numel()) if self.edge_weight is None else self.edge_weight.to(dtype or self.edge_weight.dtype)
+        return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
+
+    def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
+        """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.
+
+        - ``"keep"``: as observed.
+        - ``"add"``: one more loop of weight 1 at every node (A + I).
+        - ``"remaining"``: a loop of weight 1 where a node has none (PyG's ``add_remaining_self_loops``).
+        - ``"remove"``: loops get weight 0, hence no influence.
+        """
+        check_choice(policy, "self_loops", ["keep", "add", "remove", "remaining"])
+        if policy == "keep":
+            return self
+        edge_index = self.edges
+        weight = self.weights(torch.empty(0, device=edge_index.device) if self.edge_weight is None else self.edge_weight)
+        is_loop = edge_index[0] == edge_index[1]
+        if policy == "remove":
+            return self._with_edges(edge_index, weight.masked_fill(is_loop, 0.0))
+        loop_weight = weight.new_ones(self.num_nodes)
+        if policy == "remaining":
+            loops_at = weight.new_zeros(self.num_nodes).index_add(0, edge_index[0], is_loop.to(weight.dtype))
+            loop_weight = (loops_at == 0).to(weight.dtype)
+        nodes = torch.arange(self.num_nodes, device=edge_index.device)
+        return self._with_edges(
+            torch.cat([edge_index, torch.stack([nodes, nodes])], dim=1), torch.cat([weight, loop_weight])
+        )
+
+    def to_undirected(self) -> Graph:
+        """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
+        weight = self.weights(torch.empty(0, device=self.edges.device) if self.edge_weight is None else self.edge_weight)
+        return self._with_edges(
+            torch.cat([self.edges, self.edges.flip(0)], dim=1), torch.cat([weight, weight]) * 0.5
+        )
+    def reverse(self) -> Graph:
+        """Every edge turned around (the transpose Aᵀ)."""
+        reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight)
+        reversed_.csr, reversed_.csc = self.csc, self.csr
+        return reversed_
+
+    def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
+        return Graph(
+            self.num_nodes, edge_index, edge_weight, batch=self._batch, ptr=self._ptr, validate=False
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs})"
+
+
+def _check_edge_index(edge_index: object) -> None:
+    if not isinstance(edge_index, Tensor):
+        raise TypeError(f"edge_index must be a tensor [2, num_edges], a sparse tensor or a Graph; got {describe(edge_index)}.")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        hint = " It looks transposed: pass edge_index.t()." if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
+        raise ValueError(f"edge_index must be [2, num_edges]; got {describe(edge_index)}.{hint}")
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise TypeError(f"edge_index must hold integers; got {describe(edge_index)}. Convert it with edge_index.long().")
+
+
+def _plain(edge_index: Tensor) -> Tensor:
+    """A plain tensor out of PyG's ``EdgeIndex`` subclass."""
+    return edge_index if type(edge_index) is Tensor else edge_index.as_subclass(Tensor)

@@ -1,0 +1,50 @@
+"""Ragged batches: graphs of equal size are stacked, so no padding row exists and none can enter a sum."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
+Rows = slice | Tensor
+
+
+def buckets(ptr: Tensor | None, num_nodes: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield ``(size, starts)`` for every distinct size of graph: the first rows [b] of all graphs of that size.
+
+    There are at most √(2N) distinct sizes, so this is a short loop also for thousands of graphs.
+    """
+    if ptr is None:
+        if num_nodes:
+            yield num_nodes, torch.zeros(1, dtype=torch.long)
+        return
+    sizes = ptr.diff()
+    order = torch.argsort(sizes, stable=True)
+    distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
+    for size, members in zip(distinct.tolist(), order.split(counts.tolist()), strict=True):
+        if size:
+            yield size, ptr[members]
+
+
+def rows_of(starts: Tensor, size: int, device: torch.device) -> Rows:
+    """The rows of the graphs that begin at ``starts``: a slice for one graph, else indices [b, size]."""
+    if starts.numel() == 1:
+        first = int(starts)
+        return slice(first, first + size)
+    return (starts[:, None] + torch.arange(size)).to(device)
+
+
+def gather(x: Tensor, rows: Rows) -> Tensor:
+    """[N, H, F] → [b, H, size, F], the layout of batched matrix products."""
+    stacked = x[rows].unsqueeze(0) if isinstance(rows, slice) else x[rows]
+    return stacked.transpose(1, 2)
+
+
+def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> None:
+    """Write [b, H, size, F] back to rows of ``out`` [N, H, F], in place; rows are distinct, so adding is exact too."""
+    stacked = value.transpose(1, 2)
+    stacked = stacked.squeeze(0) if isinstance(rows, slice) else stacked
+    if add:
+        out[rows] += stacked
+    else:
+        out[rows] = stacked
