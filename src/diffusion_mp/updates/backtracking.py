@@ -1,0 +1,127 @@
+"""``Backtracking``: the explicit step, with τ made small enough for the energy to go down."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SparseCoupling, SumCoupling
+from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty
+from diffusion_mp.errors import ConvergenceError, check_count, check_positive
+from diffusion_mp.updates.base import Form, LaplacianUpdate
+
+
+class Backtracking(LaplacianUpdate):
+    r"""The step of Eq. 6 of TfD (Wu, Wipf & Yan, 2025) with the first τ, τq, τq², … at which the energy does not rise.
+
+    .. math:: x' = x - \tau (d x - S v), \qquad P(x') \le P(x)
+
+    This makes Theorem 7 constructive: it states that such a τ exists when S is the penalty's own coupling at the
+    state. The energy P is, by the coupling that comes,
+
+    * for `QuadraticPenalty` that of the Laplacian of ``form``, tr xᵀΔx (Theorem 1; the residual form has its own);
+    * for other penalties Σ_ij δ(‖x_i − x_j‖²) over the pairs of the same graph (Eq. 13), or over the observed edges if
+      the coupling is sparse (Example 5);
+    * or whatever ``penalty`` returns, when it is a function of the state [N, H, D], such as an `Energy`.
+
+    One product with S, one energy per trial. The search runs without gradients; the accepted step is differentiated
+    with τ held constant. The τ of the last call is ``last_tau``.
+
+    Args:
+        penalty: the penalty δ, or a callable x ↦ energy (0-dimensional).
+        tau: the first step tried, > 0.
+        shrink: factor q in (0, 1).
+        max_steps: trials at most.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+
+    Shapes:
+        x, values [N, H, D]; result [N, H, D].
+
+    Raises:
+        ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
+        ValueError: an argument out of range, a source, shapes that do not fit.
+    """
+
+    takes_source = False
+
+    def __init__(
+        self,
+        penalty: Penalty | Callable[[Tensor], Tensor],
+        tau: float = 1.0,
+        *,
+        shrink: float = 0.5,
+        max_steps: int = 30,
+        form: Form = "conservative",
+    ) -> None:
+        super().__init__(form)
+        check_positive(tau, "tau")
+        check_positive(shrink, "shrink")
+        if shrink >= 1.0:
+            raise ValueError(f"shrink must lie in (0, 1), or τ would never get smaller; got {shrink}.")
+        check_count(max_steps, "max_steps")
+        if not isinstance(penalty, Penalty) and not callable(penalty):
+            raise TypeError(f"penalty must be a Penalty or a function of the state; got {penalty!r}.")
+        self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
+        self.last_tau: float | None = None
+
+    def forward(
+        self,
+        x: Float[Tensor, "N #H D"],
+        coupling: Coupling,
+        values: Float[Tensor, "N #H D"] | None = None,
+        source: Float[Tensor, "N #H D"] | None = None,
+    ) -> Float[Tensor, "N #H D"]:
+        """Take the largest step tried that does not raise the energy."""
+        values = self.validate(x, coupling, values, source)
+        diagonal = self.diagonal(coupling)
+        own = (diagonal.to(x.dtype) if isinstance(diagonal, Tensor) else diagonal) * x
+        slope = own - coupling @ values
+        # At rest, what is left of the two terms is rounding, and its energy means nothing.
+        at_rest = bool(slope.norm() <= 64 * torch.finfo(x.dtype).eps * own.norm())
+        x = x.expand_as(slope)
+        self.last_tau = self.tau if at_rest else self._search(x.detach(), slope.detach(), coupling)
+        return torch.sub(x, slope, alpha=self.last_tau)
+
+    @torch.no_grad()
+    def _search(self, x: Tensor, slope: Tensor, coupling: Coupling) -> float:
+        start = self.energy(x, coupling)
+        tau = self.tau
+        for _ in range(self.max_steps):
+            if bool(self.energy(torch.sub(x, slope, alpha=tau), coupling) <= start):
+                return tau
+            tau *= self.shrink
+        raise ConvergenceError(
+            f"Backtracking found no τ between {tau / self.shrink:.3g} and {self.tau:.3g} that lowers the energy from "
+            f"{float(start):.6g}. The energy has to belong to the coupling (pass the penalty of its diffusivity), the "
+            f"coupling has to be symmetric up to row normalisation, and the state finite and in the penalty's domain."
+        )
+
+    def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, ""]:
+        """The energy that must not rise, in float64 where it is one of ours."""
+        if not isinstance(self.penalty, Penalty):
+            return self.penalty(x)
+        if isinstance(self.penalty, QuadraticPenalty):
+            centred = x - x.mean(0) if self.form == "conservative" else x  # constants cost nothing; they would cancel
+            return (centred.double() * self.laplacian(coupling, x.dtype)(centred).double()).sum()
+        if isinstance(coupling, SparseCoupling):
+            sender, receiver = coupling.graph.edges
+            cost = self.penalty.delta((x[sender] - x[receiver]).double().square().sum(-1))
+            weight = coupling.graph.edge_weight
+            return (cost if weight is None else weight.unsqueeze(1) * cost).sum()
+        return self.penalty.total(x, row_boundaries(coupling))
+
+    def extra_repr(self) -> str:
+        return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}"
+
+
+def row_boundaries(coupling: Coupling) -> Tensor | None:
+    """Where the graphs of a ragged batch begin, as far as the coupling knows; ``None`` is one graph."""
+    if isinstance(coupling, ScaledCoupling):
+        return row_boundaries(coupling.coupling)
+    if isinstance(coupling, SumCoupling):
+        return next((ptr for ptr in map(row_boundaries, coupling.terms) if ptr is not None), None)
+    if isinstance(coupling, SparseCoupling):
+        return coupling.graph.ptr
+    ptr: Tensor | None = getattr(coupling, "ptr", None)
+    return ptr

@@ -1,0 +1,123 @@
+"""``StateUpdate``: what every update promises, and the Laplacian product that most of them share."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import CouplingMismatchError, check_choice, check_positive, check_values, describe
+
+Form = Literal["conservative", "residual"]
+
+
+class StateUpdate(nn.Module, ABC):
+    """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
+
+    An update uses ``S @ v``, ``S.degree()`` and the properties that a coupling declares, nothing else. A subclass
+    writes `forward`, which begins with ``values = self.validate(x, coupling, values, source)``.
+
+    Shapes:
+        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D].
+
+    Raises:
+        TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
+        CouplingMismatchError: the coupling lacks what the update needs (see `check`).
+    """
+
+    #: Whether S = Sᵀ is needed: conjugate gradients and a spectrum on the real line are for symmetric operators.
+    needs_symmetric: ClassVar[bool] = False
+    #: Whether the update has a source term τβh at all.
+    takes_source: ClassVar[bool] = True
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Float[Tensor, "N #H D"],
+        coupling: Coupling,
+        values: Float[Tensor, "N #H D"] | None = None,
+        source: Float[Tensor, "N #H D"] | None = None,
+    ) -> Float[Tensor, "N #H D"]:
+        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10."""
+
+    def check(self, coupling: Coupling) -> None:
+        """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
+        if self.needs_symmetric and not coupling.symmetric:
+            raise CouplingMismatchError(
+                f"{type(self).__name__} needs a symmetric coupling (S = Sᵀ); got a {type(coupling).__name__} that "
+                f"declares symmetric=False. Use AdjacencyDiffusivity('sym') on an undirected graph, or an all-pair "
+                f"diffusivity with row_stochastic=False and no or tied projections; ExplicitEuler takes any coupling."
+            )
+
+    def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
+        """Check everything that came and return the values (the state where none were given)."""
+        self.check(coupling)
+        check_values(x, coupling.num_nodes, coupling.heads, "x")
+        for name, tensor in (("values", values), ("source", source)):
+            if tensor is None:
+                continue
+            check_values(tensor, coupling.num_nodes, coupling.heads, name)
+            heads = tensor.size(1) == x.size(1) or 1 in (tensor.size(1), x.size(1))
+            if tensor.size(2) != x.size(2) or not heads:
+                raise ValueError(
+                    f"{name} must match the state x of shape {list(x.shape)} in channels, and in heads unless one of "
+                    f"them has a single head; got shape {list(tensor.shape)}."
+                )
+        if source is not None and not self.takes_source:
+            raise ValueError(
+                f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it out, "
+                f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
+            )
+        return x if values is None else values
+
+
+class LaplacianUpdate(StateUpdate):
+    """Base of the updates that act through a Laplacian Δ, in one of the two forms of TfD (Wu, Wipf & Yan, 2025).
+
+    ``form="conservative"``: Δ = D̄ − S with D̄ the row sums of S (Eq. 6); constants stay as they are.
+    ``form="residual"``: Δ = I − S (Eq. 63), the same thing if and only if the rows of S sum to one.
+
+    Where there is a source h (Eq. 10), ``beta`` is its weight; ``leak`` is κ ≥ 0, the rate at which the state decays.
+    """
+
+    def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:
+        super().__init__()
+        check_choice(form, "form", ("conservative", "residual"))
+        if not isinstance(beta, (int, float)) or not math.isfinite(beta):
+            raise ValueError(f"beta must be a finite number; got {describe(beta)}.")
+        check_positive(leak, "leak", allow_zero=True)
+        self.form: Form = form
+        self.beta, self.leak = float(beta), float(leak)
+
+    def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
+        """As `StateUpdate.validate`; moreover, β ≠ 0 needs a source."""
+        if self.beta != 0.0 and source is None:
+            raise ValueError(
+                f"beta={self.beta:g} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"embedding), or set beta=0."
+            )
+        return super().validate(x, coupling, values, source)
+
+    def diagonal(self, coupling: Coupling) -> Tensor | float:
+        """The diagonal part of Δ: row sums [N, H, 1], or 1."""
+        return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
+
+    def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
+        """The product u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``; row sums are taken once."""
+        diagonal = self.diagonal(coupling) + shift
+        if isinstance(diagonal, Tensor):
+            diagonal = diagonal.to(dtype)
+        return lambda u: diagonal * u - coupling @ u
+
+    def extra_repr(self) -> str:
+        return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
+
+
+def working_precision(v: Tensor, heads: int = 1) -> Tensor:
+    """``v`` in at least float32, for long recurrences, and expanded to the ``heads`` of the coupling."""
+    v = v.to(torch.promote_types(v.dtype, torch.float32))
+    return v.expand(-1, heads, -1) if v.size(1) == 1 else v

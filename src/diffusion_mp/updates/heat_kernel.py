@@ -1,0 +1,86 @@
+"""``HeatKernel``: the diffusion itself, with no error in time."""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import check_positive
+from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
+from diffusion_mp.updates.spectrum import spectral_interval
+
+
+class HeatKernel(LaplacianUpdate):
+    r"""The exact solution of Eq. 5 of TfD (Wu, Wipf & Yan, 2025) after a time t, by a Chebyshev expansion.
+
+    .. math:: x' = e^{-t\Delta} v = e^{-t(c-r)} \sum_k (2 - \delta_{k0}) (-1)^k e^{-tr} I_k(tr) \, T_k((\Delta-c)/r) v
+
+    with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and I_k the modified
+    Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S. Autograd runs
+    through the recurrence, with the interval held constant (the result does not depend on it).
+
+    Args:
+        t: diffusion time t > 0.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        tol: truncation error relative to ‖v‖; default is the resolution of the working precision.
+
+    Shapes:
+        x, values [N, H, D]; result [N, H, D].
+
+    Raises:
+        CouplingMismatchError: the coupling is not symmetric.
+        ValueError: an argument out of range, a source (there is none in Eq. 5), shapes that do not fit.
+    """
+
+    needs_symmetric = True
+    takes_source = False
+
+    def __init__(self, t: float, form: Form = "conservative", *, tol: float | None = None) -> None:
+        super().__init__(form)
+        check_positive(t, "t")
+        if tol is not None:
+            check_positive(tol, "tol")
+        self.t, self.tol = float(t), tol
+
+    def forward(
+        self,
+        x: Float[Tensor, "N #H D"],
+        coupling: Coupling,
+        values: Float[Tensor, "N #H D"] | None = None,
+        source: Float[Tensor, "N #H D"] | None = None,
+    ) -> Float[Tensor, "N #H D"]:
+        """Sum the Chebyshev series of exp(−tΔ) v by its three-term recurrence."""
+        values = self.validate(x, coupling, values, source)
+        v = working_precision(values, coupling.heads)
+        low, high = spectral_interval(coupling, self.form)
+        centre, radius = (low + high) / 2, (high - low) / 2
+        weights = chebyshev_weights(self.t * radius, torch.finfo(v.dtype).eps if self.tol is None else self.tol)
+        total = weights[0] * v
+        if radius > 0.0:  # else nothing couples to anything: Δ is a multiple of the identity
+            shifted = self.laplacian(coupling, v.dtype, -centre)
+            before, current = v, shifted(v) / radius
+            total = total + weights[1] * current
+            for weight in weights[2:]:
+                before, current = current, (2.0 / radius) * shifted(current) - before
+                total = total + weight * current
+        return (math.exp(-self.t * low) * total).to(values.dtype)
+
+    def extra_repr(self) -> str:
+        return f"t={self.t:g}, form={self.form!r}"
+
+
+def chebyshev_weights(z: float, tol: float) -> list[float]:
+    """Coefficients of e^{-z}·exp(−zX) in T_k(X), X in [−1, 1], as many as ``tol`` needs (all of them are below 2)."""
+    from scipy.special import ive
+
+    if z == 0.0:
+        return [1.0]
+    digits = math.log(1.0 / min(tol, 0.5)) + 5.0
+    orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
+    weights = 2.0 * ive(orders, z) * (-1.0) ** orders
+    weights[0] /= 2.0
+    tail = np.cumsum(np.abs(weights)[::-1])[::-1]  # what is lost by stopping before order k
+    return [float(weight) for weight in weights[: max(2, np.count_nonzero(tail > tol))]]
