@@ -1,0 +1,196 @@
+"""``Energy``: what a diffusion step pays for leaving its state, plus λ times what differences between nodes cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.energies.pairs import State
+from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty
+from diffusion_mp.errors import CouplingMismatchError, check_choice, check_positive, describe
+
+
+class Energy:
+    r"""E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in the form that really falls.
+
+    P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) once a
+    ``coupling`` S is given (Eq. 8). λ multiplies the double sum just as Eqs. 8 and 13 print it; where the energy is
+    written with λ tr ZᵀΔZ, as the paper's proofs do, that λ is twice this one: Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ.
+
+    Terms that may be added, with M = diag(``metric``):
+
+    * ``graph_term`` Ã (Eq. 25): λ P becomes ½λ P + ½λ Σ_ij ã_ij‖z_i − z_j‖².
+    * ``source`` H with weight ``beta``, and ``leak`` κ: + λ [2κ⟨Z, MZ⟩ − 4β⟨MH, Z⟩], of which the step
+      z − τ(Δ + κ)z + τβh is the gradient step. For the row-normalised step of Theorem 7 give the metric d̄ (the degrees
+      of Ω at the step's start); it is 1 otherwise. Without ``x_prev`` this is F(Z), which falls from layer to layer for
+      every τ < 2/(λ₁ + κ). Propositions 5 and 10 print ‖Z − (Z_k + ηH)‖² + λP instead, ``form="printed"`` with η = 2λβ:
+      it falls within a step, but not from layer to layer as they claim, for with a source E(Z, ·) is not least at Z_k.
+    * ``activation="relu"`` (Eq. 23): ψ = ∞ where an entry is negative, 0 elsewhere. Proposition 9 holds for the step
+      that starts at h(Z_k), with ω evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails.
+    * ``laplacian="residual"``: tr Zᵀ(I − S)Z in place of tr Zᵀ(D̄ − S)Z, the energy of the residual step
+      (1 − τ)z + τSz (GCN as Example 1 prints it); needs the quadratic penalty and a symmetric coupling.
+
+    Args:
+        penalty: a `Penalty` or its name.
+        lam: λ > 0, for instance ``certify(...).lam``.
+        coupling: S [N, N]; a penalty other than the quadratic one needs a `SparseCoupling`, whose entries are listed.
+        source, beta, leak, metric, graph_term, activation, form, laplacian: see above; the source has the shape of x,
+            the metric is [N] or [N, H].
+        ptr: bounds [B + 1] of the graphs of a ragged batch, for the sums over all pairs.
+
+    Shapes:
+        x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
+        tensor for every dtype of x: differences between layers would drown in the rounding of float32.
+
+    Raises:
+        ValueError: shapes that do not fit, λ not positive, a printed form with a source but no ``x_prev``.
+        CouplingMismatchError: a coupling that the energy is not defined for.
+    """
+
+    def __init__(
+        self,
+        penalty: Penalty | str,
+        lam: float = 1.0,
+        *,
+        coupling: Coupling | None = None,
+        source: State | None = None,
+        beta: float = 1.0,
+        leak: float = 0.0,
+        metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
+        graph_term: Coupling | None = None,
+        activation: Literal["relu"] | None = None,
+        form: Literal["falling", "printed"] = "falling",
+        laplacian: Literal["conservative", "residual"] = "conservative",
+        ptr: Tensor | None = None,
+    ) -> None:
+        check_positive(lam, "lam")
+        check_positive(leak, "leak", allow_zero=True)
+        check_choice(form, "form", ["falling", "printed"])
+        check_choice(laplacian, "laplacian", ["conservative", "residual"])
+        check_choice(activation, "activation", ["relu", None])
+        self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, ptr
+        self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
+        self.source, self.beta, self.leak, self.metric = source, beta, leak, metric
+        self.activation, self.form = activation, form
+        self._check_coupling()
+
+    def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
+        """E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is left out."""
+        self._check(x, x_prev)
+        return self._assemble(x, x_prev, self._pairs(x))
+
+    def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
+        """Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): never below E (Proposition 6), equal where at = x.
+
+        By δ̃(f(s)) = f(s)s − δ(s) it needs no N × N matrix: Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s the distances of ``at``.
+        """
+        self._check(x, x_prev)
+        self._check(at, None)
+        return self._assemble(x, x_prev, self._majorant(x, at))
+
+    def __repr__(self) -> str:
+        given = [
+            name for name in ("coupling", "source", "metric", "graph_term", "ptr") if getattr(self, name) is not None
+        ]
+        return f"Energy({self.penalty!r}, lam={self.lam:g}, form={self.form!r}{''.join(', ' + name for name in given)})"
+
+    def _assemble(self, x: Tensor, x_prev: Tensor | None, pairs: Tensor) -> Tensor:
+        """All terms, given the sum over pairs."""
+        energy = self.lam * pairs
+        if self.graph_term is not None:
+            energy = energy / 2 + self.lam / 2 * self.graph_term.dirichlet(x).double().sum()
+        if self.leak:
+            energy = energy + 2 * self.lam * self.leak * _inner(self._weigh(x), x)
+        if self.source is not None:
+            # Both forms pull with −4λβ⟨MH, Z⟩; the printed one completes the square around Z_k + ηMH with η = 2λβ.
+            pull = 2 * self.lam * self.beta * self._weigh(self.source)
+            if self.form == "falling":
+                energy = energy - 2 * _inner(pull, x)
+            elif x_prev is None:
+                raise ValueError(
+                    "x_prev must be given for form='printed' with a source: Eqs. 11 and 26 measure the distance to "
+                    "x_prev + ηH. Use form='falling' for an energy of x alone."
+                )
+            else:
+                x_prev = x_prev + pull
+        if x_prev is not None:
+            energy = energy + _inner(x - x_prev, x - x_prev)
+        if self.activation == "relu":
+            energy = torch.where((x < 0).any(), math.inf, energy)
+        return energy
+
+    def _pairs(self, x: Tensor) -> Tensor:
+        """P(x)."""
+        if self.coupling is None:
+            return self.penalty.total(x, self.ptr)
+        if isinstance(self.penalty, QuadraticPenalty):
+            dirichlet = self.coupling.dirichlet(x).double().sum()
+            if self.laplacian == "residual":  # 2 tr Zᵀ(I − S)Z = Σ s_ij‖z_i − z_j‖² + 2 Σ (1 − d_i)‖z_i‖²
+                squares = (x.unsqueeze(1) if x.dim() == 2 else x).square().sum(2, dtype=torch.float64)
+                dirichlet = dirichlet + 2 * ((1 - self.coupling.degree()) * squares).sum()
+            return dirichlet
+        weight, z2 = self._edges(x)
+        return (weight * self.penalty.delta(z2)).sum()
+
+    def _majorant(self, x: Tensor, at: Tensor) -> Tensor:
+        """Σ ω_ij z_ij² − δ̃(ω_ij) for the ω of ``at``."""
+        if isinstance(self.penalty, QuadraticPenalty):
+            return self._pairs(x)
+        if self.coupling is None:
+            omega = self.penalty.coupling(at.double(), self.ptr)
+            return self.penalty.total(at, self.ptr) + (omega.dirichlet(x.double()) - omega.dirichlet(at.double())).sum()
+        weight, z2 = self._edges(x)
+        s = self._edges(at)[1]
+        return (weight * (self.penalty.f(s) * (z2 - s) + self.penalty.delta(s))).sum()
+
+    def _edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [E, H] of a sparse coupling's entries and the squared distances over them."""
+        assert isinstance(self.coupling, SparseCoupling)  # checked at construction
+        source, target = self.coupling.graph.edges
+        values = (x.unsqueeze(1) if x.dim() == 2 else x).double()
+        return self.coupling.weight.double(), (values[target] - values[source]).square().sum(2)
+
+    def _weigh(self, x: Tensor) -> Tensor:
+        """M x."""
+        if self.metric is None:
+            return x
+        metric = self.metric.view(self.metric.size(0), -1)
+        return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
+
+    def _check_coupling(self) -> None:
+        quadratic = isinstance(self.penalty, QuadraticPenalty)
+        if self.coupling is not None and not quadratic and not isinstance(self.coupling, SparseCoupling):
+            raise CouplingMismatchError(
+                f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
+                f"{type(self.coupling).__name__}. Leave `coupling` out to sum over all pairs."
+            )
+        if self.laplacian == "residual" and (self.coupling is None or not quadratic or not self.coupling.symmetric):
+            raise CouplingMismatchError(
+                f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
+                f"{self.coupling!r}."
+            )
+
+    def _check(self, x: Tensor, x_prev: Tensor | None) -> None:
+        for name, other in (("x_prev", x_prev), ("source", self.source)):
+            if other is not None and other.shape != x.shape:
+                raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
+        if self.metric is not None and self.metric.size(0) != x.size(0):
+            raise ValueError(f"metric must have {x.size(0)} rows, one per node; got {describe(self.metric)}.")
+        for name, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
+            if coupling is not None and coupling.num_nodes != x.size(0):
+                raise ValueError(f"{name} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
+            if coupling is not None and coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):
+                raise ValueError(
+                    f"{name} has {coupling.heads} heads, so the state must be [num_nodes, {coupling.heads}, channels]; "
+                    f"got {describe(x)}."
+                )
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩, accumulated in float64."""
+    return (a * b).sum(dtype=torch.float64)

@@ -1,0 +1,128 @@
+"""Sums and maxima over all pairs of nodes of the same graph, without ever holding N × N numbers.
+
+Everything here is computed in float64, whatever the dtype of the state: an energy is a diagnosis, what matters is the
+small difference between two of them, and float32 sums over 10¹² pairs do not have it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_ROWS = 65_536  # rows turned to float64 at a time by the O(N d²) sums
+TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
+
+State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]
+
+
+def blocks(x: State, ptr: Tensor | None = None) -> Iterator[Tensor]:
+    """The state of every non-empty graph and every head in turn, [n, D] each: pairs never leave such a block."""
+    heads = x.unsqueeze(1) if x.dim() == 2 else x
+    sizes = [heads.size(0)] if ptr is None else ptr.diff().tolist()
+    if sum(sizes) != heads.size(0):
+        raise ValueError(f"ptr must end at the {heads.size(0)} rows of x; its graphs hold {sum(sizes)} nodes.")
+    for graph in heads.split(sizes):
+        if graph.size(0) > 0:
+            yield from graph.unbind(1)
+
+
+def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    """Σ_ij z_ij² with z_ij = ‖x_i − x_j‖ over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
+    total = x.new_zeros((), dtype=torch.float64)
+    for block in blocks(x, ptr):
+        n, d = block.shape
+        sum_a, m = total.new_zeros(()), total.new_zeros(d)
+        for rows in _centred_chunks(block):
+            sum_a, m = sum_a + rows.square().sum(), m + rows.sum(0)
+        total = total + 2 * n * sum_a - 2 * m.square().sum()
+    return total
+
+
+def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Σ_ij z_ij² and Σ_ij z_ij⁴ over ordered pairs, exact in O(N d²).
+
+    With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c:
+    Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m is
+    zero and nothing cancels: all that is left is positive. (c is held constant, so the gradient comes out exact too.)
+    """
+    second = fourth = x.new_zeros((), dtype=torch.float64)
+    for block in blocks(x, ptr):
+        n, d = block.shape
+        zero = second.new_zeros
+        sum_a, sum_aa, m, q, gram = zero(()), zero(()), zero(d), zero(d), zero(d, d)
+        for rows in _centred_chunks(block):
+            a = rows.square().sum(1)
+            sum_a, sum_aa = sum_a + a.sum(), sum_aa + a.square().sum()
+            m, q, gram = m + rows.sum(0), q + a @ rows, gram + rows.T @ rows
+        second = second + 2 * n * sum_a - 2 * m.square().sum()
+        fourth = fourth + 2 * n * sum_aa + 2 * sum_a.square() - 8 * q @ m + 4 * gram.square().sum()
+    return second, fourth
+
+
+def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    """Σ_ij function(‖x_i − x_j‖²) over ordered pairs, tile by tile.
+
+    Time O(N² d), memory O(N d) plus one tile, in the backward pass too: it computes each tile again.
+    """
+    total = x.new_zeros((), dtype=torch.float64)
+    for block in blocks(x, ptr):
+        block = _centred(block)
+        for start, stop in _tiles(block.size(0)):
+            tile = functools.partial(_tile_sum, function, start, stop)
+            total = total + checkpoint(tile, block, use_reentrant=False, preserve_rng_state=False)
+    return total
+
+
+def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> float | None:
+    """A squared distance ‖x_i − x_j‖² > limit between nodes of the same graph, or None when there is none.
+
+    A ball around the origin or the mean, and the node farthest out, settle most states in O(N d); the rest takes the
+    O(N²) comparison, tile by tile.
+    """
+    with torch.no_grad():
+        for block in blocks(x, ptr):
+            centred = _centred(block)
+            radius = centred.square().sum(1)
+            if 4 * min(radius.max(), block.double().square().sum(1).max()) <= limit:
+                continue
+            farthest = centred[radius.argmax()].unsqueeze(0)
+            witness = float(squared_distances(farthest, centred).max())
+            if witness > limit:
+                return witness
+            for start, stop in _tiles(centred.size(0)):
+                witness = float(squared_distances(centred[start:stop], centred[start:]).max())
+                if witness > limit:
+                    return witness
+    return None
+
+
+def squared_distances(a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]) -> Float[Tensor, "n m"]:
+    """‖a_i − b_j‖² by one matrix product."""
+    return a.square().sum(1).unsqueeze(1) + b.square().sum(1) - 2 * a @ b.T
+
+
+def _tile_sum(function: Callable[[Tensor], Tensor], start: int, stop: int, block: Tensor) -> Tensor:
+    """Pairs (i, j) with start ≤ i < stop and j ≥ start; those with j ≥ stop stand for (j, i) as well."""
+    values = function(squared_distances(block[start:stop], block[start:]))
+    return 2 * values.sum() - values[:, : stop - start].sum()
+
+
+def _tiles(n: int) -> Iterator[tuple[int, int]]:
+    step = max(1, TILE_ENTRIES // n)
+    for start in range(0, n, step):
+        yield start, min(start + step, n)
+
+
+def _centred(block: Tensor) -> Tensor:
+    return block.double() - block.detach().mean(0, dtype=torch.float64)
+
+
+def _centred_chunks(block: Tensor) -> Iterator[Tensor]:
+    centre = block.detach().mean(0, dtype=torch.float64)
+    for rows in block.split(CHUNK_ROWS):
+        yield rows.double() - centre

@@ -1,0 +1,225 @@
+"""Penalties δ and the diffusivities f = δ′ they induce (Wu, Wipf & Yan, 2025, "Transformers from Diffusion": TfD)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import (
+    Coupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    UniformCoupling,
+    distance_features,
+    with_constant,
+)
+from diffusion_mp.energies.pairs import State, sum_distance_powers, sum_over_pairs, sum_squared_distances
+from diffusion_mp.errors import check_choice, check_positive
+
+
+class Penalty(ABC):
+    """What a pair of nodes at squared distance z² costs: δ(z²), concave and non-decreasing on ``domain`` (TfD, Eq. 13).
+
+    Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). A new penalty writes
+    ``delta``, ``f``, ``_conjugate`` and ``coupling``.
+    """
+
+    #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
+    domain: ClassVar[tuple[float, float]] = (0.0, math.inf)
+
+    @abstractmethod
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """δ(z²), element by element."""
+
+    @abstractmethod
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
+
+    @abstractmethod
+    def _conjugate(self, omega: Tensor) -> Tensor:
+        """δ̃(ω) for 0 ≤ ω ≤ f(0)."""
+
+    @abstractmethod
+    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+        """Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
+
+        Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
+        """
+
+    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
+
+        Beyond the upper end of ``domain`` δ counts as constant there; δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
+        """
+        slope_at_zero = self.f(torch.zeros_like(omega))
+        return torch.where(omega < 0, -math.inf, self._conjugate(omega.clamp(min=0).minimum(slope_at_zero)))
+
+    def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+        """P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of the same graph (and head), in float64.
+
+        Tile by tile: time O(N² d), memory O(N d), in the backward pass too. Its gradient is 4 (D̄ − Ω) x.
+        """
+        return sum_over_pairs(self.delta, x, ptr)
+
+
+@dataclass(frozen=True)
+class QuadraticPenalty(Penalty):
+    """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d)."""
+
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return z2.clone()
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.ones_like(z2)
+
+    def _conjugate(self, omega: Tensor) -> Tensor:
+        return torch.zeros_like(omega).masked_fill(omega < 1, -math.inf)
+
+    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+        return UniformCoupling(x.size(0), ptr, normalize=normalize, dtype=x.dtype, device=x.device)
+
+    def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+        return sum_squared_distances(x, ptr)
+
+
+@dataclass(frozen=True)
+class SimplePenalty(Penalty):
+    """δ(z²) = 2z² − z⁴/4, f = 2 − z²/2: DIFFormer-s (TfD, Eq. 18; f = 1 + x_iᵀx_j for unit vectors).
+
+    Only for z² ∈ [0, 4], that is within a unit ball. (The paper says [0, 2], which is the range of z.) δ is a
+    polynomial in inner products, so ``total`` is exact in O(N d²), and Ω is low-rank.
+    """
+
+    domain: ClassVar[tuple[float, float]] = (0.0, 4.0)
+
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return z2 * (2 - z2 / 4)
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return 2 - z2 / 2
+
+    def _conjugate(self, omega: Tensor) -> Tensor:
+        return -(2 - omega).square()
+
+    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+        query, key = distance_features(_values(x))
+        return LowRankCoupling(
+            with_constant(query, 2.0), with_constant(key, 1.0), ptr, normalize=normalize, symmetric=not normalize
+        )
+
+    def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+        second, fourth = sum_distance_powers(x, ptr)
+        return 2 * second - fourth / 4
+
+
+@dataclass(frozen=True)
+class SigmoidPenalty(Penalty):
+    """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20)."""
+
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        # z² − 2 softplus(z²/2 − 1) rewritten so that nothing cancels for distant pairs.
+        return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.sigmoid(1 - z2 / 2)
+
+    def _conjugate(self, omega: Tensor) -> Tensor:
+        entropy = -torch.xlogy(omega, omega) - torch.xlogy(1 - omega, 1 - omega)
+        return 2 * (entropy - (1 - omega))
+
+    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+        query, key = distance_features(_values(x))
+        return PairwiseCoupling(
+            with_constant(query, 1.0),
+            with_constant(key, 1.0),
+            ptr,
+            score="sigmoid",
+            normalize=normalize,
+            symmetric=not normalize,
+        )
+
+
+@dataclass(frozen=True)
+class SoftmaxPenalty(Penalty):
+    """δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}: softmax attention (TfD, Eq. 21).
+
+    f = exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, which is another function.) The
+    constant in δ makes δ(0) = 0. ``dim`` is the d of Eq. 21, the channels per head.
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        check_positive(self.dim, "dim")
+
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        root = math.sqrt(self.dim)
+        return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.exp((1 - z2 / 2) / math.sqrt(self.dim))
+
+    def _conjugate(self, omega: Tensor) -> Tensor:
+        root = math.sqrt(self.dim)
+        return 2 * (1 + root) * omega - 2 * root * (torch.xlogy(omega, omega) + math.exp(1 / root))
+
+    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+        query, key = distance_features(_values(x))
+        query = with_constant(query, 1.0) / math.sqrt(self.dim)
+        return PairwiseCoupling(
+            query, with_constant(key, 1.0), ptr, score="exp", normalize=normalize, symmetric=not normalize
+        )
+
+
+@dataclass(frozen=True)
+class GaussianPenalty(Penalty):
+    """δ(z²) = 2σ² (1 − e^{−z²/(2σ²)}), f = e^{−z²/(2σ²)}: the Gaussian kernel of TfD's Figure 3; σ is ``bandwidth``."""
+
+    bandwidth: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.bandwidth, "bandwidth")
+
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        scale = 2 * self.bandwidth**2
+        return -scale * torch.expm1(-z2 / scale)
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.exp(-z2 / (2 * self.bandwidth**2))
+
+    def _conjugate(self, omega: Tensor) -> Tensor:
+        return 2 * self.bandwidth**2 * (omega - 1 - torch.xlogy(omega, omega))
+
+    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+        query, key = distance_features(_values(x))
+        return PairwiseCoupling(
+            query / self.bandwidth**2, key, ptr, score="exp", normalize=normalize, symmetric=not normalize
+        )
+
+
+PENALTIES: dict[str, Callable[..., Penalty]] = {
+    "quadratic": QuadraticPenalty,
+    "simple": SimplePenalty,
+    "sigmoid": SigmoidPenalty,
+    "softmax": SoftmaxPenalty,
+    "gaussian": GaussianPenalty,
+}
+
+
+def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
+    """The penalty of that name, built with ``options`` (``dim`` for softmax, ``bandwidth`` for Gaussian); or itself."""
+    if isinstance(penalty, Penalty):
+        return penalty
+    check_choice(penalty, "penalty", PENALTIES)
+    return PENALTIES[penalty](**options)
+
+
+def _values(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.dim() == 2 else x
