@@ -6,6 +6,7 @@ from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LowRankCoupling",
     "PairwiseCoupling",
     "ScaledCoupling",
+    "Score",
     "SparseCoupling",
     "SumCoupling",
     "UniformCoupling",

@@ -32,7 +32,7 @@ class Coupling(ABC):
         heads: H.
         like: any tensor with the coupling's dtype and device.
         symmetric: S = Sᵀ for every head.
-        row_stochastic: every row sums to one.
+        row_stochastic: every row that has a partner at all sums to one.
         nonnegative: no entry is negative.
     """
 

@@ -8,16 +8,20 @@ from torch import Tensor
 
 
 def distance_features(
-    x: Float[Tensor, "N H D"],
+    x: Float[Tensor, "N H D"], y: Float[Tensor, "N H D"] | None = None
 ) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
-    r"""q, k with q_i·k_j = −½‖x_i − x_j‖²: q = [x, −½‖x‖², 1], k = [x, 1, −½‖x‖²].
+    r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
 
     So a penalty's f(‖x_i − x_j‖²) is a score of an inner product, exactly and for states of any norm: the
     DIFFormer-s score 2 − ½z² stays low-rank (ERRATA D8), and the sigmoid's and the Gaussian's are tiled like any other.
     """
-    half = -0.5 * x.square().sum(2, keepdim=True)
-    one = torch.ones_like(half)
-    return torch.cat([x, half, one], dim=2), torch.cat([x, one, half], dim=2)
+
+    def half(z: Tensor) -> Tensor:
+        return -0.5 * z.square().sum(2, keepdim=True)
+
+    y = x if y is None else y
+    one = torch.ones_like(x[:, :, :1])
+    return torch.cat([x, half(x), one], dim=2), torch.cat([y, one, half(y)], dim=2)
 
 
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:

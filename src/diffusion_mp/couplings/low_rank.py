@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
@@ -64,13 +64,16 @@ class LowRankCoupling(Coupling):
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         pairs = Graph(self.num_nodes, edge_index)
-        within = same_graph(self.ptr, edge_index[1], edge_index[0])
         entries = sddmm(pairs.pattern, self.query, self.key)
-        return entries if within is True else entries * within.unsqueeze(1)
+        if self.ptr is None:
+            return entries
+        return entries.masked_fill(~same_graph(self.ptr, edge_index[1], edge_index[0]).unsqueeze(1), 0.0)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        return torch.einsum("ihf,jhf->hij", self.query, self.key) * block_mask(self.ptr, self.num_nodes, self.query)
+        dense = torch.einsum("ihf,jhf->hij", self.query, self.key)
+        mask = block_mask(self.ptr, self.num_nodes, self.device)
+        return dense if mask is None else dense.masked_fill(~mask, 0.0)
 
 
 class UniformCoupling(LowRankCoupling):
@@ -110,8 +113,9 @@ def check_features(query: Tensor, key: Tensor) -> None:
         )
 
 
-def block_mask(ptr: Tensor | None, num_nodes: int, like: Tensor) -> Float[Tensor, "N N"] | float:
-    """One inside the diagonal blocks of a ragged batch, zero outside."""
-    nodes = torch.arange(num_nodes, device=like.device)
-    within = same_graph(ptr, nodes[:, None], nodes[None, :])
-    return 1.0 if within is True else within.to(like.dtype)
+def block_mask(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Bool[Tensor, "N N"] | None:
+    """The diagonal blocks of a ragged batch; ``None`` where one block is everything."""
+    if ptr is None:
+        return None
+    nodes = torch.arange(num_nodes, device=device)
+    return same_graph(ptr, nodes[:, None], nodes[None, :])

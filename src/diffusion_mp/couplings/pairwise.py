@@ -69,12 +69,17 @@ class PairwiseCoupling(Coupling):
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         s = sddmm(Graph(self.num_nodes, edge_index).pattern, self.query, self.key)
-        entries = (log_score(s, self.score) + self.row_shift[target] + self.col_shift[source]).exp()
-        within = same_graph(self.ptr, target, source)
-        return entries if within is True else entries * within.unsqueeze(1)
+        log_entries = log_score(s, self.score) + self.row_shift[target] + self.col_shift[source]
+        if self.ptr is not None:
+            # Masked before exp: across graphs a shift bounds nothing, and inf · 0 would be NaN.
+            within = same_graph(self.ptr, target, source)
+            log_entries = log_entries.masked_fill(~within.unsqueeze(1), -torch.inf)
+        return log_entries.exp()
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         s = torch.einsum("ihf,jhf->hij", self.query, self.key)
         shift = self.row_shift.t()[:, :, None] + self.col_shift.t()[:, None, :]
-        return (log_score(s, self.score) + shift).exp() * block_mask(self.ptr, self.num_nodes, s)
+        log_entries = log_score(s, self.score) + shift
+        mask = block_mask(self.ptr, self.num_nodes, s.device)
+        return (log_entries if mask is None else log_entries.masked_fill(~mask, -torch.inf)).exp()

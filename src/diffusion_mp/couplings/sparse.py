@@ -18,7 +18,8 @@ class SparseCoupling(Coupling):
     Args:
         graph: the edges.
         weight: [E] or [E, H] in the order of ``graph.edge_index``; ``None`` takes the graph's own weights.
-        symmetric, row_stochastic, nonnegative: promises about S.
+        symmetric: a promise, or ``None`` to look at the entries when somebody asks (O(E log E), once).
+        row_stochastic, nonnegative: promises about S.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class SparseCoupling(Coupling):
         graph: Graph,
         weight: Tensor | None = None,
         *,
-        symmetric: bool = False,
+        symmetric: bool | None = None,
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
@@ -43,10 +44,27 @@ class SparseCoupling(Coupling):
             graph.num_nodes,
             self.weight.size(1),
             weight,
-            symmetric=symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
         )
+        self._symmetric = symmetric
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        if self._symmetric is None:
+            edges = self.graph.edges
+            forth, back = self.at(edges).detach(), self.at(edges.flip(0)).detach()
+            self._symmetric = torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * float(forth.abs().max()) if len(forth) else 0)
+        return self._symmetric
+
+    @symmetric.setter
+    def symmetric(self, value: bool) -> None:
+        self._symmetric = value
+
+    @property
+    def T(self) -> Coupling:
+        """Sᵀ: the same weights on the reversed edges."""
+        return self if self._symmetric else self._transpose()
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)

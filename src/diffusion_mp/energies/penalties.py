@@ -12,14 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings import (
-    Coupling,
-    LowRankCoupling,
-    PairwiseCoupling,
-    UniformCoupling,
-    distance_features,
-    with_constant,
-)
+from diffusion_mp.couplings import Coupling, Score
 from diffusion_mp.energies.pairs import State, sum_distance_powers, sum_over_pairs, sum_squared_distances
 from diffusion_mp.errors import check_choice, check_positive
 
@@ -28,7 +21,7 @@ class Penalty(ABC):
     """What a pair of nodes at squared distance z² costs: δ(z²), concave and non-decreasing on ``domain`` (TfD, Eq. 13).
 
     Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). A new penalty writes
-    ``delta``, ``f``, ``_conjugate`` and ``coupling``.
+    ``delta``, ``score`` (f = δ′) and ``_conjugate``.
     """
 
     #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
@@ -39,19 +32,25 @@ class Penalty(ABC):
         """δ(z²), element by element."""
 
     @abstractmethod
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
-
-    @abstractmethod
     def _conjugate(self, omega: Tensor) -> Tensor:
         """δ̃(ω) for 0 ≤ ω ≤ f(0)."""
 
+    @property
     @abstractmethod
+    def score(self) -> Score:
+        """f as a score of s = −½z², which makes its couplings."""
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
+        return self.score(-z2 / 2)
+
     def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
         """Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
 
         Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
         """
+        values = x.unsqueeze(1) if x.dim() == 2 else x
+        return self.score.coupling(values, values, ptr, normalize=normalize, nonnegative=self.domain[1] == math.inf)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
@@ -76,14 +75,12 @@ class QuadraticPenalty(Penalty):
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return z2.clone()
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return torch.ones_like(z2)
-
     def _conjugate(self, omega: Tensor) -> Tensor:
         return torch.zeros_like(omega).masked_fill(omega < 1, -math.inf)
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
-        return UniformCoupling(x.size(0), ptr, normalize=normalize, dtype=x.dtype, device=x.device)
+    @property
+    def score(self) -> Score:
+        return Score("constant")
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         return sum_squared_distances(x, ptr)
@@ -102,17 +99,12 @@ class SimplePenalty(Penalty):
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return z2 * (2 - z2 / 4)
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return 2 - z2 / 2
-
     def _conjugate(self, omega: Tensor) -> Tensor:
         return -(2 - omega).square()
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
-        query, key = distance_features(_values(x))
-        return LowRankCoupling(
-            with_constant(query, 2.0), with_constant(key, 1.0), ptr, normalize=normalize, symmetric=not normalize
-        )
+    @property
+    def score(self) -> Score:
+        return Score("linear", scale=1.0, offset=2.0)
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         second, fourth = sum_distance_powers(x, ptr)
@@ -127,23 +119,13 @@ class SigmoidPenalty(Penalty):
         # z² − 2 softplus(z²/2 − 1) rewritten so that nothing cancels for distant pairs.
         return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return torch.sigmoid(1 - z2 / 2)
-
     def _conjugate(self, omega: Tensor) -> Tensor:
         entropy = -torch.xlogy(omega, omega) - torch.xlogy(1 - omega, 1 - omega)
         return 2 * (entropy - (1 - omega))
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
-        query, key = distance_features(_values(x))
-        return PairwiseCoupling(
-            with_constant(query, 1.0),
-            with_constant(key, 1.0),
-            ptr,
-            score="sigmoid",
-            normalize=normalize,
-            symmetric=not normalize,
-        )
+    @property
+    def score(self) -> Score:
+        return Score("sigmoid", scale=1.0, offset=1.0)
 
 
 @dataclass(frozen=True)
@@ -163,19 +145,13 @@ class SoftmaxPenalty(Penalty):
         root = math.sqrt(self.dim)
         return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return torch.exp((1 - z2 / 2) / math.sqrt(self.dim))
-
     def _conjugate(self, omega: Tensor) -> Tensor:
         root = math.sqrt(self.dim)
         return 2 * (1 + root) * omega - 2 * root * (torch.xlogy(omega, omega) + math.exp(1 / root))
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
-        query, key = distance_features(_values(x))
-        query = with_constant(query, 1.0) / math.sqrt(self.dim)
-        return PairwiseCoupling(
-            query, with_constant(key, 1.0), ptr, score="exp", normalize=normalize, symmetric=not normalize
-        )
+    @property
+    def score(self) -> Score:
+        return Score("exp", scale=1 / math.sqrt(self.dim), offset=1.0)
 
 
 @dataclass(frozen=True)
@@ -191,17 +167,12 @@ class GaussianPenalty(Penalty):
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return torch.exp(-z2 / (2 * self.bandwidth**2))
-
     def _conjugate(self, omega: Tensor) -> Tensor:
         return 2 * self.bandwidth**2 * (omega - 1 - torch.xlogy(omega, omega))
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
-        query, key = distance_features(_values(x))
-        return PairwiseCoupling(
-            query / self.bandwidth**2, key, ptr, score="exp", normalize=normalize, symmetric=not normalize
-        )
+    @property
+    def score(self) -> Score:
+        return Score("exp", scale=1 / self.bandwidth**2, offset=0.0)
 
 
 PENALTIES: dict[str, Callable[..., Penalty]] = {
@@ -219,7 +190,3 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
         return penalty
     check_choice(penalty, "penalty", PENALTIES)
     return PENALTIES[penalty](**options)
-
-
-def _values(x: Tensor) -> Tensor:
-    return x.unsqueeze(1) if x.dim() == 2 else x

@@ -10,3 +10,8 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return [tensor.to(dtype) for tensor in tensors], tensors[-1].dtype
+
+
+def without_autocast(tensor: Tensor) -> torch.autocast:
+    """Autocast reaches into custom operations; inside this context it does not, on the device of ``tensor``."""
+    return torch.autocast(tensor.device.type, enabled=False)

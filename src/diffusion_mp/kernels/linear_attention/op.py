@@ -7,12 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention import segmented
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 
 
 @torch.library.custom_op("diffusion_mp::linear_attention", mutates_args=())
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Optional[Tensor]) -> Tensor:  # noqa: UP045 (schema inference)
-    return segmented.linear_attention(q, k, v, ptr)
+    with without_autocast(q):
+        return segmented.linear_attention(q, k, v, ptr)
 
 
 @_linear_attention.register_fake

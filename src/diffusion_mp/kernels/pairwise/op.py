@@ -9,12 +9,13 @@ from torch import Tensor
 from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels.pairwise import tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 
 
 @torch.library.custom_op("diffusion_mp::pairwise_logsumexp", mutates_args=())
 def _logsumexp(q: Tensor, k: Tensor, ptr: Optional[Tensor], score: str) -> Tensor:  # noqa: UP045
-    return tiled.logsumexp(q, k, ptr, score)
+    with without_autocast(q):
+        return tiled.logsumexp(q, k, ptr, score)
 
 
 @_logsumexp.register_fake
@@ -32,7 +33,8 @@ def _product(
     ptr: Optional[Tensor],  # noqa: UP045
     score: str,
 ) -> Tensor:
-    return tiled.product(q, k, v, row_shift, col_shift, ptr, score)
+    with without_autocast(q):
+        return tiled.product(q, k, v, row_shift, col_shift, ptr, score)
 
 
 @_product.register_fake
@@ -53,7 +55,8 @@ def _product_backward(
     ptr: Optional[Tensor],  # noqa: UP045
     score: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return tiled.product_backward(grad, q, k, v, row_shift, col_shift, ptr, score)
+    with without_autocast(q):
+        return tiled.product_backward(grad, q, k, v, row_shift, col_shift, ptr, score)
 
 
 @_product_backward.register_fake

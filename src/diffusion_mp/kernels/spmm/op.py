@@ -7,14 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.graph import Pattern
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import compressed
 
 
 @torch.library.custom_op("diffusion_mp::spmm", mutates_args=())
 def _spmm(pattern: list[Tensor], weight: Tensor, v: Tensor) -> Tensor:
     p = Pattern(*pattern)
-    return compressed.spmm(p.col, p.row_ptr, p.row_order, weight, v)
+    with without_autocast(v):
+        return compressed.spmm(p.col, p.row_ptr, p.row_order, weight, v)
 
 
 @_spmm.register_fake
@@ -25,7 +26,8 @@ def _(pattern: list[Tensor], weight: Tensor, v: Tensor) -> Tensor:
 @torch.library.custom_op("diffusion_mp::sddmm", mutates_args=())
 def _sddmm(pattern: list[Tensor], a: Tensor, b: Tensor) -> Tensor:
     p = Pattern(*pattern)
-    return compressed.sddmm(p.row, p.col, a, b)
+    with without_autocast(a):
+        return compressed.sddmm(p.row, p.col, a, b)
 
 
 @_sddmm.register_fake

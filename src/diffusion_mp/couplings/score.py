@@ -1,0 +1,72 @@
+"""``Score``: a function f of s = −½‖q − k‖² and the coupling that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.features import distance_features, with_constant
+from diffusion_mp.couplings.low_rank import LowRankCoupling
+from diffusion_mp.couplings.pairwise import PairwiseCoupling
+
+
+_ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda s: s,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "constant": torch.ones_like,
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
+
+    For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For all
+    others the two differ (ERRATA D8), so ``form`` says which is meant:
+
+    - ``"distance"``: s = −½‖q_i − k_j‖², the score whose penalty is an energy of these very vectors;
+    - ``"inner"``: s = q_i·k_j − 1, the published form.
+
+    A constant or linear g makes a low-rank coupling, O(N); the others are evaluated tile by tile.
+    """
+
+    g: Literal["linear", "exp", "sigmoid", "constant"]
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """f(s), elementwise."""
+        return _ELEMENTWISE[self.g](self.scale * (s + self.offset))
+
+    def coupling(
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        form: Literal["inner", "distance"] = "distance",
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric where q is k."""
+        if self.g == "constant":
+            one = q.new_ones(q.size(0), q.size(1), 1)
+            return LowRankCoupling(one, one, ptr, normalize=normalize, symmetric=True, nonnegative=True)
+        offset = self.offset if form == "distance" else self.offset - 1
+        symmetric = q is k and not normalize
+        if form == "distance":
+            q, k = distance_features(q, k)
+        if offset:
+            q, k = with_constant(q, offset), with_constant(k, 1.0)
+        if self.scale != 1:
+            q = self.scale * q
+        if self.g == "linear":
+            return LowRankCoupling(q, k, ptr, normalize=normalize, symmetric=symmetric, nonnegative=nonnegative)
+        return PairwiseCoupling(q, k, ptr, self.g, normalize=normalize, symmetric=symmetric)

@@ -1,0 +1,181 @@
+"""All-pair diffusivities: DIFFormer-s, DIFFormer-a, softmax and Gaussian (Wu, Wipf & Yan 2025, Section 5.2)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal, TypedDict
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize as unit_rows
+from typing_extensions import Unpack
+
+from diffusion_mp.couplings import Coupling, Score
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
+from diffusion_mp.errors import check_choice, check_count, check_positive
+from diffusion_mp.graph import Graph
+
+
+class AllPairOptions(TypedDict, total=False):
+    """The options that all-pair diffusivities share; see :class:`AllPairDiffusivity`."""
+
+    heads: int
+    projection: Literal["separate", "tied"] | None
+    head_channels: int | None
+    normalize: Literal["row", "frobenius"] | None
+    form: Literal["inner", "distance"]
+    row_stochastic: bool
+
+
+class AllPairDiffusivity(Diffusivity):
+    r"""s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph (Wu, Wipf & Yan 2025, Eq. 17).
+
+    Args:
+        channels: C of the state. Needed with projections; otherwise ``None`` leaves it open.
+        heads: H. Without projections the channels are cut into H pieces.
+        projection: ``None``: q = k = x, the theory's own layer (Eqs. 17–18; the default, ERRATA D20);
+            ``"separate"``: q = W_Q x, k = W_K x (Eq. 54); ``"tied"``: W_Q = W_K, which keeps f symmetric (ERRATA D18).
+        head_channels: channels of a projected head; C by default, as Eq. 54 has it.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes, heads
+            and channels of a graph, as the released code does, which makes q·k = O(1/n) and the attention nearly uniform
+            (ERRATA D1; for parity only); ``None``: vectors as they are.
+        form: ``"inner"``: f as a function of q·k as published; ``"distance"``: f(‖q_i − k_j‖²) with the actual distance,
+            which is what the energy is made of (ERRATA D8). For unit vectors they coincide.
+        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f] itself, which is symmetric for q = k.
+
+    An energy is known (``penalty``) for ``projection=None, normalize=None, form="distance"``: f then sees the state itself.
+    """
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        *,
+        heads: int = 1,
+        projection: Literal["separate", "tied"] | None = None,
+        head_channels: int | None = None,
+        normalize: Literal["row", "frobenius"] | None = "row",
+        form: Literal["inner", "distance"] = "inner",
+        row_stochastic: bool = True,
+    ) -> None:
+        super().__init__()
+        check_count(heads, "heads")
+        check_choice(projection, "projection", [None, "separate", "tied"])
+        check_choice(normalize, "normalize", ["row", "frobenius", None])
+        check_choice(form, "form", ["inner", "distance"])
+        if channels is not None:
+            check_count(channels, "channels")
+        if projection is None and channels is not None and channels % heads:
+            raise ValueError(f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels.")
+        if projection is not None and channels is None:
+            raise ValueError(f"channels must be given for projection={projection!r}: W_Q and W_K act on them; got None.")
+        self.channels, self.heads = channels, heads
+        self.projection, self.normalize, self.form = projection, normalize, form
+        self.head_channels = head_channels or channels
+        self.row_stochastic = row_stochastic
+        self.symmetric = projection != "separate" and not row_stochastic
+        if projection is not None:
+            self.query = nn.Linear(channels, heads * self.head_channels, bias=False)
+        if projection == "separate":
+            self.key = nn.Linear(channels, heads * self.head_channels, bias=False)
+        self.why_no_penalty = (
+            f"f does not read the state that moves ({projection=}, {normalize=}, {form=}): an energy is known for "
+            f"projection=None, normalize=None, form='distance' (ERRATA D8, D18)."
+        )
+
+    @abstractmethod
+    def penalty_of(self, dim: int) -> Penalty:
+        """δ with f = δ′ for vectors of ``dim`` channels."""
+
+    @property
+    def penalty(self) -> Penalty | None:  # type: ignore[override]
+        """δ, where f reads the very state that moves: no projection, no normalisation, the actual distance."""
+        if self.projection is None and self.normalize is None and self.form == "distance":
+            return self.penalty_of((self.channels or self.heads) // self.heads)
+        return None
+
+    def queries_and_keys(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+        """q and k as f sees them; the same object where they are equal."""
+        if self.projection is None:
+            if x.size(1) % self.heads:
+                raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
+            q = x.view(x.size(0), self.heads, -1)
+        else:
+            q = self.query(x).view(x.size(0), self.heads, -1)
+        q_normal = self._normalized(q, graph)
+        if self.projection != "separate":
+            return q_normal, q_normal
+        return q_normal, self._normalized(self.key(x).view_as(q), graph)
+
+    def _normalized(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        if self.normalize == "row":
+            return unit_rows(q, dim=2)
+        if self.normalize is None:
+            return q
+        square = q.square().sum((1, 2))
+        if graph.is_single:
+            return q * reciprocal(square.sum().sqrt())
+        per_graph = square.new_zeros(graph.num_graphs).index_add(0, graph.batch.to(q.device), square)
+        return q * reciprocal(per_graph.sqrt())[graph.batch.to(q.device), None, None]
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        q, k = self.queries_and_keys(x, graph)
+        score = self.penalty_of(q.size(2)).score
+        return score.coupling(
+            q,
+            k,
+            graph.segments,
+            form=self.form,
+            normalize=self.row_stochastic,
+            nonnegative=self.normalize is not None,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}, "
+            f"form={self.form!r}, row_stochastic={self.row_stochastic}"
+        )
+
+
+class SimpleDiffusivity(AllPairDiffusivity):
+    r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
+
+    (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``form="distance"`` it is exact for
+    states of any norm and still low-rank; f is non-negative, and an energy falls, while all ‖x_i − x_j‖ ≤ 2 (ERRATA D7).
+    """
+
+    def penalty_of(self, dim: int) -> Penalty:
+        return SimplePenalty()
+
+
+class SigmoidDiffusivity(AllPairDiffusivity):
+    """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
+
+    The published equations normalise q and k for this kernel too; the released code does not (ERRATA D2): that is
+    ``normalize=None``.
+    """
+
+    def penalty_of(self, dim: int) -> Penalty:
+        return SigmoidPenalty()
+
+
+class SoftmaxDiffusivity(AllPairDiffusivity):
+    """f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21; ERRATA D9)."""
+
+    def penalty_of(self, dim: int) -> Penalty:
+        return SoftmaxPenalty(dim)
+
+
+class GaussianDiffusivity(AllPairDiffusivity):
+    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``."""
+
+    def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Unpack[AllPairOptions]) -> None:
+        super().__init__(channels, **options)
+        check_positive(bandwidth, "bandwidth")
+        self.bandwidth = bandwidth
+
+    def penalty_of(self, dim: int) -> Penalty:
+        return GaussianPenalty(self.bandwidth)

@@ -1,0 +1,126 @@
+"""``Diffusivity``: looks at the state and says who influences whom."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
+from diffusion_mp.errors import check_state, describe
+from diffusion_mp.graph import Graph
+
+if TYPE_CHECKING:
+    from diffusion_mp.energies import Penalty
+
+
+class Diffusivity(nn.Module, ABC):
+    r"""F: state x [N, C] and graph → coupling S (Wu, Wipf & Yan 2025, Eqs. 3 and 17, *diffusivity inference*).
+
+    A new kind writes :meth:`couple` and declares:
+
+    Attributes:
+        needs_graph: it reads observed edges, and refuses to run without any.
+        symmetric, row_stochastic: what its couplings promise.
+        penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state they are given (Eq. 15), else ``None``.
+        why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None`` (ERRATA D18).
+        heads: H of its couplings; 1 broadcasts.
+    """
+
+    needs_graph: bool = False
+    symmetric: bool = False
+    row_stochastic: bool = False
+    penalty: Penalty | None = None
+    why_no_penalty: str = "this diffusivity declares no penalty, so no theorem names an energy that it descends."
+    heads: int = 1
+
+    def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> Coupling:
+        """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges."""
+        check_state(x)
+        graph = Graph.coerce(x, graph)
+        if self.needs_graph and graph.edge_index is None:
+            raise ValueError(
+                f"{type(self).__name__} works on observed edges; got a graph without any. "
+                f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
+            )
+        return self.couple(x, graph)
+
+    @abstractmethod
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        """The coupling, for a state and a graph that were checked."""
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew."""
+        for child in self.children():
+            if isinstance(child, nn.ModuleList):
+                for member in child:
+                    member.reset_parameters()
+            else:
+                child.reset_parameters()
+
+    def __mul__(self, scale: float | Tensor) -> Diffusivity:
+        return ScaledDiffusivity(scale, self)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Diffusivity) -> Diffusivity:
+        if not isinstance(other, Diffusivity):
+            raise TypeError(f"a diffusivity can only be added to a diffusivity; got {describe(other)}.")
+        return SumDiffusivity([self, other])
+
+
+class ScaledDiffusivity(Diffusivity):
+    """a · D; ``a`` is a number, or a tensor (0-dimensional or [H]), learnable if it is an ``nn.Parameter``."""
+
+    why_no_penalty = "a multiple of a diffusivity: scale λ in its Energy instead, or certify the diffusivity itself."
+
+    def __init__(self, scale: float | Tensor, diffusivity: Diffusivity) -> None:
+        super().__init__()
+        if isinstance(scale, nn.Parameter):
+            self.scale: float | Tensor = scale
+            self._initial: Tensor | None = scale.detach().clone()
+        elif isinstance(scale, Tensor):
+            self._initial = None
+            self.register_buffer("scale", scale)
+        else:
+            self.scale, self._initial = scale, None
+        self.diffusivity = diffusivity
+        self.needs_graph, self.symmetric, self.heads = diffusivity.needs_graph, diffusivity.symmetric, diffusivity.heads
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return ScaledCoupling(self.scale, self.diffusivity.couple(x, graph))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self._initial is not None and isinstance(self.scale, Tensor):
+            with torch.no_grad():
+                self.scale.copy_(self._initial)
+
+    def extra_repr(self) -> str:
+        return f"{self.scale if not isinstance(self.scale, Tensor) else list(self.scale.shape)} *"
+
+
+class SumDiffusivity(Diffusivity):
+    """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025)."""
+
+    why_no_penalty = (
+        "a sum of diffusivities: its energy is the sum of theirs (Eq. 25), "
+        "Energy(penalty, graph_term=...) evaluates it, but no step size is certified for it."
+    )
+
+    def __init__(self, terms: Sequence[Diffusivity]) -> None:
+        super().__init__()
+        flat = [part for term in terms for part in (term.terms if isinstance(term, SumDiffusivity) else [term])]
+        self.terms = nn.ModuleList(flat)
+        self.needs_graph = any(term.needs_graph for term in flat)
+        self.symmetric = all(term.symmetric for term in flat)
+        self.heads = max(term.heads for term in flat)
+        if any(term.heads not in (1, self.heads) for term in flat):
+            raise ValueError(f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}.")
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return SumCoupling([term.couple(x, graph) for term in self.terms])

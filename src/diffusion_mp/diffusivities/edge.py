@@ -1,0 +1,133 @@
+"""Edge attention: who influences whom among the observed neighbours (GAT and Example 5)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+from torch_geometric.nn.inits import glorot
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings.features import distance_features
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.energies.penalties import Penalty, get_penalty
+from diffusion_mp.errors import check_choice, check_count
+from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.spmm import sddmm
+
+
+class GATDiffusivity(Diffusivity):
+    r"""GAT's attention (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1), an edge's weight as a prior.
+
+    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il),  e_ij = LeakyReLU(α_src·x_j + α_dst·x_i), per head.
+
+    It reads *transformed* features, cut into heads: use it in a ``DiffusionConv`` with ``reads="values"``, where x is W x.
+
+    Args:
+        channels: C of what it reads, all heads together.
+        heads: H.
+        negative_slope: of the LeakyReLU.
+        self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is what PyG's ``GATConv`` amounts to.
+    """
+
+    needs_graph = True
+    row_stochastic = True
+    why_no_penalty = "GAT's score is not a decreasing function of a distance (Example 5), so no penalty belongs to it."
+
+    def __init__(
+        self, channels: int, heads: int = 1, *, negative_slope: float = 0.2, self_loops: SelfLoops = "remaining"
+    ) -> None:
+        super().__init__()
+        check_count(channels, "channels")
+        check_count(heads, "heads")
+        if channels % heads:
+            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        self.heads = heads
+        self.negative_slope = negative_slope
+        self.self_loops: SelfLoops = self_loops
+        self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        glorot(self.att_src)
+        glorot(self.att_dst)
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        _, heads, width = self.att_src.shape
+        if x.size(1) != heads * width:
+            raise ValueError(
+                f"GATDiffusivity was built for {heads * width} channels; got {x.size(1)}. "
+                f"It reads transformed features: DiffusionConv(..., reads='values')."
+            )
+        graph = graph.with_self_loops(self.self_loops)
+        source, target = graph.edges
+        by_head = x.view(-1, heads, width)
+        sent, received = (by_head * self.att_src).sum(2), (by_head * self.att_dst).sum(2)
+        logits = leaky_relu(sent[source] + received[target], self.negative_slope)
+        weight = edge_softmax(logits, graph.weights(logits).unsqueeze(1), target, graph.num_nodes)
+        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=True, nonnegative=True)
+
+    def extra_repr(self) -> str:
+        return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
+
+
+class EdgeDiffusivity(Diffusivity):
+    r"""Energy-based edge attention: s_ij = a_ij f(‖x_i − x_j‖²), normalised over N(i) (Wu, Wipf & Yan 2025, Example 5).
+
+    f = δ′ of a penalty is non-negative and decreasing, so that unlike GAT's score closer neighbours count more, and
+    ``Energy(penalty, coupling=<the adjacency>)`` goes down.
+
+    Args:
+        penalty: a ``Penalty`` or its name.
+        row_stochastic: divide rows by their sums; ``False`` keeps the symmetric Ω.
+        self_loops: policy of ``Graph.with_self_loops``.
+    """
+
+    needs_graph = True
+    why_no_penalty = "its pairs are the observed edges, certify the coupling at hand (Theorem 1 holds for one step with S fixed)."
+
+    def __init__(
+        self, penalty: str | Penalty = "sigmoid", *, row_stochastic: bool = True, self_loops: SelfLoops = "keep"
+    ) -> None:
+        super().__init__()
+        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        self.edge_penalty = get_penalty(penalty)
+        self.row_stochastic = row_stochastic
+        self.self_loops: SelfLoops = self_loops
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        graph = graph.with_self_loops(self.self_loops)
+        q, k = distance_features(x.unsqueeze(1))
+        squares = -2 * sddmm(graph.pattern, q, k)
+        weight = graph.weights(squares).unsqueeze(1) * self.edge_penalty.f(squares)
+        if self.row_stochastic:
+            target = graph.edges[1]
+            total = weight.new_zeros(graph.num_nodes, 1).index_add(0, target, weight)
+            weight = weight * reciprocal(total)[target]
+        return SparseCoupling(
+            graph,
+            weight,
+            symmetric=False if self.row_stochastic else None,
+            row_stochastic=self.row_stochastic,
+            nonnegative=self.edge_penalty.domain[1] == float("inf"),
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"
+
+
+def edge_softmax(
+    logits: Float[Tensor, "E H"], prior: Float[Tensor, "E one"], target: Tensor, num_nodes: int
+) -> Float[Tensor, "E H"]:
+    """prior · exp(logit) over its sum at each target; edges of prior zero have no part, not even in the maximum."""
+    index = target.unsqueeze(1).expand_as(logits)
+    lowest = torch.finfo(logits.dtype).min
+    masked = logits.detach().masked_fill(prior == 0, lowest)
+    top = logits.new_full((num_nodes, logits.size(1)), lowest).scatter_reduce(0, index, masked, "amax")
+    weight = prior * torch.exp((logits - top[target]).masked_fill(prior == 0, 0.0))
+    total = weight.new_zeros(num_nodes, logits.size(1)).index_add(0, target, weight)
+    return weight * reciprocal(total)[target]

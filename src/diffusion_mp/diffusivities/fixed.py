@@ -1,0 +1,111 @@
+"""Fixed diffusivities: they do not look at the state (Wu, Wipf & Yan 2025, Section 4)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, IdentityCoupling, SparseCoupling, UniformCoupling
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.errors import check_choice
+from diffusion_mp.graph import Graph, SelfLoops
+
+
+class IdentityDiffusivity(Diffusivity):
+    """S = I: no node sees another, an MLP (Table 1)."""
+
+    symmetric = True
+    row_stochastic = True
+    why_no_penalty = "the identity coupling moves nothing, so every energy of pairs stays as it is."
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
+
+
+class UniformDiffusivity(Diffusivity):
+    """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3."""
+
+    symmetric = True
+    row_stochastic = True
+    why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
+
+
+class AdjacencyDiffusivity(Diffusivity):
+    r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d (ERRATA D17).
+
+    - ``"sym"``: a_ij / √(d_i d_j);
+    - ``"row"``: a_ij / d_i;
+    - ``"sum"``: a_ij.
+
+    Args:
+        normalization: ``"sym"``, ``"row"`` or ``"sum"``.
+        self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
+        direction: ``"directed"``: the receiver counts with its in-degree, the sender with its out-degree;
+            ``"undirected"``: the symmetric part ½(A + Aᵀ) is taken first; ``"pyg"``: in-degrees for both ends, as
+            ``torch_geometric.nn.GCNConv`` does. On an undirected graph the three agree.
+        zero_degree: ``"zero"``: a row without weight stays a zero row, so a conserving update leaves the node alone;
+            ``"error"``: such a node is refused.
+    """
+
+    needs_graph = True
+    why_no_penalty = "the adjacency is fixed: certify the coupling itself (Theorem 1)."
+
+    def __init__(
+        self,
+        normalization: Literal["sym", "row", "sum"] = "sym",
+        *,
+        self_loops: SelfLoops = "keep",
+        direction: Literal["directed", "undirected", "pyg"] = "directed",
+        zero_degree: Literal["zero", "error"] = "zero",
+    ) -> None:
+        super().__init__()
+        check_choice(normalization, "normalization", ["sym", "row", "sum"])
+        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_choice(direction, "direction", ["directed", "undirected", "pyg"])
+        check_choice(zero_degree, "zero_degree", ["zero", "error"])
+        self.normalization = normalization
+        self.self_loops: SelfLoops = self_loops
+        self.direction = direction
+        self.zero_degree = zero_degree
+        self.row_stochastic = normalization == "row"
+        self.symmetric = direction == "undirected" and normalization != "row"
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        if self.direction == "undirected":
+            graph = graph.to_undirected()
+        graph = graph.with_self_loops(self.self_loops)
+        return SparseCoupling(
+            graph,
+            self._entries(graph, x),
+            symmetric=self.symmetric or None,
+            row_stochastic=self.row_stochastic,
+            nonnegative=True,
+        )
+
+    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, "E"]:
+        # Entries are as exact as the state, and never below float32.
+        weight = graph.weights(x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)))
+        source, target = graph.edges
+        zeros = weight.new_zeros(graph.num_nodes)
+        received = zeros.index_add(0, target, weight)
+        if self.zero_degree == "error" and bool((received == 0).any()):
+            raise ValueError(
+                f"{int((received == 0).sum())} nodes of the graph have degree zero, and zero_degree='error' was asked for. "
+                f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
+            )
+        if self.normalization == "sum":
+            return weight
+        if self.normalization == "row":
+            return weight * reciprocal(received)[target]
+        sent = received if self.direction == "pyg" else zeros.index_add(0, source, weight)
+        return weight * reciprocal(received[target] * sent[source]).sqrt()
+
+    def extra_repr(self) -> str:
+        return f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}"
