@@ -1,0 +1,23 @@
+"""What the scripts share: losses, the LightningModule, the DataModules, the command line (extra `train`)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .losses import mean_squared_error, node_cross_entropy
+
+if TYPE_CHECKING:
+    from .datamodules import DigitsDataModule, PlanetoidDataModule
+    from .module import NodeClassifier
+
+__all__ = ["DigitsDataModule", "NodeClassifier", "PlanetoidDataModule", "mean_squared_error", "node_cross_entropy"]
+
+# Lightning is loaded with the first of these, so that the losses work and the command line can complain without it.
+_LAZY = {"NodeClassifier": "module", "DigitsDataModule": "datamodules", "PlanetoidDataModule": "datamodules"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
