@@ -18,7 +18,7 @@ from hypothesis import settings
 
 TYPECHECK = not os.environ.get("DIFFUSION_MP_NO_TYPECHECK")
 if TYPECHECK:  # before anything imports the package; the hook stays installed so that lazy submodules are checked too
-    jaxtyping.install_import_hook("diffusion_mp", "beartype.beartype")
+    jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
 
 settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)
 settings.load_profile("repeatable")

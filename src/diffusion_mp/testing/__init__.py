@@ -1,0 +1,17 @@
+"""Checks for couplings, diffusivities, layers and updates, ours and yours."""
+
+from diffusion_mp.testing.coupling_laws import check_coupling
+from diffusion_mp.testing.diffusivity_laws import check_diffusivity
+from diffusion_mp.testing.energy_descent import assert_energy_descent
+from diffusion_mp.testing.layer_laws import check_layer
+from diffusion_mp.testing.tolerances import TOLERANCES, Tolerance, tolerance
+
+__all__ = [
+    "TOLERANCES",
+    "Tolerance",
+    "assert_energy_descent",
+    "check_coupling",
+    "check_diffusivity",
+    "check_layer",
+    "tolerance",
+]

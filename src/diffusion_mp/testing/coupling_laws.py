@@ -1,0 +1,330 @@
+"""The laws every coupling obeys, with its own dense matrix as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
+
+
+class CouplingCase:
+    """A coupling, its dense matrix, and seeded values to act on."""
+
+    def __init__(self, coupling: Coupling, ptr: Tensor | None, seed: int) -> None:
+        self.coupling, self.ptr = coupling, ptr
+        self.generator = torch.Generator().manual_seed(seed)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        return self.coupling.to_dense()
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.coupling.dtype)
+
+    def values(self, heads: int | None = None, channels: int = 3) -> Tensor:
+        return self.random(self.coupling.num_nodes, self.coupling.heads if heads is None else heads, channels)
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """Every pair (source, target), in a shuffled order, and a few of them twice."""
+        node = torch.arange(self.coupling.num_nodes)
+        pairs = torch.cartesian_prod(node, node).T if node.numel() else node.new_zeros(2, 0)
+        pairs = pairs[:, torch.randperm(pairs.shape[1], generator=self.generator)]
+        return torch.cat([pairs, pairs[:, :3]], dim=1)
+
+
+def check_coupling(
+    coupling: Coupling | Callable[[], Coupling],
+    *,
+    ptr: Tensor | None = None,
+    skip: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> None:
+    """Check a coupling against its own dense matrix: values, gradients, declared properties, algebra.
+
+    Gradients are compared with respect to the values and to every leaf tensor that the coupling was built from and
+    that requires one. Build it small (N ≤ 30), in double for the sharpest comparison.
+
+    Args:
+        coupling: the coupling, or a function that builds it.
+        ptr: row boundaries [B + 1] of the graphs of a ragged batch; entries between graphs must then be exactly zero.
+            Taken from ``coupling.ptr`` where that exists.
+        skip: law name → the reason why it does not apply.
+        seed: of the values.
+
+    Raises:
+        AssertionError: with one sentence per broken law: class, law, got, expected.
+    """
+    if not isinstance(coupling, Coupling):
+        coupling = coupling()
+    if ptr is None:
+        known = getattr(coupling, "ptr", None)
+        ptr = known if isinstance(known, Tensor) else None
+    run_laws(type(coupling).__name__, COUPLING_LAWS, CouplingCase(coupling, ptr, seed), skip)
+
+
+def _form(case: CouplingCase) -> None:
+    """S says its size, heads, dtype, device and three boolean properties, and to_dense is [H, N, N]"""
+    coupling = case.coupling
+    expect(isinstance(coupling.num_nodes, int), f"num_nodes is {coupling.num_nodes!r}, expected an int")
+    expect(isinstance(coupling.heads, int), f"heads is {coupling.heads!r}, expected an int")
+    for name in ("symmetric", "row_stochastic", "nonnegative"):
+        value = getattr(coupling, name)
+        expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
+    shape = (coupling.heads, coupling.num_nodes, coupling.num_nodes)
+    expect(tuple(case.dense.shape) == shape, f"to_dense() has shape {tuple(case.dense.shape)}, expected {shape}")
+    expect(case.dense.dtype == coupling.dtype, f"to_dense() is {case.dense.dtype}, expected {coupling.dtype}")
+    expect(case.dense.device == coupling.device, f"to_dense() is on {case.dense.device}, expected {coupling.device}")
+    expect(bool(case.dense.isfinite().all()), "to_dense() has entries that are not finite")
+
+
+def _product(case: CouplingCase) -> None:
+    """S @ v is the dense matrix times v, head by head"""
+    v = case.values()
+    got = case.coupling @ v
+    expect(got.dtype == v.dtype, f"S @ v is {got.dtype}, expected the dtype of v, {v.dtype}")
+    expect_close(got, dense_product(case.dense, v), "product", "S @ v")
+
+
+def _heads_broadcast(case: CouplingCase) -> None:
+    """one head of values meets every head of S, and one head of S meets every head of values"""
+    v = case.values(heads=1)
+    expect_close(case.coupling @ v, dense_product(case.dense, v), "product", "S @ v for v with one head")
+    if case.coupling.heads == 1:
+        v = case.values(heads=3)
+        expect_close(case.coupling @ v, dense_product(case.dense, v), "product", "S @ v for v with three heads")
+
+
+def _transpose(case: CouplingCase) -> None:
+    """S.T is the transposed matrix: product, degree, entries, and S.T.T is S"""
+    turned, v = case.coupling.T, case.values()
+    dense = case.dense.transpose(1, 2)
+    expect_close(turned.to_dense(), dense, "entries", "S.T.to_dense()")
+    expect_close(turned @ v, dense_product(dense, v), "product", "S.T @ v")
+    expect_close(turned.degree(), dense.sum(-1).T, "degree", "S.T.degree()")
+    expect_close(turned.at(case.pairs), dense_entries(dense, case.pairs), "entries", "S.T.at(pairs)")
+    expect_close(turned.T.to_dense(), case.dense, "entries", "S.T.T.to_dense()")
+
+
+def _adjoint(case: CouplingCase) -> None:
+    """⟨u, S v⟩ = ⟨Sᵀ u, v⟩"""
+    u, v = case.values(), case.values()
+    left, right = (u * (case.coupling @ v)).sum(), ((case.coupling.T @ u) * v).sum()
+    expect_close(left, right, "dirichlet", "⟨u, S v⟩")
+
+
+def _degree(case: CouplingCase) -> None:
+    """S.degree() is the row sums [N, H]"""
+    expect_close(case.coupling.degree(), case.dense.sum(-1).T, "degree", "S.degree()")
+
+
+def _at(case: CouplingCase) -> None:
+    """S.at(edge_index)[e, h] is s_ij of head h with i = edge_index[1, e], j = edge_index[0, e]"""
+    got = case.coupling.at(case.pairs)
+    expect_close(got, dense_entries(case.dense, case.pairs), "entries", "S.at(pairs)")
+    none = case.coupling.at(case.pairs[:, :0])
+    expect(
+        tuple(none.shape) == (0, case.coupling.heads),
+        f"S.at(no pairs) has shape {tuple(none.shape)}, expected {(0, case.coupling.heads)}",
+    )
+
+
+def _dirichlet(case: CouplingCase) -> None:
+    """S.dirichlet(x) is Σ_ij s_ij ‖x_i − x_j‖² per head, for x [N, C] and [N, H, D]"""
+    flat, headed = case.values()[:, 0], case.values()
+    for x in (flat, headed):
+        what = f"S.dirichlet(x) of a {x.dim()}-dimensional x"
+        expect_close(case.coupling.dirichlet(x), dense_dirichlet(case.dense, x), "dirichlet", what)
+
+
+def _linearity(case: CouplingCase) -> None:
+    """S @ (a u + b v) = a S @ u + b S @ v"""
+    u, v = case.values(), case.values()
+    got = case.coupling @ (0.75 * u - 2 * v)
+    expect_close(got, 0.75 * (case.coupling @ u) - 2 * (case.coupling @ v), "product", "S @ (¾ u − 2 v)")
+
+
+def _declared_properties(case: CouplingCase) -> None:
+    """what S declares (symmetric, row_stochastic, nonnegative) its entries have"""
+    coupling, dense = case.coupling, case.dense
+    if coupling.symmetric:
+        expect_close(dense, dense.transpose(1, 2), "degree", "declared symmetric, but s_ij against s_ji")
+    if coupling.row_stochastic:  # a row to which nobody sends is zero, and cannot sum to one
+        rows, empty = dense.sum(-1), (dense == 0).all(-1)
+        expect_close(rows, (~empty).to(rows.dtype), "degree", "declared row_stochastic, but a row sum")
+    if coupling.nonnegative and dense.numel():
+        low = float(dense.detach().min())
+        expect(low >= 0, f"declared nonnegative, but an entry is {low:.6g}, expected ≥ 0")
+
+
+def _scaling(case: CouplingCase) -> None:
+    """a * S has a times the entries, for a number, a 0-dimensional tensor and one number per head"""
+    v = case.values()
+    factors: list[Any] = [0.25, case.random(), case.random(case.coupling.heads)]
+    for a in factors:
+        dense = case.dense * (a.reshape(-1, 1, 1) if isinstance(a, Tensor) else a)
+        scaled = a * case.coupling
+        what = f"(a * S) for a = {a}"
+        expect_close(scaled.to_dense(), dense, "entries", what)
+        expect_close(scaled @ v, dense_product(dense, v), "product", what + " @ v")
+        expect_close(scaled.degree(), dense.sum(-1).T, "degree", what + " .degree()")
+        expect_close(scaled.at(case.pairs), dense_entries(dense, case.pairs), "entries", what + " .at(pairs)")
+        _declared_properties(CouplingCase(scaled, case.ptr, 0))
+
+
+def _addition(case: CouplingCase) -> None:
+    """S + R has the sum of the entries, and a convex combination keeps what both declare"""
+    v = case.values()
+    for other, name in ((case.coupling.T, "S.T"), (0.5 * case.coupling, "½ S")):
+        total, dense = case.coupling + other, case.dense + other.to_dense()
+        expect_close(total.to_dense(), dense, "entries", f"S + {name}")
+        expect_close(total @ v, dense_product(dense, v), "product", f"(S + {name}) @ v")
+        expect_close(total.T @ v, dense_product(dense.transpose(1, 2), v), "product", f"(S + {name}).T @ v")
+        expect_close(total.degree(), dense.sum(-1).T, "degree", f"(S + {name}).degree()")
+        expect_close(total.at(case.pairs), dense_entries(dense, case.pairs), "entries", f"(S + {name}).at(pairs)")
+        _declared_properties(CouplingCase(total, case.ptr, 0))
+    _declared_properties(CouplingCase(0.5 * case.coupling + 0.5 * case.coupling, case.ptr, 0))
+
+
+def _block_diagonal(case: CouplingCase) -> None:
+    """a graph of a ragged batch never meets its batch-mates: entries are exactly zero, and NaN does not travel"""
+    if case.ptr is None or case.ptr.numel() < 3:
+        return
+    member = torch.repeat_interleave(torch.arange(case.ptr.numel() - 1), case.ptr.diff())
+    apart = member[:, None] != member[None, :]
+    leak = case.dense.detach()[:, apart]
+    expect(bool((leak == 0).all()), f"{int((leak != 0).sum())} entries between different graphs are not zero")
+    v = case.values()
+    last = int(member[-1])
+    poisoned = torch.where((member == last)[:, None, None], torch.nan, v)
+    kept = member != last
+    expect_close((case.coupling @ poisoned)[kept], (case.coupling @ v)[kept], "rearranged", "S @ v beside NaN rows")
+
+
+def _gradients(case: CouplingCase) -> None:
+    """gradients of product, degree, entries and Dirichlet energy are those of the dense matrix"""
+    v = case.values().requires_grad_()
+    pairs = case.pairs
+    routes: list[tuple[str, Tensor, Tensor]] = [
+        ("S @ v", case.coupling @ v, dense_product(case.dense, v)),
+        ("S.T @ v", case.coupling.T @ v, dense_product(case.dense.transpose(1, 2), v)),
+        ("S.degree()", case.coupling.degree(), case.dense.sum(-1).T),
+        ("S.at(pairs)", case.coupling.at(pairs), dense_entries(case.dense, pairs)),
+        ("S.dirichlet(v)", case.coupling.dirichlet(v), dense_dirichlet(case.dense, v)),
+    ]
+    leaves = [v, *(leaf for leaf in leaf_tensors(*(r[1] for r in routes), *(r[2] for r in routes)) if leaf is not v)]
+    for name, got, expected in routes:
+        weight = case.random(*expected.shape)
+        for number, (ours, oracle) in enumerate(
+            zip(_grads((weight * got).sum(), leaves), _grads((weight * expected).sum(), leaves), strict=True)
+        ):
+            to = "v" if number == 0 else f"leaf {number} of shape {tuple(leaves[number].shape)}"
+            expect_close(ours, oracle, "gradient", f"the gradient of {name} with respect to {to}")
+
+
+def _scipy_operator(case: CouplingCase) -> None:
+    """S.as_linear_operator(head) is SciPy's view of the same matrix, both ways"""
+    if case.coupling.num_nodes == 0:
+        return
+    vector = np.random.default_rng(0).standard_normal(case.coupling.num_nodes)
+    for head in range(case.coupling.heads):
+        operator = case.coupling.as_linear_operator(head)
+        matrix = case.dense[head].detach().double()
+        for name, got, expected in (
+            ("matvec", operator.matvec(vector), matrix @ torch.from_numpy(vector)),
+            ("rmatvec", operator.rmatvec(vector), matrix.T @ torch.from_numpy(vector)),
+        ):
+            rounded = torch.as_tensor(got).to(case.coupling.dtype)
+            expect_close(rounded, expected.to(case.coupling.dtype), "product", f"{name} of head {head}")
+
+
+def _purity(case: CouplingCase) -> None:
+    """a product leaves its input and the global random state alone, and repeats to the bit"""
+    v = case.values()
+    before = v.clone()
+    with expect_rng_untouched("S @ v"):
+        first, second = case.coupling @ v, case.coupling @ v
+        case.coupling.degree()
+    expect(torch.equal(v, before), "S @ v changed v in place")
+    expect(torch.equal(first, second), "two products with the same v differ")
+
+
+def _autocast(case: CouplingCase) -> None:
+    """under autocast a product stays finite, in at least float32, and close"""
+    if case.coupling.dtype not in (torch.float32, torch.float64):
+        return
+    v = case.values()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = case.coupling @ v
+    expect(got.dtype == v.dtype, f"S @ v under autocast is {got.dtype}, expected {v.dtype}")
+    expect_close(got, case.coupling @ v, "product", "S @ v under autocast")
+
+
+COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
+    _form,
+    _product,
+    _heads_broadcast,
+    _transpose,
+    _adjoint,
+    _degree,
+    _at,
+    _dirichlet,
+    _linearity,
+    _declared_properties,
+    _scaling,
+    _addition,
+    _block_diagonal,
+    _gradients,
+    _scipy_operator,
+    _purity,
+    _autocast,
+)
+
+
+def dense_product(dense: Tensor, v: Tensor) -> Tensor:
+    """[H, N, N] times [N, H, D], one head broadcasting."""
+    heads = max(dense.shape[0], v.shape[1])
+    dense, v = dense.expand(heads, -1, -1), v.expand(-1, heads, -1)
+    return torch.einsum("hij,jhd->ihd", dense, v)
+
+
+def dense_entries(dense: Tensor, pairs: Tensor) -> Tensor:
+    """s_ij [E, H] for pairs (j, i)."""
+    return dense[:, pairs[1], pairs[0]].T
+
+
+def dense_dirichlet(dense: Tensor, x: Tensor) -> Tensor:
+    """Σ_ij s_ij ‖x_i − x_j‖² per head, by the definition."""
+    x = x.unsqueeze(1) if x.dim() == 2 else x
+    squared = (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)
+    return (dense * squared).sum((1, 2))
+
+
+def leaf_tensors(*outputs: Tensor) -> list[Tensor]:
+    """The tensors that require a gradient and from which the outputs were computed."""
+    stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Any] = set()
+    leaves: dict[int, Tensor] = {}
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves[id(node.variable)] = node.variable
+        stack.extend(following for following, _ in node.next_functions)
+    return list(leaves.values())
+
+
+def _grads(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    if not loss.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    grads = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]

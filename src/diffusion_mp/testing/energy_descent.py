@@ -1,0 +1,154 @@
+"""``assert_energy_descent``: run a step on random instances and insist that its energy does not rise."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.energies import Certificate, Energy, Penalty, QuadraticPenalty, certify
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing.instances import random_instance
+from diffusion_mp.testing.tolerances import tolerance
+from diffusion_mp.updates import Backtracking, ExplicitEuler, StateUpdate
+
+EnergyOfStep = Energy | Callable[[Coupling, Tensor], Energy]
+
+
+def assert_energy_descent(
+    layer_or_update: nn.Module,
+    energy: EnergyOfStep | None = None,
+    *,
+    instances: int = 10,
+    steps: int = 5,
+    num_nodes: int = 12,
+    channels: int = 4,
+    seed: int = 0,
+) -> None:
+    """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double.
+
+    An update runs on random symmetric graph couplings whose Laplacian has eigenvalues in [0, 2] (one with a penalty of
+    its own, such as `Backtracking`, on that penalty's coupling), with a random source if its ``beta`` is not zero. A
+    layer runs as ``layer(x, edge_index)`` on random undirected graphs and must map C channels to C.
+
+    Args:
+        layer_or_update: what moves the state. A copy runs, in double and in evaluation mode.
+        energy: an `Energy`, or a function of the coupling and the state at the step's start that returns one. By
+            default the one that theory gives: the quadratic energy of the coupling (Theorem 1), or that of the layer's
+            penalty (Theorem 7), at the smallest certified λ; for updates other than `ExplicitEuler` the energy of the
+            state alone.
+        instances, steps, num_nodes, channels, seed: how many, how long, how large, and from which seed. A layer's
+            ``in_channels`` is used in place of ``channels``.
+
+    Raises:
+        AssertionError: names the step, the instance, the energy before and after; or the certificate's reason when no
+            theorem covers the step and no energy was given.
+    """
+    module = copy.deepcopy(layer_or_update).double().eval()
+    width = int(getattr(module, "in_channels", channels))
+    generator = torch.Generator().manual_seed(seed)
+    run = _run_update if isinstance(module, StateUpdate) else _run_layer
+    with torch.no_grad():
+        for instance in range(instances):
+            x = random_instance(num_nodes, width, generator, edges=False).x
+            step = run(module, energy, x, generator)
+            for k in range(steps):
+                x = _descend(step, x, f"{type(module).__name__}, instance {instance}, step {k}")
+
+
+Step = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
+
+
+def _descend(step: Step, x: Tensor, where: str) -> Tensor:
+    """Take one step and compare the energy at its ends."""
+    moved, energy = step(x)
+    if moved.shape != x.shape:
+        raise AssertionError(f"{where}: the shape went from {tuple(x.shape)} to {tuple(moved.shape)}, expected no change")
+    before, after = float(energy(x)), float(energy(moved))
+    rtol, atol = tolerance("energy", torch.float64)
+    if not after <= before + atol + rtol * abs(before):
+        raise AssertionError(
+            f"{where}: the energy rose from {before:.12g} to {after:.12g}; expected a step that does not raise it"
+        )
+    return moved
+
+
+def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, generator: torch.Generator) -> Step:
+    assert isinstance(update, StateUpdate)
+    own = update.penalty if isinstance(update, Backtracking) else None
+    all_pair = isinstance(own, Penalty) and not isinstance(own, QuadraticPenalty)
+    fixed = None if all_pair else _graph_coupling(start, generator)
+    beta, leak = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0)
+    source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if beta else None
+
+    def default(coupling: Coupling, x: Tensor) -> tuple[Energy, bool]:
+        if fixed is None:
+            assert isinstance(own, Penalty)
+            return Energy(own), False
+        form, lam, explicit = getattr(update, "form", "conservative"), 1.0, isinstance(update, ExplicitEuler)
+        if explicit:
+            lam = _covered(certify(coupling, x, update.tau, form=form, leak=leak)).lam  # type: ignore[arg-type]
+        quadratic = Energy(
+            QuadraticPenalty(), lam, coupling=coupling, source=source, beta=beta, leak=leak, laplacian=form
+        )
+        return quadratic, explicit
+
+    def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        coupling = fixed
+        if coupling is None:
+            assert isinstance(own, Penalty)
+            coupling = own.coupling(x, normalize=True)
+        moved = update(x.unsqueeze(1), coupling, source=None if source is None else source.unsqueeze(1)).squeeze(1)
+        chosen, proximal = (_chosen(energy, coupling, x), True) if energy is not None else default(coupling, x)
+        return moved, lambda state: chosen(state, x if proximal else None)
+
+    return step
+
+
+def _run_layer(layer: nn.Module, energy: EnergyOfStep | None, start: Tensor, generator: torch.Generator) -> Step:
+    graph = random_instance(start.shape[0], 1, generator).graph().to_undirected()
+
+    def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        moved, coupling = layer(x, graph, return_coupling=True)
+        chosen = _theory(layer, coupling, x) if energy is None else _chosen(energy, coupling, x)
+        return moved, lambda state: chosen(state, x)
+
+    return step
+
+
+def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
+    """The energy that a theorem gives a layer's explicit step."""
+    update, diffusivity = getattr(layer, "update", None), getattr(layer, "diffusivity", None)
+    if not isinstance(update, ExplicitEuler) or update.beta or diffusivity is None:
+        raise AssertionError(
+            f"{type(layer).__name__} has no diffusivity with an explicit step free of a source, so its energy is not "
+            f"known; pass assert_energy_descent(layer, energy)."
+        )
+    if diffusivity.penalty is not None and not diffusivity.needs_graph:
+        certificate = _covered(certify(diffusivity, x, update.tau, form=update.form, leak=update.leak))
+        return Energy(diffusivity.penalty, certificate.lam, leak=update.leak)
+    certificate = _covered(certify(coupling, x, update.tau, form=update.form, leak=update.leak))
+    return Energy(
+        QuadraticPenalty(), certificate.lam, coupling=coupling, leak=update.leak, laplacian=update.form
+    )
+
+
+def _covered(certificate: Certificate) -> Certificate:
+    if not certificate:
+        raise AssertionError(f"no energy is known to descend: {certificate}")
+    return certificate
+
+
+def _chosen(energy: EnergyOfStep, coupling: Coupling, x: Tensor) -> Energy:
+    return energy if isinstance(energy, Energy) else energy(coupling, x)
+
+
+def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
+    """A symmetric coupling with row sums of at most one: both Laplacians then have eigenvalues in [0, 2)."""
+    num_nodes = x.shape[0]
+    graph = random_instance(num_nodes, 1, generator).graph().to_undirected()
+    graph = Graph(num_nodes, graph.edges, graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max()))
+    return SparseCoupling(graph, symmetric=True, nonnegative=True)

@@ -1,0 +1,101 @@
+"""Laws and their verdicts: a law is a small named function whose docstring says what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from diffusion_mp.testing.tolerances import tolerance
+
+Case = TypeVar("Case")
+Law = Callable[[Case], None]
+
+
+class LawBroken(AssertionError):
+    """What one law found: got and expected."""
+
+
+def expect(condition: bool, sentence: str) -> None:
+    """Raise `LawBroken` with the sentence unless the condition holds."""
+    if not condition:
+        raise LawBroken(sentence)
+
+
+def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the result") -> None:
+    """Raise `LawBroken` unless two tensors agree in shape and, within the table's tolerance, in value."""
+    expect(
+        got.shape == expected.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    )
+    if got.numel() == 0:
+        return
+    rtol, atol = tolerance(operation, got.dtype)
+    got64, expected64 = got.detach().double(), expected.detach().double()
+    excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
+    excess = torch.where(excess.isnan(), torch.inf, excess)
+    worst = int(excess.argmax())
+    if excess.flatten()[worst] > 0:
+        place = [int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]
+        raise LawBroken(
+            f"{what} at {place} is {got64.flatten()[worst]:.12g}, expected {expected64.flatten()[worst]:.12g} "
+            f"(largest difference {(got64 - expected64).abs().max():.3g}, allowed {atol:g} + {rtol:g}·|expected|)"
+        )
+
+
+@contextmanager
+def expect_rng_untouched(what: str) -> Iterator[None]:
+    """Raise `LawBroken` if the body draws from, or seeds, the global random state."""
+    before = torch.get_rng_state()
+    yield
+    expect(torch.equal(before, torch.get_rng_state()), f"{what} moved torch's global random state, expected no change")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run the body from a seed and put the global random state back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def run_laws(subject: str, laws: Sequence[Law[Case]], case: Case, skip: Mapping[str, str] | None = None) -> None:
+    """Run every law on the case and raise one `AssertionError` that names the subject and each broken law.
+
+    Args:
+        subject: what is being checked, usually the class name or the `repr`.
+        laws: the laws; a law's name is its function's name without the leading underscore, spaces for underscores.
+        case: what every law is called with.
+        skip: law name → the reason why it does not apply. A name that no law has is an error.
+    """
+    skip = dict(skip or {})
+    names = {law_name(law): law for law in laws}
+    unknown = sorted(set(skip) - set(names))
+    if unknown:
+        raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")
+    broken: list[str] = []
+    first: Exception | None = None
+    for name, law in names.items():
+        if name in skip:
+            continue
+        try:
+            law(case)
+        except LawBroken as error:
+            sentence = str(error)
+            first = first or error
+        except Exception as error:  # anything the subject raises where the law expected an answer
+            sentence = f"it raised {type(error).__name__}: {error}"
+            first = first or error
+        else:
+            continue
+        statement = (law.__doc__ or "").split("\n")[0].strip().rstrip(".")
+        broken.append(f"{subject} breaks the law '{name}' ({statement}): {sentence}")
+    if broken:
+        raise AssertionError("\n".join(broken)) from first
+
+
+def law_name(law: Law[Case]) -> str:
+    """The readable name of a law."""
+    return getattr(law, "__name__", repr(law)).strip("_").replace("_", " ")

@@ -1,0 +1,57 @@
+"""How close is close: one table per operation and dtype, for our tests and for users' own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Tolerance(NamedTuple):
+    """|got − expected| ≤ atol + rtol · |expected|, elementwise."""
+
+    rtol: float
+    atol: float
+
+
+_SINGLE = Tolerance(1e-4, 1e-5)
+# Eight bits of mantissa are lost in the inputs, the scores and the result; the sum itself is taken in float32.
+_BRAIN = Tolerance(4e-2, 4e-2)
+_HALF = Tolerance(1e-2, 1e-2)
+
+
+def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, Tolerance]:
+    return {torch.float64: double, torch.float32: single, torch.bfloat16: _BRAIN, torch.float16: _HALF}
+
+
+TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
+    # a coupling against its dense matrix
+    "product": _row(Tolerance(1e-10, 1e-10)),
+    "degree": _row(Tolerance(1e-10, 1e-10)),
+    "entries": _row(Tolerance(1e-12, 1e-12)),
+    "dirichlet": _row(Tolerance(1e-9, 1e-9), Tolerance(1e-3, 1e-4)),
+    "gradient": _row(Tolerance(1e-8, 1e-9), Tolerance(1e-3, 1e-4)),
+    # the same numbers computed in another arrangement: permuted, batched, doubled
+    "rearranged": _row(Tolerance(1e-10, 1e-11)),
+    # a layer or an update against its formula or another library
+    "layer": _row(Tolerance(1e-9, 1e-10)),
+    "parity": _row(Tolerance(1e-10, 1e-10)),
+    # iterative solvers and matrix functions against dense linear algebra
+    "solve": _row(Tolerance(1e-8, 1e-8)),
+    # an energy may rise by rounding only
+    "energy": _row(Tolerance(1e-10, 1e-12)),
+    # float32 modules under autocast
+    "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),
+}
+
+
+def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
+    """The tolerance of an operation at a dtype.
+
+    Raises `KeyError` when the table has no such row or column.
+    """
+    if operation not in TOLERANCES:
+        raise KeyError(f"no tolerance for the operation {operation!r}; the table has {sorted(TOLERANCES)}")
+    if dtype not in TOLERANCES[operation]:
+        raise KeyError(f"no tolerance for {operation!r} at {dtype}; the table has {list(TOLERANCES[operation])}")
+    return TOLERANCES[operation][dtype]

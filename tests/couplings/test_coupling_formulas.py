@@ -1,0 +1,246 @@
+"""Each kind of coupling against its formula, written out by hand."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    SparseCoupling,
+    UniformCoupling,
+    distance_features,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing import check_coupling, tolerance
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
+    rtol, atol = tolerance(operation, got.dtype)
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+
+def block(ptr: Tensor) -> Tensor:
+    member = torch.repeat_interleave(torch.arange(len(ptr) - 1), ptr.diff())
+    return (member[:, None] == member[None, :]).double()
+
+
+PTR = torch.tensor([0, 3, 3, 4, 9])
+
+
+def test_an_edge_from_source_to_target_is_an_entry_of_the_targets_row() -> None:
+    coupling = SparseCoupling(Graph(3, torch.tensor([[0], [2]])), torch.tensor([5.0]))
+    assert coupling.to_dense()[0, 2, 0] == 5
+    moved = coupling @ torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1)
+    assert moved.flatten().tolist() == [0, 0, 5]
+    assert coupling.degree().flatten().tolist() == [0, 0, 5]
+    assert coupling.at(torch.tensor([[0, 2], [2, 0]])).flatten().tolist() == [5, 0]
+
+
+def test_parallel_edges_add_up_and_self_loops_stay() -> None:
+    graph = Graph(2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0]))
+    assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]
+    assert SparseCoupling(graph).at(torch.tensor([[0], [1]])).item() == 0.75
+
+
+def test_sparse_weights_default_to_the_graphs_and_may_differ_by_head() -> None:
+    graph = Graph(2, torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 4.0]))
+    assert SparseCoupling(graph).to_dense().tolist() == [[[0, 4], [3, 0]]]
+    by_head = SparseCoupling(graph, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert by_head.to_dense().tolist() == [[[0, 3], [1, 0]], [[0, 4], [2, 0]]]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_uniform(normalize: bool) -> None:
+    dense = UniformCoupling(9, PTR, normalize=normalize, dtype=torch.float64).to_dense()[0]
+    expected = block(PTR)
+    close(dense, expected / expected.sum(1, keepdim=True) if normalize else expected)
+
+
+def test_identity() -> None:
+    assert IdentityCoupling(3).to_dense().tolist() == torch.eye(3).unsqueeze(0).tolist()
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_low_rank(normalize: bool) -> None:
+    q, k = randn(9, 2, 4, seed=1).abs(), randn(9, 2, 4, seed=2).abs()
+    expected = torch.einsum("ihf,jhf->hij", q, k) * block(PTR)
+    if normalize:
+        expected = expected / expected.sum(2, keepdim=True)
+    close(LowRankCoupling(q, k, PTR, normalize=normalize).to_dense(), expected)
+    close(LowRankCoupling(q, k, PTR, normalize=normalize).degree(), expected.sum(2).T)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("score", ["exp", "sigmoid"])
+def test_pairwise(score: str, normalize: bool) -> None:
+    q, k, v = randn(9, 2, 4, seed=1), randn(9, 2, 4, seed=2), randn(9, 2, 3, seed=3)
+    s = torch.einsum("ihf,jhf->hij", q, k)
+    expected = (s.exp() if score == "exp" else s.sigmoid()) * block(PTR)
+    if normalize:
+        expected = expected / expected.sum(2, keepdim=True)
+    coupling = PairwiseCoupling(q, k, PTR, score, normalize=normalize)
+    close(coupling.to_dense(), expected)
+    close(coupling @ v, torch.einsum("hij,jhd->ihd", expected, v))
+    close(coupling.degree(), expected.sum(2).T)
+
+
+def test_distance_features_turn_inner_products_into_distances() -> None:
+    x = randn(6, 2, 3)
+    q, k = distance_features(x)
+    expected = -0.5 * (x[:, None] - x[None]).square().sum(-1).permute(2, 0, 1)
+    close(torch.einsum("ihf,jhf->hij", q, k), expected)
+
+
+def test_normalised_pairwise_rows_do_not_overflow() -> None:
+    q = torch.tensor([1e3, -1e3, 0.0, 1.0]).reshape(4, 1, 1).requires_grad_()
+    v = torch.arange(4.0).reshape(4, 1, 1)
+    for score in ("exp", "sigmoid"):
+        coupling = PairwiseCoupling(q, q, score=score)
+        out = coupling @ v
+        (grad,) = torch.autograd.grad(out.sum(), q)
+        assert out.isfinite().all(), score
+        assert grad.isfinite().all(), score
+        torch.testing.assert_close(coupling.to_dense().sum(2), torch.ones(1, 4))
+
+
+def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
+    ptr = torch.tensor([0, 2, 4])
+    q = torch.tensor([30.0, 31.0, -30.0, -31.0], dtype=torch.float64).reshape(4, 1, 1).requires_grad_()
+    coupling = PairwiseCoupling(q, q.flip(0), ptr)
+    across = coupling.at(torch.tensor([[2, 3, 0], [0, 0, 3]]))
+    assert across.tolist() == [[0], [0], [0]]
+    dense = coupling.to_dense()
+    assert dense.isfinite().all()
+    assert (dense[0, :2, 2:] == 0).all()
+    (grad,) = torch.autograd.grad(dense.sum() + across.sum(), q)
+    assert grad.isfinite().all()
+
+
+def test_a_thousand_rows_in_float32_sum_to_one() -> None:
+    q, k = randn(1000, 1, 4, seed=1).float(), randn(1000, 1, 4, seed=2).float()
+    one = torch.ones(1000, 1, 1)
+    close(PairwiseCoupling(q, k) @ one, one)
+    positive = LowRankCoupling(q.abs(), k.abs(), normalize=True)
+    close(positive @ one, one)
+
+
+@pytest.mark.parametrize("kind", ["low-rank", "pairwise", "uniform"])
+def test_512_graphs_of_5_to_60_nodes_equal_a_loop_over_them(kind: str) -> None:
+    sizes = torch.randint(5, 61, (512,), generator=torch.Generator().manual_seed(0))
+    ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+    n = int(ptr[-1])
+    q, k, v = (randn(n, 2, 4, seed=seed).abs().requires_grad_() for seed in (1, 2, 3))
+
+    def build(a: int, b: int, bounds: Tensor | None) -> Coupling:
+        if kind == "uniform":
+            return UniformCoupling(b - a, bounds, dtype=torch.float64)
+        if kind == "low-rank":
+            return LowRankCoupling(q[a:b], k[a:b], bounds, normalize=True)
+        return PairwiseCoupling(q[a:b], k[a:b], bounds)
+
+    together = build(0, n, ptr) @ v
+    bounds = ptr.tolist()
+    apart = torch.cat([build(a, b, None) @ v[a:b] for a, b in pairwise(bounds)])
+    close(together, apart, "rearranged")
+    weight = randn(n, 2, 4, seed=9)
+    leaves = [v] if kind == "uniform" else [q, k, v]
+    for ours, loop in zip(
+        torch.autograd.grad((together * weight).sum(), leaves),
+        torch.autograd.grad((apart * weight).sum(), leaves),
+        strict=True,
+    ):
+        close(ours, loop, "gradient")
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=7),
+    heads=st.integers(1, 3),
+    width=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_ragged_batches_of_any_shape(sizes: list[int], heads: int, width: int, seed: int) -> None:
+    ptr = torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()])
+    n = int(ptr[-1])
+    q, k, v = (randn(n, heads, width, seed=seed + offset) for offset in (0, 100, 200))
+    inside = block(ptr)
+    low = torch.einsum("ihf,jhf->hij", q, k) * inside
+    close(LowRankCoupling(q, k, ptr) @ v, torch.einsum("hij,jhd->ihd", low, v))
+    high = torch.einsum("ihf,jhf->hij", q, k).sigmoid() * inside
+    high = high / high.sum(2, keepdim=True)
+    close(PairwiseCoupling(q, k, ptr, "sigmoid") @ v, torch.einsum("hij,jhd->ihd", high, v))
+    mean = inside / inside.sum(1, keepdim=True)
+    close(UniformCoupling(n, ptr, dtype=torch.float64) @ v, torch.einsum("ij,jhd->ihd", mean, v))
+
+
+def test_to_dense_warns_when_it_is_large() -> None:
+    big = IdentityCoupling(8193)
+    with pytest.warns(UserWarning, match="67,125,249 entries"):
+        big.to_dense()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        IdentityCoupling(100).to_dense()
+
+
+class Ring(Coupling):
+    """Each node hears its left neighbour: three methods make a coupling."""
+
+    def _product(self, v: Tensor) -> Tensor:
+        return v.roll(1, dims=0)
+
+    def _transpose(self) -> Coupling:
+        return LeftRing(self.num_nodes, 1, torch.empty(0, dtype=self.dtype), row_stochastic=True, nonnegative=True)
+
+    def degree(self) -> Tensor:
+        return torch.ones(self.num_nodes, 1, dtype=self.dtype)
+
+
+class LeftRing(Ring):
+    def _product(self, v: Tensor) -> Tensor:
+        return v.roll(-1, dims=0)
+
+    def _transpose(self) -> Coupling:
+        return ring()
+
+
+def ring() -> Coupling:
+    return Ring(7, 1, torch.empty(0, dtype=torch.float64), row_stochastic=True, nonnegative=True)
+
+
+def test_a_users_own_coupling_inherits_the_rest() -> None:
+    check_coupling(ring())
+    assert ring().at(torch.tensor([[0, 6], [1, 0]])).flatten().tolist() == [1, 1]
+
+
+def test_adding_couplings_of_different_sizes_or_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="same nodes; got 3 and 4 nodes"):
+        IdentityCoupling(3) + IdentityCoupling(4)
+    q = randn(3, 2, 2)
+    with pytest.raises(ValueError, match=r"one head or 3"):
+        LowRankCoupling(q, q) + LowRankCoupling(randn(3, 3, 2), randn(3, 3, 2))
+
+
+def test_products_with_half_precision_values_accumulate_in_float32() -> None:
+    n = 3000
+    one = torch.ones(n, 1, 1, dtype=torch.bfloat16)
+    for coupling in (
+        UniformCoupling(n, dtype=torch.bfloat16),
+        PairwiseCoupling(0 * one, 0 * one),
+        SparseCoupling(Graph(n, torch.stack([torch.arange(n), torch.zeros(n, dtype=torch.long)])), one[:, 0] / 4096),
+    ):
+        got = (coupling @ one).float()[0].item()
+        expected = n / 4096 if isinstance(coupling, SparseCoupling) else 1.0
+        assert abs(got - expected) < 0.01, type(coupling).__name__

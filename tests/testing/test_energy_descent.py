@@ -1,0 +1,46 @@
+"""`assert_energy_descent` accepts what theory covers, and can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from diffusion_mp.energies import Energy, QuadraticPenalty, SigmoidPenalty, SimplePenalty
+from diffusion_mp.testing import assert_energy_descent
+from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+
+UPDATES: dict[str, StateUpdate] = {
+    "euler": ExplicitEuler(0.5),
+    "euler-long": ExplicitEuler(0.99),
+    "euler-residual": ExplicitEuler(0.5, form="residual"),
+    "euler-leak": ExplicitEuler(0.4, leak=0.2),
+    "euler-source": ExplicitEuler(0.4, beta=0.7, leak=0.2),
+    "implicit": ImplicitEuler(3.0),
+    "implicit-residual": ImplicitEuler(3.0, form="residual"),
+    "heat": HeatKernel(2.0),
+    "equilibrium": Equilibrium(beta=0.5, leak=0.3),
+    "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
+    "backtracking-simple": Backtracking(SimplePenalty(), tau=4.0),
+    "backtracking-sigmoid": Backtracking(SigmoidPenalty(), tau=4.0),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_descend(name: str) -> None:
+    assert_energy_descent(UPDATES[name])
+
+
+def test_a_step_beyond_the_certified_size_is_refused() -> None:
+    with pytest.raises(AssertionError, match="τ must be below τ_max"):
+        assert_energy_descent(ExplicitEuler(5.0))
+
+
+def test_a_lambda_below_the_certified_one_is_caught() -> None:
+    def small(coupling, x):
+        return Energy(QuadraticPenalty(), 0.2 * 0.5 / 2, coupling=coupling)
+
+    with pytest.raises(AssertionError, match=r"ExplicitEuler, instance .*the energy rose from"):
+        assert_energy_descent(ExplicitEuler(0.5), small)
+
+
+def test_an_energy_of_the_users_own() -> None:
+    assert_energy_descent(ExplicitEuler(0.5), lambda coupling, x: Energy("quadratic", 1.0, coupling=coupling))
