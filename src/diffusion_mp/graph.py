@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -89,6 +88,10 @@ class Graph:
         self.edge_weight = edge_weight
         self._batch = batch
         self._ptr = ptr
+        # Filled when first asked for. (Plain attributes: torch.compile cannot enter functools.cached_property's lock.)
+        self._segments: Tensor | None = None
+        self._csr: Compressed | None = None
+        self._csc: Compressed | None = None
         self._check_form()
         if validate and not torch.compiler.is_compiling():
             self._check_values()
@@ -239,12 +242,12 @@ class Graph:
         """Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given)."""
         return self._batch is None and self._ptr is None
 
-    @cached_property
+    @property
     def segments(self) -> Tensor | None:
-        """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph."""
-        if self.is_single:
-            return None
-        return self._ptr.cpu().long() if self._ptr is not None else batch_pointers(self._batch)
+        """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
+        if self._segments is None and not self.is_single:
+            self._segments = batch_pointers(self._batch) if self._ptr is None else self._ptr.cpu().long()
+        return self._segments
 
     @property
     def ptr(self) -> Int[Tensor, "graphs_plus_one"]:
@@ -286,17 +289,21 @@ class Graph:
             return like.new_ones(self.edges.size(1))
         return self.edge_weight.to(like)
 
-    @cached_property
+    @property
     def csr(self) -> Compressed:
-        """Entries by target (row i of the adjacency: the senders of i)."""
-        return self._compress(self.edges[1])
+        """Entries by target (row i of the adjacency: the senders of i). Cached."""
+        if self._csr is None:
+            self._csr = self._compress(self.edges[1])
+        return self._csr
 
-    @cached_property
+    @property
     def csc(self) -> Compressed:
-        """Entries by source (column j: the receivers of j)."""
-        return self._compress(self.edges[0])
+        """Entries by source (column j: the receivers of j). Cached."""
+        if self._csc is None:
+            self._csc = self._compress(self.edges[0])
+        return self._csc
 
-    @cached_property
+    @property
     def pattern(self) -> Pattern:
         """Both compressed forms at once, as the sparse kernels take them."""
         return Pattern(self.edges[1], self.edges[0], *self.csr, *self.csc)
@@ -319,7 +326,8 @@ class Graph:
 
         - ``"keep"``: as observed.
         - ``"add"``: one more loop of weight 1 at every node (A + I).
-        - ``"remaining"``: a loop of weight 1 where a node has none (PyG's ``add_remaining_self_loops``).
+        - ``"remaining"``: one loop at every node, the observed one, or 1 where there is none (PyG's
+          ``add_remaining_self_loops``); parallel loops count with their mean.
         - ``"remove"``: loops get weight 0, hence no influence.
         """
         check_choice(policy, "self_loops", ["keep", "add", "remove", "remaining"])
@@ -328,12 +336,17 @@ class Graph:
         edge_index = self.edges
         weight = self.weights(torch.empty(0, device=edge_index.device) if self.edge_weight is None else self.edge_weight)
         is_loop = edge_index[0] == edge_index[1]
-        if policy == "remove":
-            return self._with_edges(edge_index, weight.masked_fill(is_loop, 0.0))
         loop_weight = weight.new_ones(self.num_nodes)
+        if policy in ("remove", "remaining"):
+            observed = weight * is_loop
+            weight = weight - observed
+        if policy == "remove":
+            return self._with_edges(edge_index, weight)
         if policy == "remaining":
-            loops_at = weight.new_zeros(self.num_nodes).index_add(0, edge_index[0], is_loop.to(weight.dtype))
-            loop_weight = (loops_at == 0).to(weight.dtype)
+            count, total = (
+                weight.new_zeros(self.num_nodes).index_add(0, edge_index[0], w) for w in (is_loop.to(weight.dtype), observed)
+            )
+            loop_weight = torch.where(count > 0, total / count.clamp(min=1), loop_weight)
         nodes = torch.arange(self.num_nodes, device=edge_index.device)
         return self._with_edges(
             torch.cat([edge_index, torch.stack([nodes, nodes])], dim=1), torch.cat([weight, loop_weight])
@@ -348,7 +361,7 @@ class Graph:
     def reverse(self) -> Graph:
         """Every edge turned around (the transpose Aᵀ)."""
         reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight)
-        reversed_.csr, reversed_.csc = self.csc, self.csr
+        reversed_._csr, reversed_._csc = self.csc, self.csr
         return reversed_
 
     def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:

@@ -32,7 +32,8 @@ class Coupling(ABC):
         heads: H.
         like: any tensor with the coupling's dtype and device.
         symmetric: S = Sᵀ for every head.
-        row_stochastic: every row that has a partner at all sums to one.
+        row_stochastic: every row sums to one, except that a row nobody sends to is zero. (There a conservative update
+            leaves the node alone, a residual one shrinks it.)
         nonnegative: no entry is negative.
     """
 

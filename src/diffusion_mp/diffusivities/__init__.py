@@ -10,6 +10,7 @@ from diffusion_mp.diffusivities.all_pair import (
 from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
+from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
 
 __all__ = [
     "AdjacencyDiffusivity",
@@ -18,6 +19,7 @@ __all__ = [
     "EdgeDiffusivity",
     "GATDiffusivity",
     "GaussianDiffusivity",
+    "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
     "ScaledDiffusivity",
     "SigmoidDiffusivity",

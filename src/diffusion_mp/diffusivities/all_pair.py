@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -81,18 +81,18 @@ class AllPairDiffusivity(Diffusivity):
             self.key = nn.Linear(channels, heads * self.head_channels, bias=False)
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {form=}): an energy is known for "
-            f"projection=None, normalize=None, form='distance' (ERRATA D8, D18)."
+            f"projection=None, normalize=None, form='distance' (ERRATA D8, D18), for the softmax with channels given."
         )
 
     @abstractmethod
-    def penalty_of(self, dim: int) -> Penalty:
-        """δ with f = δ′ for vectors of ``dim`` channels."""
+    def penalty_of(self, dim: int | None) -> Penalty | None:
+        """δ with f = δ′ for vectors of ``dim`` channels; ``None`` where that must be known and is not."""
 
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
         """δ, where f reads the very state that moves: no projection, no normalisation, the actual distance."""
         if self.projection is None and self.normalize is None and self.form == "distance":
-            return self.penalty_of((self.channels or self.heads) // self.heads)
+            return self.penalty_of(None if self.channels is None else self.channels // self.heads)
         return None
 
     def queries_and_keys(
@@ -102,13 +102,13 @@ class AllPairDiffusivity(Diffusivity):
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = x.view(x.size(0), self.heads, -1)
+            q = x.unflatten(1, (self.heads, -1))
         else:
-            q = self.query(x).view(x.size(0), self.heads, -1)
+            q = self.query(x).unflatten(1, (self.heads, -1))
         q_normal = self._normalized(q, graph)
         if self.projection != "separate":
             return q_normal, q_normal
-        return q_normal, self._normalized(self.key(x).view_as(q), graph)
+        return q_normal, self._normalized(self.key(x).unflatten(1, (self.heads, -1)), graph)
 
     def _normalized(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
         if self.normalize == "row":
@@ -123,8 +123,8 @@ class AllPairDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph)
-        score = self.penalty_of(q.size(2)).score
-        return score.coupling(
+        penalty = cast(Penalty, self.penalty_of(q.size(2)))
+        return penalty.score.coupling(
             q,
             k,
             graph.segments,
@@ -147,7 +147,7 @@ class SimpleDiffusivity(AllPairDiffusivity):
     states of any norm and still low-rank; f is non-negative, and an energy falls, while all ‖x_i − x_j‖ ≤ 2 (ERRATA D7).
     """
 
-    def penalty_of(self, dim: int) -> Penalty:
+    def penalty_of(self, dim: int | None) -> Penalty:
         return SimplePenalty()
 
 
@@ -158,15 +158,15 @@ class SigmoidDiffusivity(AllPairDiffusivity):
     ``normalize=None``.
     """
 
-    def penalty_of(self, dim: int) -> Penalty:
+    def penalty_of(self, dim: int | None) -> Penalty:
         return SigmoidPenalty()
 
 
 class SoftmaxDiffusivity(AllPairDiffusivity):
     """f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21; ERRATA D9)."""
 
-    def penalty_of(self, dim: int) -> Penalty:
-        return SoftmaxPenalty(dim)
+    def penalty_of(self, dim: int | None) -> Penalty | None:
+        return None if dim is None else SoftmaxPenalty(dim)
 
 
 class GaussianDiffusivity(AllPairDiffusivity):
@@ -177,5 +177,5 @@ class GaussianDiffusivity(AllPairDiffusivity):
         check_positive(bandwidth, "bandwidth")
         self.bandwidth = bandwidth
 
-    def penalty_of(self, dim: int) -> Penalty:
+    def penalty_of(self, dim: int | None) -> Penalty:
         return GaussianPenalty(self.bandwidth)

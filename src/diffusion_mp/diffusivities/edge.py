@@ -65,7 +65,7 @@ class GATDiffusivity(Diffusivity):
             )
         graph = graph.with_self_loops(self.self_loops)
         source, target = graph.edges
-        by_head = x.view(-1, heads, width)
+        by_head = x.unflatten(1, (heads, width))
         sent, received = (by_head * self.att_src).sum(2), (by_head * self.att_dst).sum(2)
         logits = leaky_relu(sent[source] + received[target], self.negative_slope)
         weight = edge_softmax(logits, graph.weights(logits).unsqueeze(1), target, graph.num_nodes)

@@ -1,0 +1,74 @@
+"""``cite``: the BibTeX of what a model uses."""
+
+from __future__ import annotations
+
+from torch import nn
+
+REFERENCES: dict[str, str] = {
+    "wu2025transformers": """@article{wu2025transformers,
+  title   = {Transformers from Diffusion: A Unified Framework for Neural Message Passing},
+  author  = {Wu, Qitian and Wipf, David and Yan, Junchi},
+  journal = {Journal of Machine Learning Research},
+  year    = {2025}
+}""",
+    "wu2023difformer": """@inproceedings{wu2023difformer,
+  title     = {{DIFFormer}: Scalable (Graph) Transformers Induced by Energy Constrained Diffusion},
+  author    = {Wu, Qitian and Yang, Chenxiao and Zhao, Wentao and He, Yixuan and Wipf, David and Yan, Junchi},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023}
+}""",
+    "kipf2017gcn": """@inproceedings{kipf2017gcn,
+  title     = {Semi-Supervised Classification with Graph Convolutional Networks},
+  author    = {Kipf, Thomas N. and Welling, Max},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
+    "wu2019sgc": """@inproceedings{wu2019sgc,
+  title     = {Simplifying Graph Convolutional Networks},
+  author    = {Wu, Felix and Souza, Amauri and Zhang, Tianyi and Fifty, Christopher and Yu, Tao and Weinberger, Kilian},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2019}
+}""",
+    "xu2019gin": """@inproceedings{xu2019gin,
+  title     = {How Powerful are Graph Neural Networks?},
+  author    = {Xu, Keyulu and Hu, Weihua and Leskovec, Jure and Jegelka, Stefanie},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2019}
+}""",
+    "velickovic2018gat": """@inproceedings{velickovic2018gat,
+  title     = {Graph Attention Networks},
+  author    = {Veli{\\v{c}}kovi{\\'c}, Petar and Cucurull, Guillem and Casanova, Arantxa and Romero, Adriana and
+               Li{\\`o}, Pietro and Bengio, Yoshua},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018}
+}""",
+    "klicpera2019appnp": """@inproceedings{klicpera2019appnp,
+  title     = {Predict then Propagate: Graph Neural Networks meet Personalized {PageRank}},
+  author    = {Klicpera, Johannes and Bojchevski, Aleksandar and G{\\"u}nnemann, Stephan},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2019}
+}""",
+    "chen2020gcnii": """@inproceedings{chen2020gcnii,
+  title     = {Simple and Deep Graph Convolutional Networks},
+  author    = {Chen, Ming and Wei, Zhewei and Huang, Zengfeng and Ding, Bolin and Li, Yaliang},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2020}
+}""",
+    "zhou2004learning": """@inproceedings{zhou2004learning,
+  title     = {Learning with Local and Global Consistency},
+  author    = {Zhou, Dengyong and Bousquet, Olivier and Lal, Thomas Navin and Weston, Jason and Sch{\\"o}lkopf, Bernhard},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2004}
+}""",
+}
+
+
+def cite(model: nn.Module) -> str:
+    """BibTeX of the papers behind ``model`` and its parts, in the order they appear; also printed.
+
+    A module names its papers in a class attribute ``references``, keys of ``diffusion_mp.cite.REFERENCES``.
+    """
+    keys = dict.fromkeys(key for module in model.modules() for key in getattr(module, "references", ()))
+    text = "\n\n".join(REFERENCES[key] for key in keys)
+    print(text)
+    return text

@@ -1,0 +1,17 @@
+"""Layers: the generic ``DiffusionConv`` and the named ones built from it."""
+
+from diffusion_mp.layers.difformer_conv import DIFFormerConv
+from diffusion_mp.layers.diffusion_conv import DiffusionConv
+from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+
+__all__ = [
+    "APPNPConv",
+    "DIFFormerConv",
+    "DiffusionConv",
+    "GATConv",
+    "GCNConv",
+    "GCNIIConv",
+    "GINConv",
+    "MLPConv",
+    "SGConv",
+]

@@ -1,0 +1,154 @@
+"""The well-known GNN layers as one step of a diffusion: each only chooses a diffusivity and an update.
+
+Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All are the *residual* form
+x′ = (1 − τ) x + τ S v: the conservative Eq. (6) has another degree term (ERRATA D4).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.inits import glorot, reset
+
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, GATDiffusivity, IdentityDiffusivity
+from diffusion_mp.errors import check_count, check_positive
+from diffusion_mp.graph import SelfLoops
+from diffusion_mp.layers.diffusion_conv import DiffusionConv
+from diffusion_mp.updates import ExplicitEuler
+
+
+def _gcn_adjacency(self_loops: SelfLoops = "remaining") -> AdjacencyDiffusivity:
+    return AdjacencyDiffusivity("sym", self_loops=self_loops, direction="pyg")
+
+
+def teleport(alpha: float) -> ExplicitEuler:
+    """x′ = (1 − α) S x + α h: a step of size 1 − α with source and leak α/(1 − α) (ERRATA D22)."""
+    check_positive(alpha, "alpha", allow_zero=True)
+    if alpha >= 1:
+        raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
+    rate = alpha / (1 - alpha)
+    return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
+
+
+class MLPConv(DiffusionConv):
+    """x′ = W x + b: no node sees another."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__(in_channels, out_channels, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"), bias=bias)
+
+
+class GCNConv(DiffusionConv):
+    r"""x′ = D^-½ (A + I) D^-½ W x + b (Kipf & Welling 2017; Example 1 with τ = 1)."""
+
+    references = ("kipf2017gcn",)
+
+    def __init__(self, in_channels: int, out_channels: int, *, self_loops: SelfLoops = "remaining", bias: bool = True) -> None:
+        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias)
+
+
+class SGConv(DiffusionConv):
+    r"""x′ = (D^-½ (A + I) D^-½)^K W x + b (Wu et al. 2019)."""
+
+    references = ("wu2019sgc",)
+
+    def __init__(self, in_channels: int, out_channels: int, K: int = 2, *, bias: bool = True) -> None:
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, out_channels, _gcn_adjacency(), update, bias=bias, steps=K)
+
+
+class GINConv(DiffusionConv):
+    r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019): the coupling (1 + ε) I + A.
+
+    Args:
+        in_channels: channels of x.
+        mlp: what is applied to the sum.
+        eps: ε at the start.
+        train_eps: learn it.
+    """
+
+    references = ("xu2019gin",)
+
+    def __init__(self, in_channels: int, mlp: nn.Module, eps: float = 0.0, *, train_eps: bool = False) -> None:
+        own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
+        diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
+        self.mlp = mlp
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        reset(self.mlp)
+
+    def output(self, out: Tensor) -> Tensor:
+        return self.mlp(out)
+
+
+class GATConv(DiffusionConv):
+    r"""x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018); ``out_channels`` is per head."""
+
+    references = ("velickovic2018gat",)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        self_loops: SelfLoops = "remaining",
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            GATDiffusivity(heads * out_channels, heads, negative_slope=negative_slope, self_loops=self_loops),
+            ExplicitEuler(1.0, "residual"),
+            heads,
+            concat=concat,
+            reads="values",
+            dropout=dropout,
+            bias=bias,
+        )
+
+
+class APPNPConv(DiffusionConv):
+    r"""x^(k+1) = (1 − α) Â x^(k) + α x^(0), K times (Klicpera et al. 2019); its limit is an ``Equilibrium``."""
+
+    references = ("klicpera2019appnp",)
+
+    def __init__(self, channels: int, K: int = 10, alpha: float = 0.1) -> None:
+        super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False, steps=K)
+
+
+class GCNIIConv(DiffusionConv):
+    r"""x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
+
+    Args:
+        channels: of x and x^(0), which is passed as ``source``.
+        alpha: α.
+        theta, layer: θ and l; without them β_l = 1.
+    """
+
+    references = ("chen2020gcnii",)
+
+    def __init__(self, channels: int, alpha: float = 0.1, theta: float | None = None, layer: int | None = None) -> None:
+        super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False)
+        if (theta is None) != (layer is None):
+            raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}.")
+        if theta is not None and layer is not None:
+            check_positive(theta, "theta")
+            check_count(layer, "layer")
+        self.mapping = 1.0 if theta is None or layer is None else math.log(theta / layer + 1)
+        self.weight = nn.Parameter(torch.empty(channels, channels))
+        glorot(self.weight)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        glorot(self.weight)
+
+    def output(self, out: Tensor) -> Tensor:
+        return torch.addmm(out, out, self.weight, beta=1 - self.mapping, alpha=self.mapping)

@@ -1,0 +1,7 @@
+"""Models: chains of diffusion layers, tensors in and logits or embeddings out."""
+
+from diffusion_mp.models.difformer import DIFFormer
+from diffusion_mp.models.gnn import DiffusionGNN
+from diffusion_mp.models.label_propagation import LabelPropagation
+
+__all__ = ["DIFFormer", "DiffusionGNN", "LabelPropagation"]

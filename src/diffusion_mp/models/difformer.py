@@ -1,0 +1,131 @@
+"""``DIFFormer``: the Transformer made of diffusion steps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import dropout, relu
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import check_choice, check_count, check_probability, check_state
+from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.layers import DIFFormerConv
+from diffusion_mp.layers.difformer_conv import Kernel
+
+
+class DIFFormer(nn.Module):
+    r"""DIFFormer (Wu, Wipf & Yan 2025, Eqs. 53–64): an input layer, K propagation layers, an output layer.
+
+    Z^(0) = ReLU(LayerNorm(W_I X + b_I)),  Z^(k+1) = σ′(LayerNorm((1 − τ) Z^(k) + τ P̄^(k))),  Ŷ = Z^(K) W_O + b_O.
+
+    By default the diffusivity reads the state itself, without projections (Eqs. 17–18; ERRATA D20), and dropout acts only on
+    what is propagated. With LayerNorm in between no theorem covers the stack; set ``layer_norm=False`` to watch an energy fall.
+
+    Args:
+        in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
+        num_layers: K.
+        heads, kernel, projection, normalize, tau, graph, self_loops: see :class:`DIFFormerConv`.
+        transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
+        source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4).
+        leak: κ beside the source; a pure source does not keep a deep stack apart (ERRATA D22).
+        activation: σ′ after every layer, ``"relu"`` or ``None``.
+        layer_norm: normalise after the input layer and after every step.
+        dropout: rate.
+
+    Shapes:
+        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+    """
+
+    references = DIFFormerConv.references
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        heads: int = 1,
+        kernel: Kernel = "simple",
+        projection: Literal["separate", "tied"] | None = None,
+        normalize: Literal["row", "frobenius"] | None = "row",
+        tau: float = 0.5,
+        graph: Literal["sum", "mean"] | None = "sum",
+        self_loops: SelfLoops = "remaining",
+        transform: bool = False,
+        source: bool = False,
+        leak: float = 0.0,
+        activation: Literal["relu"] | None = None,
+        layer_norm: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("in_channels", in_channels),
+            ("hidden_channels", hidden_channels),
+            ("out_channels", out_channels),
+            ("num_layers", num_layers),
+        ):
+            check_count(value, name)
+        check_choice(activation, "activation", ["relu", None])
+        check_probability(dropout, "dropout")
+        self.in_channels, self.activation, self.source, self.dropout = in_channels, activation, source, dropout
+        self.encoder = nn.Linear(in_channels, hidden_channels)
+        self.convs = nn.ModuleList(
+            DIFFormerConv(
+                hidden_channels,
+                hidden_channels,
+                heads,
+                kernel=kernel,
+                projection=projection,
+                normalize=normalize,
+                tau=tau,
+                graph=graph,
+                self_loops=self_loops,
+                beta=1.0 if source else 0.0,
+                leak=leak,
+                transform=transform,
+                keep="state",
+                bias=False,
+                dropout=dropout,
+            )
+            for _ in range(num_layers)
+        )
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)
+        )
+        self.decoder = nn.Linear(hidden_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, in the order of the constructor."""
+        self.encoder.reset_parameters()
+        for conv in self.convs:
+            conv.reset_parameters()
+        for norm in self.norms:
+            if isinstance(norm, nn.LayerNorm):
+                norm.reset_parameters()
+        self.decoder.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+        """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
+        check_state(x, channels=self.in_channels)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        x = relu(self.norms[0](self.encoder(x)))
+        initial = x if self.source else None
+        couplings = []
+        for conv, norm in zip(self.convs, self.norms[1:], strict=True):
+            x, coupling = conv(x, graph, source=initial, return_coupling=True)
+            x = norm(x)
+            x = relu(x) if self.activation == "relu" else x
+            couplings.append(coupling)
+        logits = self.decoder(dropout(x, self.dropout, self.training))
+        return (logits, couplings) if return_coupling else logits

@@ -1,0 +1,60 @@
+"""``LabelPropagation``: the same diffusion, with labels as the state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
+from diffusion_mp.errors import check_count, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers.fixed import teleport
+
+
+class LabelPropagation(nn.Module):
+    r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
+
+    Args:
+        num_layers: how many steps.
+        alpha: α in (0, 1].
+        diffusivity: a fixed one; D^-½AD^-½ by default. It never reads the labels.
+
+    Shapes:
+        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes whose labels are known; output: [N, K].
+    """
+
+    references = ("zhou2004learning",)
+
+    def __init__(self, num_layers: int = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
+        super().__init__()
+        check_count(num_layers, "num_layers")
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must lie in (0, 1]; got {alpha}.")
+        self.num_layers = num_layers
+        self.update = teleport(1 - alpha)
+        self.diffusivity = AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
+
+    @torch.no_grad()
+    def forward(
+        self,
+        y: Tensor,
+        edge_index: Tensor | Graph,
+        edge_weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Tensor:
+        """Soft labels of every node."""
+        if y.dim() == 1:
+            if y.is_floating_point():
+                raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
+            y = one_hot(y.clamp(min=0)).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape != y.shape[:1]:
+                raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
+            y = y * mask.unsqueeze(1)
+        coupling = self.diffusivity(y, Graph.coerce(y, edge_index, edge_weight, batch))
+        start = state = y.unsqueeze(1)
+        for _ in range(self.num_layers):
+            state = self.update(state, coupling, source=start).clamp(0, 1)
+        return state.squeeze(1)
