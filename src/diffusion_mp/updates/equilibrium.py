@@ -22,7 +22,7 @@ class Equilibrium(LaplacianUpdate):
 
     Without a leak, D̄ − S has the constants in its kernel: the printed (D̄ − S)⁻¹H does not exist unless H happens
     to be orthogonal to them, so the conservative form needs ``leak > 0``. The residual form I − S may be regular by
-    itself; its smallest eigenvalue is then computed and must be above 1e-6 (1e-3 in single precision).
+    itself; its smallest eigenvalue is then computed and must be above 1e-6 (1e-2 in single precision).
 
     Args:
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
@@ -68,8 +68,8 @@ class Equilibrium(LaplacianUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        smallest = min(low for low, _ in laplacian_extremes(coupling, self.form))
-        regular = 100 * resolution(coupling.dtype)
+        smallest, _ = laplacian_extremes(coupling, self.form)
+        regular = 1000 * resolution(coupling.dtype)
         if not smallest > regular:
             raise SingularSystemError(
                 f"Equilibrium(form='residual', leak=0) needs I − S positive definite; its smallest eigenvalue is "

@@ -59,7 +59,7 @@ class ExplicitEuler(LaplacianUpdate):
     ) -> Float[Tensor, "N #H D"]:
         """(1 − τ(d + κ))·x + τ S v + τβh, with as few passes over memory as that takes."""
         values = self.validate(x, coupling, values, source)
-        moved = coupling @ values
+        moved = coupling.matmul(values)
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
         if isinstance(keep, Tensor):
             moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)

@@ -1,47 +1,35 @@
 """Where the eigenvalues of a Laplacian lie, without ever forming it."""
 
-from functools import partial
-
-import numpy as np
 import torch
-from scipy.sparse import diags_array, eye_array
-from scipy.sparse.linalg import aslinearoperator, eigsh
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies.spectrum import extreme_eigenvalue, laplacian
 from diffusion_mp.updates.base import Form
+
+
+@torch.no_grad()
+def laplacian_extremes(coupling: Coupling, form: Form) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of Δ over all heads of a symmetric coupling, by Lanczos."""
+    from scipy.sparse import eye_array
+    from scipy.sparse.linalg import aslinearoperator
+
+    if coupling.num_nodes == 0:
+        return 1.0, 1.0
+    identity = aslinearoperator(eye_array(coupling.num_nodes))
+    ends = []
+    for head in range(coupling.heads):
+        delta = laplacian(coupling, head, form)
+        high = extreme_eigenvalue(delta, "largest", resolution(coupling.dtype))
+        # The smallest one is often zero; Lanczos is accurate relative to what it looks for, so it looks from above.
+        low = high - extreme_eigenvalue(high * identity - delta, "largest", resolution(coupling.dtype))
+        ends.append((low, high))
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def resolution(dtype: torch.dtype) -> float:
     """How far an eigenvalue computed with products in ``dtype`` can be trusted, relative to the largest one."""
-    return 1e-8 if dtype == torch.float64 else 1e-5
-
-
-@torch.no_grad()
-def laplacian_extremes(coupling: Coupling, form: Form) -> list[tuple[float, float]]:
-    """Smallest and largest eigenvalue of Δ for every head of a symmetric coupling (SciPy's Lanczos; small N dense)."""
-    num_nodes = coupling.num_nodes
-    if num_nodes == 0:
-        return [(1.0, 1.0)] * coupling.heads
-    degrees = coupling.degree().double().cpu().numpy()
-    extremes = []
-    for head in range(coupling.heads):
-        product = coupling.as_linear_operator(head)
-        diagonal = degrees[:, head] if form == "conservative" else np.ones(num_nodes)
-        laplacian = aslinearoperator(diags_array(diagonal)) - product
-        if num_nodes <= 32:  # Lanczos needs room for its basis
-            eigenvalues = np.linalg.eigvalsh(laplacian @ np.eye(num_nodes))
-            extremes.append((float(eigenvalues[0]), float(eigenvalues[-1])))
-            continue
-        start = np.random.default_rng(0).standard_normal(num_nodes)  # a generic vector; no global random state
-        lanczos = partial(eigsh, k=1, v0=start, tol=resolution(coupling.dtype), return_eigenvectors=False)
-        # Lanczos is accurate relative to the eigenvalue that it looks for, hence the shift away from zero.
-        width = abs(float(lanczos(laplacian, which="LM")[0]))
-        shift = width * aslinearoperator(eye_array(num_nodes))
-        low = width - float(lanczos(shift - laplacian, which="LA")[0])
-        high = float(lanczos(shift + laplacian, which="LA")[0]) - width
-        extremes.append((low, high))
-    return extremes
+    return 1e-9 if dtype == torch.float64 else 1e-5
 
 
 @torch.no_grad()
@@ -49,7 +37,7 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
     """An interval that holds every eigenvalue of Δ, of every head; tight where that is cheap.
 
     For non-negative S it takes a few products: 0 ≤ D̄ − S ≤ 2 max d (Gershgorin), and I − S within 1 ± ρ with ρ from
-    `spectral_radius_bound`. Otherwise Lanczos, with a margin of one percent since it approaches from inside.
+    `spectral_radius_bound`. Otherwise Lanczos, with a margin since it approaches from inside.
     """
     if coupling.num_nodes == 0:
         return 0.0, 0.0
@@ -58,9 +46,8 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
     if coupling.nonnegative:
         radius = spectral_radius_bound(coupling)
         return 1.0 - radius, 1.0 + radius
-    extremes = laplacian_extremes(coupling, form)
-    low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
-    margin = 0.01 * (high - low)
+    low, high = laplacian_extremes(coupling, form)
+    margin = 1000 * resolution(coupling.dtype) * (high - low)
     return low - margin, high + margin
 
 

@@ -1,0 +1,165 @@
+"""Diffusions whose solution is known: for our updates, and for a user's own.
+
+    for problem in exact_problems():
+        expect_close(MyUpdate(t=1.0)(problem.state, problem.coupling), problem.heat(1.0), "solve")
+    assert abs(order_of_convergence(MyStep, path_problem(12)) - 1) < 0.05
+
+The answers come from dense matrices that are written down entry by entry here and from SciPy, never from a coupling.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.graph import Graph
+from diffusion_mp.updates import Form, StateUpdate
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A diffusion dx/dt = −Δx (− κx + βh) on a small graph, and its exact answers in double precision.
+
+    Attributes:
+        name: for messages and test names.
+        matrix: S [N, N], symmetric and non-negative.
+        state: x at time 0 [N, H, D].
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+    """
+
+    name: str
+    matrix: Float[Tensor, "N N"]
+    state: Float[Tensor, "N H D"]
+    form: Form = "conservative"
+
+    @property
+    def coupling(self) -> Coupling:
+        """S as a sparse coupling."""
+        receiver, sender = self.matrix.nonzero(as_tuple=True)
+        graph = Graph(self.matrix.size(0), torch.stack([sender, receiver]))
+        return SparseCoupling(graph, self.matrix[receiver, sender], symmetric=True, nonnegative=True)
+
+    @property
+    def laplacian(self) -> Float[Tensor, "N N"]:
+        """Δ, dense."""
+        diagonal = self.matrix.sum(1) if self.form == "conservative" else torch.ones_like(self.matrix[0])
+        return diagonal.diag() - self.matrix
+
+    def heat(self, t: float) -> Float[Tensor, "N H D"]:
+        """exp(−tΔ) x, the state after a time t (``scipy.linalg.expm``)."""
+        from scipy.linalg import expm
+
+        kernel = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
+        return torch.einsum("ij,jhd->ihd", kernel, self.state)
+
+    def implicit_step(
+        self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
+    ) -> Float[Tensor, "N H D"]:
+        """(I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
+        identity = torch.eye(self.matrix.size(0), dtype=self.matrix.dtype)
+        right = self.state if source is None else self.state + tau * beta * source
+        return _dense_solve(identity + tau * (self.laplacian + leak * identity), right)
+
+    def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
+        """(Δ + κ)⁻¹ βh, by a dense solve."""
+        identity = torch.eye(self.matrix.size(0), dtype=self.matrix.dtype)
+        return _dense_solve(self.laplacian + leak * identity, beta * source)
+
+
+def _dense_solve(matrix: Tensor, right: Tensor) -> Tensor:
+    solution: Tensor = torch.linalg.solve(matrix, right.flatten(1))
+    return solution.view_as(right)
+
+
+def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", *, seed: int = 0) -> Problem:
+    """A random state [N, 2, 3] on a graph given by its symmetric adjacency.
+
+    Nobody may be isolated. In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as GCN has it.
+    """
+    adjacency = adjacency.double()
+    if form == "residual":
+        scale = adjacency.sum(1).rsqrt()
+        adjacency = scale[:, None] * adjacency * scale
+    state = torch.randn(adjacency.size(0), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return Problem(f"{name}, {form}", adjacency, state, form)
+
+
+def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
+    """0 − 1 − … − (N − 1)."""
+    ones = torch.ones(num_nodes - 1, dtype=torch.float64)
+    return ones.diag(1) + ones.diag(-1)
+
+
+def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
+    """Diffusion along a path."""
+    return problem_on_graph(f"path of {num_nodes}", path_adjacency(num_nodes), form)
+
+
+def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
+    """Diffusion around a cycle of at least three nodes."""
+    turn = torch.eye(num_nodes, dtype=torch.float64).roll(1, 0)
+    return problem_on_graph(f"cycle of {num_nodes}", turn + turn.T, form)
+
+
+def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem:
+    """Everybody with everybody: e^{-tΔ} x is the mean plus e^{-tN} times the rest."""
+    ones = torch.ones(num_nodes, num_nodes, dtype=torch.float64)
+    return problem_on_graph(f"complete graph of {num_nodes}", ones - torch.eye(num_nodes, dtype=torch.float64), form)
+
+
+def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
+    """A rectangular grid: the Kronecker sum of two paths."""
+    along = torch.kron(torch.eye(rows, dtype=torch.float64), path_adjacency(columns))
+    across = torch.kron(path_adjacency(rows), torch.eye(columns, dtype=torch.float64))
+    return problem_on_graph(f"{rows} x {columns} grid", along + across, form)
+
+
+def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0) -> Problem:
+    """Weights in [½, 3/2] on a random graph of mean degree about six, kept connected by a path through all nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) < 4.0 / num_nodes
+    weight = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) + 0.5
+    upper = ((chosen | (path_adjacency(num_nodes) > 0)) * weight).triu(1)
+    return problem_on_graph(f"random graph of {num_nodes}", upper + upper.T, form, seed=seed)
+
+
+def exact_problems() -> list[Problem]:
+    """Every graph above in both forms."""
+    makers: list[Callable[..., Problem]] = [
+        path_problem, cycle_problem, complete_problem, grid_problem, random_problem,
+    ]  # fmt: skip
+    return [maker(form=form) for maker in makers for form in ("conservative", "residual")]
+
+
+def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
+    """The k-th Neumann mode of the path and its eigenvalue: D̄ − S maps cos(πk(i + ½)/N) to 4 sin²(πk/2N) times itself.
+
+    These are the columns of the DCT-II; diffusion scales the mode by e^{-tλ}, an explicit step by 1 − τλ and an
+    implicit one by 1/(1 + τλ), exactly.
+    """
+    position = torch.arange(num_nodes, dtype=torch.float64) + 0.5
+    mode = torch.cos(math.pi * k * position / num_nodes)
+    return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
+
+
+def order_of_convergence(
+    step: Callable[[float], StateUpdate],
+    problem: Problem,
+    t: float = 0.5,
+    counts: Sequence[int] = (64, 128, 256),
+) -> float:
+    """The p in error ~ τᵖ when ``step(t / n)`` is applied n times, for n in ``counts``, against `Problem.heat`."""
+    exact = problem.heat(t)
+    errors = []
+    for count in counts:
+        update, x = step(t / count), problem.state
+        for _ in range(count):
+            x = update(x, problem.coupling)
+        errors.append(float((x - exact).norm()))
+    slope, _ = np.polyfit(np.log([t / count for count in counts]), np.log(errors), 1)
+    return float(slope)

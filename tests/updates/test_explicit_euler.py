@@ -1,0 +1,143 @@
+"""The explicit step: its formula in both forms, its order, what it costs, and that it compiles."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.testing.problems import (
+    Problem,
+    cosine_mode,
+    exact_problems,
+    grid_problem,
+    order_of_convergence,
+    path_problem,
+    random_problem,
+)
+from diffusion_mp.updates import ExplicitEuler
+
+
+@pytest.mark.parametrize("problem", exact_problems(), ids=lambda problem: problem.name)
+@pytest.mark.parametrize(("beta", "leak"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.3), (0.7, 0.3)])
+def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
+    x, s, tau = problem.state, problem.matrix, 0.1
+    values, source = x.flip(0), x.roll(1, 0)
+    expected = torch.empty_like(x)
+    for i in range(x.size(0)):
+        d = s[i].sum() if problem.form == "conservative" else 1.0
+        moved = sum(s[i, j] * values[j] for j in range(x.size(0)))
+        expected[i] = (1 - tau * (d + leak)) * x[i] + tau * moved + tau * beta * source[i]
+    step = ExplicitEuler(tau, problem.form, beta=beta, leak=leak)
+    torch.testing.assert_close(step(x, problem.coupling, values, source if beta else None), expected)
+
+
+@pytest.mark.parametrize("problem", [path_problem(), grid_problem(), random_problem()], ids=lambda p: p.name)
+def test_converges_to_the_heat_kernel_with_order_one(problem: Problem) -> None:
+    assert order_of_convergence(ExplicitEuler, problem, t=0.5) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("k", [0, 1, 7])
+def test_scales_a_cosine_mode(k: int) -> None:
+    mode, eigenvalue = cosine_mode(8, k)
+    torch.testing.assert_close(ExplicitEuler(0.2)(mode, path_problem(8).coupling), (1 - 0.2 * eigenvalue) * mode)
+
+
+def test_forms_differ_by_the_degree_and_agree_on_a_row_stochastic_coupling() -> None:
+    problem = random_problem()
+    x, coupling = problem.state, problem.coupling
+    conservative, residual = ExplicitEuler(0.1)(x, coupling), ExplicitEuler(0.1, "residual")(x, coupling)
+    torch.testing.assert_close(residual - conservative, 0.1 * (coupling.degree() - 1).unsqueeze(-1) * x)
+    rows = SparseCoupling(coupling.graph, coupling.weight / coupling.degree()[coupling.graph.edges[1]])
+    torch.testing.assert_close(ExplicitEuler(0.1)(x, rows), ExplicitEuler(0.1, "residual")(x, rows))
+
+
+def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
+    """ERRATA D4: with S = D^-½AD^-½ the residual step descends the energy of I − S, whose kernel is √d."""
+    problem = random_problem(form="residual")
+    step = ExplicitEuler(0.5, "residual")
+    root = random_problem().matrix.sum(1).sqrt()[:, None, None]
+    torch.testing.assert_close(step(root, problem.coupling), root)
+    ones = torch.ones_like(root)
+    assert (step(ones, problem.coupling) - ones).abs().max() > 1e-2
+    x, energies = problem.state, []
+    for _ in range(20):
+        energies.append(float(torch.einsum("ihd,ij,jhd->", x, problem.laplacian, x)))
+        x = step(x, problem.coupling)
+    assert all(after <= before for before, after in zip(energies, energies[1:], strict=False))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.25, 0.5])
+def test_appnp_by_source_and_leak(alpha: float) -> None:
+    problem = random_problem(form="residual")
+    weight = alpha / (1 - alpha)
+    step = ExplicitEuler(1 - alpha, "residual", beta=weight, leak=weight)
+    got = step(problem.state, problem.coupling, source=problem.state.flip(0))
+    expected = (1 - alpha) * (problem.coupling @ problem.state) + alpha * problem.state.flip(0)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_unit_residual_step_is_the_product_and_nothing_else() -> None:
+    problem = random_problem(form="residual")
+    product = problem.coupling @ problem.state
+    with torch.profiler.profile() as profile:
+        got = ExplicitEuler(1.0, "residual")(problem.state, problem.coupling)
+    assert torch.equal(got, product)
+    arithmetic = {event.key for event in profile.key_averages()} & {"aten::add", "aten::mul", "aten::addcmul"}
+    with torch.profiler.profile() as profile:
+        problem.coupling @ problem.state
+    assert arithmetic <= {event.key for event in profile.key_averages()}
+
+
+def test_gradients_flow_to_everything() -> None:
+    problem = path_problem(4)
+    step = ExplicitEuler(0.3, beta=0.5, leak=0.1)
+    inputs = [problem.state.roll(i, 0).clone().requires_grad_() for i in range(3)]
+    weight = problem.coupling.weight.clone().requires_grad_()
+
+    def apply(x, values, source, weight):  # type: ignore[no-untyped-def]
+        return step(x, SparseCoupling(problem.coupling.graph, weight), values, source)
+
+    assert torch.autograd.gradcheck(apply, (*inputs, weight))
+    assert torch.autograd.gradgradcheck(apply, (*inputs, weight))
+
+
+COMPILED = """
+    import torch
+    from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
+    from diffusion_mp.graph import Graph
+    from diffusion_mp.updates import ExplicitEuler
+
+    def run(step, x, edge_index, source):
+        sparse = SparseCoupling(Graph(x.size(0), edge_index), torch.ones_like(edge_index[0], dtype=x.dtype))
+        return step(step(x, sparse, source=source), LowRankCoupling(x, x, normalize=False), source=source)
+
+    generator = torch.Generator().manual_seed(0)
+    for form in ("conservative", "residual"):
+        for options in ({}, {"beta": 0.5, "leak": 0.2}):
+            step = ExplicitEuler(0.3, form, **options)
+            compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+            for nodes in (7, 12, 31):
+                x = torch.randn(nodes, 2, 3, generator=generator)
+                edge_index = torch.randint(nodes, (2, 3 * nodes), generator=generator)
+                source = x.flip(0) if options else None
+                got, expected = compiled(step, x, edge_index, source), run(step, x, edge_index, source)
+                torch.testing.assert_close(got, expected)
+    print("compiled")
+"""
+
+
+def test_compiles_in_one_graph_with_any_number_of_nodes() -> None:
+    """In an interpreter of its own: the shape checks of the test run are not what users compile."""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(COMPILED)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert result.stdout.strip() == "compiled", result.stderr[-3000:]
