@@ -2,8 +2,8 @@
 
     python examples/cora.py --root data/Planetoid --splits 5
 
-Every split draws 20 training labels per class, 500 validation and 1 000 test nodes anew; the test accuracy is the one of the
-epoch with the best validation accuracy (ties: lower validation loss). Add models with --model difformer-a gat mlp ...
+Every split draws 20 training labels per class, 500 validation and 1 000 test nodes anew; the test accuracy is that of
+the epoch with the best validation accuracy (ties: lower validation loss). Other models: --model difformer-a gat mlp.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Recipe:
 
 
 def difformer(kernel: str, num_layers: int, weight_decay: float) -> Recipe:
-    """Wu, Wipf & Yan (2025), published settings: attention and graph summed (Eqs. 61-63), tau 1/2, no value transform."""
+    """Wu, Wipf & Yan (2025), published settings: attention + graph (Eqs. 61-63), tau 1/2, no W_V."""
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return DIFFormer(
@@ -44,7 +44,9 @@ def difformer(kernel: str, num_layers: int, weight_decay: float) -> Recipe:
     return Recipe(make, lr=1e-3, weight_decay=weight_decay)
 
 
-def gnn(conv: str, hidden: int, num_layers: int, dropout: float, lr: float, weight_decay: float, heads: int = 1) -> Recipe:
+def gnn(
+    conv: str, hidden: int, num_layers: int, dropout: float, lr: float, weight_decay: float, heads: int = 1
+) -> Recipe:
     """A fixed-diffusivity network of the same library."""
 
     def make(in_channels: int, out_channels: int) -> nn.Module:

@@ -1,6 +1,6 @@
 """Energy-constrained diffusion layers for PyTorch Geometric.
 
-    state x  ──Diffusivity──▶  coupling S  ──StateUpdate──▶  next state x′            Energy watches x, x′ and S
+state x  ──Diffusivity──▶  coupling S  ──StateUpdate──▶  next state x′            Energy watches x, x′ and S
 """
 
 from diffusion_mp.cite import cite
@@ -44,8 +44,8 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, Singula
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
-    DiffusionConv,
     DIFFormerConv,
+    DiffusionConv,
     GATConv,
     GCNConv,
     GCNIIConv,

@@ -56,7 +56,8 @@ REFERENCES: dict[str, str] = {
 }""",
     "zhou2004learning": """@inproceedings{zhou2004learning,
   title     = {Learning with Local and Global Consistency},
-  author    = {Zhou, Dengyong and Bousquet, Olivier and Lal, Thomas Navin and Weston, Jason and Sch{\\"o}lkopf, Bernhard},
+  author    = {Zhou, Dengyong and Bousquet, Olivier and Lal, Thomas Navin and Weston, Jason and
+               Sch{\\"o}lkopf, Bernhard},
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2004}
 }""",

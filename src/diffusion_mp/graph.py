@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice, check_finite, describe
+from diffusion_mp.errors import check_choice, describe
+from diffusion_mp.graph_checks import check_edge_index, check_edges, check_form, check_segments
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -92,9 +93,10 @@ class Graph:
         self._segments: Tensor | None = None
         self._csr: Compressed | None = None
         self._csc: Compressed | None = None
-        self._check_form()
+        check_form(num_nodes, edge_index, edge_weight, batch, ptr)
         if validate and not torch.compiler.is_compiling():
-            self._check_values()
+            check_segments(num_nodes, batch, ptr)
+            check_edges(num_nodes, edge_index, edge_weight, None if self.is_single else self.batch)
 
     # ---------------------------------------------------------------- constructors
 
@@ -107,7 +109,7 @@ class Graph:
         **kwargs: Any,
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
-        _check_edge_index(edge_index)
+        check_edge_index(edge_index)
         if num_nodes is None:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         return cls(num_nodes, _plain(edge_index), edge_weight, **kwargs)
@@ -128,7 +130,8 @@ class Graph:
 
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
-        """From a PyG ``Data`` or ``Batch`` (``edge_index`` or ``adj_t``, one-dimensional ``edge_weight``, ``batch``/``ptr``)."""
+        """From a PyG ``Data`` or ``Batch`` (``edge_index`` or ``adj_t``, one-dimensional ``edge_weight``,
+        ``batch``/``ptr``)."""
         if not hasattr(data, "num_nodes"):
             raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
         if data.num_nodes is None:
@@ -157,7 +160,9 @@ class Graph:
         """
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
-                raise ValueError("a Graph already holds its weights and batch; do not pass edge_weight or batch beside it.")
+                raise ValueError(
+                    "a Graph already holds its weights and batch; do not pass edge_weight or batch beside it."
+                )
             graph = edge_index
         elif edge_index is None:
             if edge_weight is not None:
@@ -168,72 +173,11 @@ class Graph:
                 raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            _check_edge_index(edge_index)
+            check_edge_index(edge_index)
             graph = cls(x.size(0), _plain(edge_index), edge_weight, batch=batch)
         if graph.num_nodes != x.size(0):
             raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
         return graph
-
-    # ---------------------------------------------------------------- validation
-
-    def _check_form(self) -> None:
-        """Rank, dtype and length: free of any look at the values."""
-        if isinstance(self.num_nodes, int) and self.num_nodes < 0:
-            raise ValueError(f"num_nodes must be at least 0; got {self.num_nodes}.")
-        if self.edge_index is not None:
-            _check_edge_index(self.edge_index)
-        if self.edge_weight is not None:
-            if self.edge_index is None:
-                raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
-            if self.edge_weight.dim() != 1 or self.edge_weight.numel() != self.edge_index.size(1):
-                raise ValueError(
-                    f"edge_weight must be one-dimensional with one entry per edge ({self.edge_index.size(1)}); "
-                    f"got {describe(self.edge_weight)}. Edge features belong to edge_attr, not to edge_weight."
-                )
-            if not self.edge_weight.is_floating_point():
-                raise TypeError(f"edge_weight must be floating point; got {describe(self.edge_weight)}.")
-        if self._batch is not None:
-            if self._batch.dim() != 1 or self._batch.numel() != self.num_nodes:
-                raise ValueError(f"batch must be [num_nodes] = [{self.num_nodes}]; got {describe(self._batch)}.")
-            if self._batch.is_floating_point() or self._batch.dtype == torch.bool:
-                raise TypeError(f"batch must hold integers; got {describe(self._batch)}.")
-        if self._ptr is not None and (self._ptr.dim() != 1 or self._ptr.is_floating_point() or self._ptr.numel() < 1):
-            raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(self._ptr)}.")
-
-    def _check_values(self) -> None:
-        batch = self._batch
-        if batch is not None and batch.numel():
-            if bool((batch[1:] < batch[:-1]).any()):
-                raise ValueError(
-                    "batch must be sorted, so that every graph is a run of rows. "
-                    "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
-                )
-            if int(batch[0]) < 0:
-                raise ValueError(f"batch must hold graph numbers >= 0; got {int(batch[0])}.")
-        if self._ptr is not None:
-            ptr = self._ptr
-            if int(ptr[0]) != 0 or int(ptr[-1]) != self.num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
-                raise ValueError(
-                    f"ptr must rise from 0 to num_nodes = {self.num_nodes} without a step back; got {ptr.tolist()[:12]}."
-                )
-        if self.edge_index is not None and self.edge_index.numel():
-            low, high = int(self.edge_index.min()), int(self.edge_index.max())
-            if low < 0 or high >= self.num_nodes:
-                raise ValueError(
-                    f"edge_index must lie in [0, {self.num_nodes - 1}] for {self.num_nodes} nodes; it reaches from {low} to {high}."
-                )
-            if self.num_graphs > 1:
-                member = self.batch
-                crossing = int((member[self.edge_index[0]] != member[self.edge_index[1]]).sum())
-                if crossing:
-                    raise ValueError(f"edge_index joins nodes of different graphs of the batch ({crossing} edges do).")
-        if self.edge_weight is not None and self.edge_weight.numel():
-            check_finite(self.edge_weight, "edge_weight")
-            if bool((self.edge_weight < 0).any()):
-                raise ValueError(
-                    f"edge_weight must be non-negative, a degree needs that; the smallest is {float(self.edge_weight.min()):g}. "
-                    f"Construct Graph(..., validate=False) if signed weights are meant and no normalisation is used."
-                )
 
     # ---------------------------------------------------------------- membership
 
@@ -250,7 +194,7 @@ class Graph:
         return self._segments
 
     @property
-    def ptr(self) -> Int[Tensor, "graphs_plus_one"]:
+    def ptr(self) -> Int[Tensor, graphs_plus_one]:
         """Row boundaries [B+1] of the graphs, on the CPU."""
         return torch.tensor([0, self.num_nodes]) if self.segments is None else self.segments
 
@@ -265,7 +209,7 @@ class Graph:
         return 0 if self.edge_index is None else self.edge_index.size(1)
 
     @property
-    def batch(self) -> Int[Tensor, "N"]:
+    def batch(self) -> Int[Tensor, N]:
         """Graph number of every row."""
         if self._batch is not None:
             return self._batch
@@ -283,7 +227,7 @@ class Graph:
         """
         return torch.empty(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index
 
-    def weights(self, like: Tensor) -> Float[Tensor, "E"]:
+    def weights(self, like: Tensor) -> Float[Tensor, E]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
         if self.edge_weight is None:
             return like.new_ones(self.edges.size(1))
@@ -313,12 +257,16 @@ class Graph:
         bounds = torch.arange(self.num_nodes + 1, device=node.device)
         return Compressed(torch.searchsorted(ordered, bounds), order)
 
-    def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, "N"]:
+    def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, N]:
         """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17)."""
         check_choice(direction, "direction", ["in", "out"])
         node = self.edges[1 if direction == "in" else 0]
         like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=node.device)
-        weight = like.new_ones(node.numel()) if self.edge_weight is None else self.edge_weight.to(dtype or self.edge_weight.dtype)
+        weight = (
+            like.new_ones(node.numel())
+            if self.edge_weight is None
+            else self.edge_weight.to(dtype or self.edge_weight.dtype)
+        )
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
@@ -334,7 +282,9 @@ class Graph:
         if policy == "keep":
             return self
         edge_index = self.edges
-        weight = self.weights(torch.empty(0, device=edge_index.device) if self.edge_weight is None else self.edge_weight)
+        weight = self.weights(
+            torch.empty(0, device=edge_index.device) if self.edge_weight is None else self.edge_weight
+        )
         is_loop = edge_index[0] == edge_index[1]
         loop_weight = weight.new_ones(self.num_nodes)
         if policy in ("remove", "remaining"):
@@ -344,7 +294,8 @@ class Graph:
             return self._with_edges(edge_index, weight)
         if policy == "remaining":
             count, total = (
-                weight.new_zeros(self.num_nodes).index_add(0, edge_index[0], w) for w in (is_loop.to(weight.dtype), observed)
+                weight.new_zeros(self.num_nodes).index_add(0, edge_index[0], w)
+                for w in (is_loop.to(weight.dtype), observed)
             )
             loop_weight = torch.where(count > 0, total / count.clamp(min=1), loop_weight)
         nodes = torch.arange(self.num_nodes, device=edge_index.device)
@@ -354,10 +305,11 @@ class Graph:
 
     def to_undirected(self) -> Graph:
         """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
-        weight = self.weights(torch.empty(0, device=self.edges.device) if self.edge_weight is None else self.edge_weight)
-        return self._with_edges(
-            torch.cat([self.edges, self.edges.flip(0)], dim=1), torch.cat([weight, weight]) * 0.5
+        weight = self.weights(
+            torch.empty(0, device=self.edges.device) if self.edge_weight is None else self.edge_weight
         )
+        return self._with_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1), torch.cat([weight, weight]) * 0.5)
+
     def reverse(self) -> Graph:
         """Every edge turned around (the transpose Aᵀ)."""
         reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight)
@@ -365,22 +317,11 @@ class Graph:
         return reversed_
 
     def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
-        return Graph(
-            self.num_nodes, edge_index, edge_weight, batch=self._batch, ptr=self._ptr, validate=False
-        )
+        return Graph(self.num_nodes, edge_index, edge_weight, batch=self._batch, ptr=self._ptr, validate=False)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs})"
-
-
-def _check_edge_index(edge_index: object) -> None:
-    if not isinstance(edge_index, Tensor):
-        raise TypeError(f"edge_index must be a tensor [2, num_edges], a sparse tensor or a Graph; got {describe(edge_index)}.")
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        hint = " It looks transposed: pass edge_index.t()." if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
-        raise ValueError(f"edge_index must be [2, num_edges]; got {describe(edge_index)}.{hint}")
-    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
-        raise TypeError(f"edge_index must hold integers; got {describe(edge_index)}. Convert it with edge_index.long().")
+        sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
+        return f"{type(self).__name__}({sizes})"
 
 
 def _plain(edge_index: Tensor) -> Tensor:

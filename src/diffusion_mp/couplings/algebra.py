@@ -51,7 +51,7 @@ class ScaledCoupling(Coupling):
         return self.scale.view(shape) * value
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self._by_head(self.coupling @ v, 1)
+        return self._by_head(self.coupling.matmul(v), 1)
 
     def _transpose(self) -> Coupling:
         return ScaledCoupling(self.scale, self.coupling.T)
@@ -70,10 +70,14 @@ class SumCoupling(Coupling):
     """S₁ + S₂ + …; a term with one head is added to every head of the others."""
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
-        self.terms = [part for term in terms for part in (term.terms if isinstance(term, SumCoupling) else [term])]
+        self.terms: list[Coupling] = [
+            part for term in terms for part in (term.terms if isinstance(term, SumCoupling) else [term])
+        ]
         sizes = sorted({term.num_nodes for term in self.terms})
         if len(sizes) != 1:
-            raise ValueError(f"the terms of a sum must couple the same nodes; got {' and '.join(map(str, sizes))} nodes.")
+            raise ValueError(
+                f"the terms of a sum must couple the same nodes; got {' and '.join(map(str, sizes))} nodes."
+            )
         heads = max(term.heads for term in self.terms)
         if any(term.heads not in (1, heads) for term in self.terms):
             raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in self.terms]}.")
@@ -93,14 +97,18 @@ class SumCoupling(Coupling):
         for term in self.terms:
             if term.row_stochastic:
                 total += 1.0
-            elif isinstance(term, ScaledCoupling) and term.coupling.row_stochastic and isinstance(term.scale, (int, float)):
+            elif (
+                isinstance(term, ScaledCoupling)
+                and term.coupling.row_stochastic
+                and isinstance(term.scale, (int, float))
+            ):
                 total += term.scale
             else:
                 return False
         return abs(total - 1.0) < 1e-12
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return reduce(add, (term @ v for term in self.terms))
+        return reduce(add, (term.matmul(v) for term in self.terms))
 
     def _transpose(self) -> Coupling:
         return SumCoupling([term.T for term in self.terms])

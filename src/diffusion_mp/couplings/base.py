@@ -24,8 +24,8 @@ class Coupling(ABC):
     r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
     Row i receives, column j sends. A new kind writes three methods, ``_product``, ``_transpose`` and ``degree``, passes
-    its size and promises to ``super().__init__``, and inherits the rest; it overrides ``at`` and ``to_dense`` where it knows
-    its entries. One head broadcasts over any number of heads of the values.
+    its size and promises to ``super().__init__``, and inherits the rest; it overrides ``at`` and ``to_dense`` where
+    it knows its entries. One head broadcasts over any number of heads of the values.
 
     Args:
         num_nodes: N.
@@ -72,7 +72,14 @@ class Coupling(ABC):
     # ---------------------------------------------------------------- what it inherits
 
     def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """S v; ``v`` is [N, H, D]. A single head on either side broadcasts."""
+        """``S @ v``, the same as :meth:`matmul`."""
+        return self.matmul(v)
+
+    def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """S v; ``v`` is [N, H, D]. A single head on either side broadcasts.
+
+        (What a layer calls: under ``torch.compile`` the operator ``@`` would ask the tensor on its right first.)
+        """
         check_values(v, self.num_nodes, self.heads)
         return self._product(v.expand(-1, max(v.size(1), self.heads), -1))
 
@@ -84,7 +91,8 @@ class Coupling(ABC):
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
 
-        The inherited form multiplies with one unit vector per distinct source; kinds that know their entries do it in O(E).
+        The inherited form multiplies with one unit vector per distinct source; kinds that know their entries do it in
+        O(E).
         """
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device)
@@ -106,8 +114,9 @@ class Coupling(ABC):
                 stacklevel=3,
             )
 
-    def dirichlet(self, x: Tensor) -> Float[Tensor, "heads"]:
-        r"""Σ_ij s_ij ‖x_i − x_j‖², one number per head, by one product: Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c = column sums.
+    def dirichlet(self, x: Tensor) -> Float[Tensor, heads]:
+        r"""Σ_ij s_ij ‖x_i − x_j‖², one number per head, by one product: Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c = column
+        sums.
 
         ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
         """
@@ -139,7 +148,12 @@ class Coupling(ABC):
             return apply(self.T, x)
 
         return LinearOperator(
-            (self.num_nodes, self.num_nodes), dtype=np.float64, matvec=forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint
+            (self.num_nodes, self.num_nodes),
+            dtype=np.float64,
+            matvec=forward,
+            rmatvec=adjoint,
+            matmat=forward,
+            rmatmat=adjoint,
         )
 
     # ---------------------------------------------------------------- algebra
@@ -160,4 +174,5 @@ class Coupling(ABC):
 
     def __repr__(self) -> str:
         promises = [name for name in ("symmetric", "row_stochastic", "nonnegative") if getattr(self, name)]
-        return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(', ' + p for p in promises)})"
+        facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
+        return f"{type(self).__name__}({', '.join(facts)})"

@@ -18,7 +18,8 @@ from diffusion_mp.kernels.spmm import sddmm
 
 
 class PairwiseCoupling(Coupling):
-    r"""s_ij = f(q_i·k_j) within a graph, or with ``normalize`` f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq. 17).
+    r"""s_ij = f(q_i·k_j) within a graph, or with ``normalize`` f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq.
+    17).
 
     A product costs O(N² D) time and O(N) memory, forward and backward: no N×N tensor exists outside ``to_dense``.
     Normalised rows are computed in log space, so that no score can overflow.

@@ -15,7 +15,6 @@ from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 
-
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda s: s,
     "exp": torch.exp,

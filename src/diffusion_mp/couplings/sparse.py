@@ -36,7 +36,8 @@ class SparseCoupling(Coupling):
             weight = own if own is not None else torch.ones(graph.num_edges, device=graph.edges.device)
         if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
             raise ValueError(
-                f"weight must be [num_edges] or [num_edges, heads] with {graph.num_edges} edges; got {describe(weight)}."
+                f"weight must be [num_edges] or [num_edges, heads] with {graph.num_edges} edges; "
+                f"got {describe(weight)}."
             )
         self.graph = graph
         self.weight = weight if weight.dim() == 2 else weight.unsqueeze(1)
@@ -50,11 +51,13 @@ class SparseCoupling(Coupling):
         self._symmetric = symmetric
 
     @property
-    def symmetric(self) -> bool:  # type: ignore[override]
+    def symmetric(self) -> bool:
         if self._symmetric is None:
             edges = self.graph.edges
             forth, back = self.at(edges).detach(), self.at(edges.flip(0)).detach()
-            self._symmetric = torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * float(forth.abs().max()) if len(forth) else 0)
+            self._symmetric = torch.allclose(
+                forth, back, rtol=1e-5, atol=1e-6 * float(forth.abs().max()) if len(forth) else 0
+            )
         return self._symmetric
 
     @symmetric.setter

@@ -55,7 +55,7 @@ def random_split_per_class(
     num_test: int | None,
     generator: torch.Generator,
 ) -> Split:
-    """The split of Kipf & Welling (2017), drawn anew: `per_class` training nodes a class, then validation and test nodes.
+    """The split of Kipf & Welling (2017), drawn anew: `per_class` nodes of each class train, then the others.
 
     Validation and test nodes are drawn from all labelled nodes that are left, whatever their class; `num_test=None`
     takes all that remain. Negative labels never enter. Drawn on the CPU, so a seed gives one split on every device.

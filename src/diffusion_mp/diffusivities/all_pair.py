@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_rows
 from typing_extensions import Unpack
 
-from diffusion_mp.couplings import Coupling, Score
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
@@ -38,14 +38,15 @@ class AllPairDiffusivity(Diffusivity):
         projection: ``None``: q = k = x, the theory's own layer (Eqs. 17–18; the default, ERRATA D20);
             ``"separate"``: q = W_Q x, k = W_K x (Eq. 54); ``"tied"``: W_Q = W_K, which keeps f symmetric (ERRATA D18).
         head_channels: channels of a projected head; C by default, as Eq. 54 has it.
-        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes, heads
-            and channels of a graph, as the released code does, which makes q·k = O(1/n) and the attention nearly uniform
-            (ERRATA D1; for parity only); ``None``: vectors as they are.
-        form: ``"inner"``: f as a function of q·k as published; ``"distance"``: f(‖q_i − k_j‖²) with the actual distance,
-            which is what the energy is made of (ERRATA D8). For unit vectors they coincide.
-        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f] itself, which is symmetric for q = k.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes,
+            heads and channels of a graph, as the released code does, which makes q·k = O(1/n) and the attention nearly
+            uniform (ERRATA D1; for parity only); ``None``: vectors as they are.
+        form: ``"inner"``: f as a function of q·k as published; ``"distance"``: f(‖q_i − k_j‖²) with the actual
+            distance, which is what the energy is made of (ERRATA D8). For unit vectors they coincide.
+        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f] itself, symmetric where q = k.
 
-    An energy is known (``penalty``) for ``projection=None, normalize=None, form="distance"``: f then sees the state itself.
+    An energy is known (``penalty``) for ``projection=None, normalize=None, form="distance"``: f then sees the state
+    itself.
     """
 
     def __init__(
@@ -67,18 +68,20 @@ class AllPairDiffusivity(Diffusivity):
         if channels is not None:
             check_count(channels, "channels")
         if projection is None and channels is not None and channels % heads:
-            raise ValueError(f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels.")
-        if projection is not None and channels is None:
-            raise ValueError(f"channels must be given for projection={projection!r}: W_Q and W_K act on them; got None.")
+            raise ValueError(
+                f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
+            )
         self.channels, self.heads = channels, heads
         self.projection, self.normalize, self.form = projection, normalize, form
-        self.head_channels = head_channels or channels
         self.row_stochastic = row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
         if projection is not None:
-            self.query = nn.Linear(channels, heads * self.head_channels, bias=False)
-        if projection == "separate":
-            self.key = nn.Linear(channels, heads * self.head_channels, bias=False)
+            if channels is None:
+                raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
+            width = heads * (head_channels or channels)
+            self.query = nn.Linear(channels, width, bias=False)
+            if projection == "separate":
+                self.key = nn.Linear(channels, width, bias=False)
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {form=}): an energy is known for "
             f"projection=None, normalize=None, form='distance' (ERRATA D8, D18), for the softmax with channels given."
@@ -143,8 +146,9 @@ class AllPairDiffusivity(Diffusivity):
 class SimpleDiffusivity(AllPairDiffusivity):
     r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
-    (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``form="distance"`` it is exact for
-    states of any norm and still low-rank; f is non-negative, and an energy falls, while all ‖x_i − x_j‖ ≤ 2 (ERRATA D7).
+    (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``form="distance"`` it is exact
+    for states of any norm and still low-rank; f is non-negative, and an energy falls, while all ‖x_i − x_j‖ ≤ 2
+    (ERRATA D7).
     """
 
     def penalty_of(self, dim: int | None) -> Penalty:
@@ -172,7 +176,9 @@ class SoftmaxDiffusivity(AllPairDiffusivity):
 class GaussianDiffusivity(AllPairDiffusivity):
     """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``."""
 
-    def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Unpack[AllPairOptions]) -> None:
+    def __init__(
+        self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Unpack[AllPairOptions]
+    ) -> None:
         super().__init__(channels, **options)
         check_positive(bandwidth, "bandwidth")
         self.bandwidth = bandwidth

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.errors import check_state, describe
@@ -56,11 +57,7 @@ class Diffusivity(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw every parameter anew."""
         for child in self.children():
-            if isinstance(child, nn.ModuleList):
-                for member in child:
-                    member.reset_parameters()
-            else:
-                child.reset_parameters()
+            reset(child)
 
     def __mul__(self, scale: float | Tensor) -> Diffusivity:
         return ScaledDiffusivity(scale, self)
@@ -114,7 +111,9 @@ class SumDiffusivity(Diffusivity):
 
     def __init__(self, terms: Sequence[Diffusivity]) -> None:
         super().__init__()
-        flat = [part for term in terms for part in (term.terms if isinstance(term, SumDiffusivity) else [term])]
+        flat: list[Diffusivity] = []
+        for term in terms:
+            flat += term.flat() if isinstance(term, SumDiffusivity) else [term]
         self.terms = nn.ModuleList(flat)
         self.needs_graph = any(term.needs_graph for term in flat)
         self.symmetric = all(term.symmetric for term in flat)
@@ -122,5 +121,9 @@ class SumDiffusivity(Diffusivity):
         if any(term.heads not in (1, self.heads) for term in flat):
             raise ValueError(f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}.")
 
+    def flat(self) -> list[Diffusivity]:
+        """The terms, none of them a sum."""
+        return [term for term in self.terms if isinstance(term, Diffusivity)]
+
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return SumCoupling([term.couple(x, graph) for term in self.terms])
+        return SumCoupling([term(x, graph) for term in self.terms])

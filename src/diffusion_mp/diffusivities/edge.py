@@ -23,7 +23,8 @@ class GATDiffusivity(Diffusivity):
 
     s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il),  e_ij = LeakyReLU(α_src·x_j + α_dst·x_i), per head.
 
-    It reads *transformed* features, cut into heads: use it in a ``DiffusionConv`` with ``reads="values"``, where x is W x.
+    It reads *transformed* features, cut into heads: use it in a ``DiffusionConv`` with ``reads="values"``, where x is
+    W x.
 
     Args:
         channels: C of what it reads, all heads together.
@@ -88,7 +89,9 @@ class EdgeDiffusivity(Diffusivity):
     """
 
     needs_graph = True
-    why_no_penalty = "its pairs are the observed edges, certify the coupling at hand (Theorem 1 holds for one step with S fixed)."
+    why_no_penalty = (
+        "its pairs are the observed edges, certify the coupling at hand (Theorem 1 holds for one step with S fixed)."
+    )
 
     def __init__(
         self, penalty: str | Penalty = "sigmoid", *, row_stochastic: bool = True, self_loops: SelfLoops = "keep"

@@ -89,7 +89,7 @@ class AdjacencyDiffusivity(Diffusivity):
             nonnegative=True,
         )
 
-    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, "E"]:
+    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, E]:
         # Entries are as exact as the state, and never below float32.
         weight = graph.weights(x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)))
         source, target = graph.edges
@@ -97,7 +97,7 @@ class AdjacencyDiffusivity(Diffusivity):
         received = zeros.index_add(0, target, weight)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
-                f"{int((received == 0).sum())} nodes of the graph have degree zero, and zero_degree='error' was asked for. "
+                f"{int((received == 0).sum())} nodes of the graph have degree zero, and zero_degree='error' refuses that. "
                 f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
             )
         if self.normalization == "sum":

@@ -23,7 +23,9 @@ class GraphAugmentedDiffusivity(Diffusivity):
     These are different updates of the state (ERRATA D3).
     """
 
-    why_no_penalty = "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
+    why_no_penalty = (
+        "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
+    )
 
     def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Literal["sum", "mean"] = "sum") -> None:
         super().__init__()

@@ -72,7 +72,9 @@ class DIFFormerConv(DiffusionConv):
         check_choice(graph, "graph", ["sum", "mean", None])
         diffusivity: Diffusivity = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize)
         if graph is not None:
-            diffusivity = GraphAugmentedDiffusivity(diffusivity, AdjacencyDiffusivity("sym", self_loops=self_loops), graph)
+            diffusivity = GraphAugmentedDiffusivity(
+                diffusivity, AdjacencyDiffusivity("sym", self_loops=self_loops), graph
+            )
         update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
         shared = heads if options.get("transform", True) else 1
         super().__init__(in_channels, out_channels, diffusivity, update, shared, **options)

@@ -33,8 +33,8 @@ class DiffusionConv(nn.Module):
         bias: add a bias at the end.
         keep: what the update conserves beside the propagated values: ``"values"``, h(x) (Eq. 22; any channels), or
             ``"state"``, x (Eq. 63; in- and output have the same channels).
-        reads: what the diffusivity looks at: ``"state"``, x, or ``"values"``, h(x), as GAT does and as Proposition 9 needs
-            (ERRATA D23).
+        reads: what the diffusivity looks at: ``"state"``, x, or ``"values"``, h(x), as GAT does and as Proposition 9
+            needs (ERRATA D23).
         steps: how often the update is applied with the one coupling inferred (the K of SGC and APPNP).
         dropout: on the propagated values only; never on what the diffusivity reads or the update keeps (ERRATA D20).
 
@@ -66,7 +66,12 @@ class DiffusionConv(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("heads", heads), ("steps", steps)):
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("heads", heads),
+            ("steps", steps),
+        ):
             check_count(value, name)
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values"])
@@ -87,7 +92,9 @@ class DiffusionConv(nn.Module):
         self.concat, self.keep, self.reads, self.steps, self.dropout = concat, keep, reads, steps, dropout
         self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
-        self.value = Linear(in_channels, heads * out_channels, bias=False, weight_initializer="glorot") if transform else None
+        self.value = (
+            Linear(in_channels, heads * out_channels, bias=False, weight_initializer="glorot") if transform else None
+        )
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
     def reset_parameters(self) -> None:

@@ -44,8 +44,12 @@ class GCNConv(DiffusionConv):
 
     references = ("kipf2017gcn",)
 
-    def __init__(self, in_channels: int, out_channels: int, *, self_loops: SelfLoops = "remaining", bias: bool = True) -> None:
-        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias)
+    def __init__(
+        self, in_channels: int, out_channels: int, *, self_loops: SelfLoops = "remaining", bias: bool = True
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias
+        )
 
 
 class SGConv(DiffusionConv):

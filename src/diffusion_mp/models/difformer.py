@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
+from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_count, check_probability, check_state
@@ -19,8 +20,9 @@ class DIFFormer(nn.Module):
 
     Z^(0) = ReLU(LayerNorm(W_I X + b_I)),  Z^(k+1) = σ′(LayerNorm((1 − τ) Z^(k) + τ P̄^(k))),  Ŷ = Z^(K) W_O + b_O.
 
-    By default the diffusivity reads the state itself, without projections (Eqs. 17–18; ERRATA D20), and dropout acts only on
-    what is propagated. With LayerNorm in between no theorem covers the stack; set ``layer_norm=False`` to watch an energy fall.
+    By default the diffusivity reads the state itself, without projections (Eqs. 17–18; ERRATA D20), and dropout acts
+    only on what is propagated. With LayerNorm in between no theorem covers the stack; ``layer_norm=False`` leaves it
+    out.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
@@ -99,13 +101,8 @@ class DIFFormer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""
-        self.encoder.reset_parameters()
-        for conv in self.convs:
-            conv.reset_parameters()
-        for norm in self.norms:
-            if isinstance(norm, nn.LayerNorm):
-                norm.reset_parameters()
-        self.decoder.reset_parameters()
+        for child in self.children():
+            reset(child)
 
     def forward(
         self,

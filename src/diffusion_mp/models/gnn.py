@@ -2,41 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
+from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_count, check_probability, check_state
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import (
-    APPNPConv,
-    DiffusionConv,
-    GATConv,
-    GCNConv,
-    GCNIIConv,
-    GINConv,
-    MLPConv,
-    SGConv,
-)
+from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What the constructor of :class:`DiffusionGNN` was told."""
+
+    channels: list[int]
+    hidden: int
+    heads: int
+    dropout: float
+    alpha: float
+    theta: float
+
+    @property
+    def depth(self) -> int:
+        return len(self.channels) - 1
+
+
+def _mlp(plan: _Plan) -> Iterator[DiffusionConv]:
+    return (MLPConv(a, b) for a, b in pairwise(plan.channels))
+
+
+def _gcn(plan: _Plan) -> Iterator[DiffusionConv]:
+    return (GCNConv(a, b) for a, b in pairwise(plan.channels))
+
+
+def _sgc(plan: _Plan) -> Iterator[DiffusionConv]:
+    yield SGConv(plan.channels[0], plan.channels[-1], plan.depth)
+
+
+def _gin(plan: _Plan) -> Iterator[DiffusionConv]:
+    for a, b in pairwise(plan.channels):
+        mlp = nn.Sequential(nn.Linear(a, plan.hidden), nn.ReLU(), nn.Linear(plan.hidden, b))
+        yield GINConv(a, mlp, train_eps=True)
+
+
+def _gat(plan: _Plan) -> Iterator[DiffusionConv]:
+    *hidden, last = pairwise(plan.channels)
+    yield from (GATConv(a, b // plan.heads, plan.heads, dropout=plan.dropout) for a, b in hidden)
+    yield GATConv(*last, dropout=plan.dropout)
+
+
+def _appnp(plan: _Plan) -> Iterator[DiffusionConv]:
+    yield MLPConv(plan.channels[0], plan.hidden)
+    yield MLPConv(plan.hidden, plan.channels[-1])
+    yield APPNPConv(plan.channels[-1], plan.depth, plan.alpha)
+
+
+def _gcnii(plan: _Plan) -> Iterator[DiffusionConv]:
+    yield MLPConv(plan.channels[0], plan.hidden)
+    yield from (GCNIIConv(plan.hidden, plan.alpha, plan.theta, k + 1) for k in range(plan.depth))
+    yield MLPConv(plan.hidden, plan.channels[-1])
+
+
+_CONVS: dict[str, Callable[[_Plan], Iterator[DiffusionConv]]] = {
+    "mlp": _mlp,
+    "gcn": _gcn,
+    "sgc": _sgc,
+    "gin": _gin,
+    "gat": _gat,
+    "appnp": _appnp,
+    "gcnii": _gcnii,
+}
+
+
 class DiffusionGNN(nn.Module):
-    r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps with ReLU and dropout in between.
+    r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
+
+    ReLU and dropout stand before every layer that has weights (dropout also on the features).
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the hidden states and the logits.
         num_layers: layers of the stack (MLP, GCN, GIN, GAT, GCNII), or propagation steps (SGC, APPNP).
         conv: which one.
         heads: of GAT's hidden layers; its last layer has one.
-        dropout: on the input of every layer with weights.
+        dropout: rate.
         alpha: teleport of APPNP and GCNII.
         theta: of GCNII.
 
-    Shapes: as :class:`DIFFormer`.
+    Shapes:
+        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
     """
 
     def __init__(
@@ -61,46 +122,17 @@ class DiffusionGNN(nn.Module):
             ("heads", heads),
         ):
             check_count(value, name)
-        check_choice(conv, "conv", ["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"])
+        check_choice(conv, "conv", _CONVS)
         check_probability(dropout, "dropout")
-        if conv == "gat" and hidden_channels % heads:
+        if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
         self.in_channels, self.dropout = in_channels, dropout
-        self.convs = nn.ModuleList()
-
-        def stack(make: type[DiffusionConv], depth: int) -> None:
-            widths = [in_channels, *[hidden_channels] * (depth - 1), out_channels]
-            self.convs.extend(make(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
-
-        if conv == "mlp":
-            stack(MLPConv, num_layers)
-        elif conv == "gcn":
-            stack(GCNConv, num_layers)
-        elif conv == "sgc":
-            self.convs.append(SGConv(in_channels, out_channels, num_layers))
-        elif conv == "appnp":
-            stack(MLPConv, 2)
-            self.convs.append(APPNPConv(out_channels, num_layers, alpha))
-        elif conv == "gat":
-            for k in range(num_layers - 1):
-                width = in_channels if k == 0 else hidden_channels
-                self.convs.append(GATConv(width, hidden_channels // heads, heads, dropout=dropout))
-            self.convs.append(GATConv(hidden_channels if num_layers > 1 else in_channels, out_channels, dropout=dropout))
-        elif conv == "gin":
-            for k in range(num_layers):
-                width = in_channels if k == 0 else hidden_channels
-                last = out_channels if k == num_layers - 1 else hidden_channels
-                mlp = nn.Sequential(nn.Linear(width, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, last))
-                self.convs.append(GINConv(width, mlp, train_eps=True))
-        else:
-            self.convs.append(MLPConv(in_channels, hidden_channels))
-            self.convs.extend(GCNIIConv(hidden_channels, alpha, theta, k + 1) for k in range(num_layers))
-            self.convs.append(MLPConv(hidden_channels, out_channels))
+        channels = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        self.convs = nn.ModuleList(_CONVS[conv](_Plan(channels, hidden_channels, heads, dropout, alpha, theta)))
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""
-        for conv in self.convs:
-            conv.reset_parameters()
+        reset(self.convs)
 
     def forward(
         self,
@@ -115,13 +147,13 @@ class DiffusionGNN(nn.Module):
         check_state(x, channels=self.in_channels)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         couplings, initial = [], None
-        for k, conv in enumerate(self.convs):
-            if k and not isinstance(conv, APPNPConv):
-                x = relu(x)
-            if not isinstance(conv, APPNPConv):
-                x = dropout(x, self.dropout, self.training)
-            if isinstance(conv, GCNIIConv):
-                initial = x if initial is None else initial
-            x, coupling = conv(x, graph, source=initial if isinstance(conv, GCNIIConv) else None, return_coupling=True)
+        for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
+            has_weights = any(True for _ in conv.parameters())
+            has_source = conv.update.beta != 0
+            x = relu(x) if has_weights and k else x
+            # The first state that a source is asked for is the initial embedding of Eq. 10.
+            initial = x if has_source and initial is None else initial
+            x = dropout(x, self.dropout, self.training) if has_weights else x
+            x, coupling = conv(x, graph, source=initial if has_source else None, return_coupling=True)
             couplings.append(coupling)
         return (x, couplings) if return_coupling else x

@@ -149,7 +149,11 @@ def _last_state(model: nn.Module, data: Data) -> Tensor:
     """The state [N, C] that leaves the last diffusion layer."""
     states: list[Tensor] = []
     layers = [module for module in model.modules() if getattr(module, "is_diffusion_layer", False)]
-    handle = layers[-1].register_forward_hook(lambda module, inputs, output: states.append(output))
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = layers[-1].register_forward_hook(keep)
     try:
         with torch.no_grad():
             model(data.x, data.edge_index)

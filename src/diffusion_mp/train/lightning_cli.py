@@ -56,8 +56,15 @@ class DiffusionCLI(LightningCLI):
         for source, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
             parser.link_arguments(f"data.{source}", f"model.model.init_args.{target}", apply_on="instantiate")
 
+    def before_instantiate_classes(self) -> None:
+        """A resumed run keeps its checkpoints in one folder, so that the best is the best of the whole run."""
+        config = self.config[self.subcommand]
+        if self.subcommand == "fit" and config.ckpt_path and config.checkpoint.dirpath is None:
+            path = Path(config.ckpt_path)
+            config.checkpoint.dirpath = str(path.parent) if path.is_file() else None
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer with CSV and TensorBoard logs in one folder and one bar over epochs, unless configured otherwise."""
+        """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
         options = self._get(self.config_init, "trainer")
         if options.get("logger") in (None, True):
             kwargs["logger"] = self._loggers()

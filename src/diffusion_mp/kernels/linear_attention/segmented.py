@@ -7,7 +7,8 @@ from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
-    """q(kᵀv) for large graphs and (qkᵀ)v for small ones: whichever is cheaper, so that memory never exceeds the values'.
+    """q(kᵀv) for large graphs and (qkᵀ)v for small ones: whichever is cheaper, so that memory never exceeds the
+    values'.
 
     A graph of n nodes costs 2nFD one way and n²(F + D) the other; the intermediate is F×D or n×n.
     """

@@ -38,9 +38,7 @@ def _product(
 
 
 @_product.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str
-) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
@@ -78,7 +76,7 @@ def _(
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     raise RuntimeError(
-        "pairwise attention is once differentiable: its backward recomputes score tiles and has no derivative of its own. "
+        "pairwise attention is once differentiable: its backward recomputes score tiles and has no derivative itself. "
         "For second derivatives use a low-rank diffusivity (SimpleDiffusivity), or build the coupling's to_dense()."
     )
 
@@ -135,7 +133,7 @@ def pairwise_product(
 ) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
 
-    With a = −logsumexp and b = 0 it is the row-normalised attention of Wu, Wipf & Yan (2025), Eq. 17; exchanging q with k
+    With a = −logsumexp and b = 0 it is the row-normalised attention of Wu, Wipf & Yan (2025), Eq. 17; exchanging q and k
     and a with b gives its transpose. The shifts keep every exponent in log space.
 
     Args:

@@ -1,5 +1,7 @@
 """The plain truth: every graph's score matrix, written out."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ def log_scores(q: Tensor, k: Tensor, score: str) -> Tensor:
 
 def _per_graph(ptr: Tensor | None, num_nodes: int) -> list[slice]:
     bounds = [0, num_nodes] if ptr is None else ptr.tolist()
-    return [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [slice(a, b) for a, b in pairwise(bounds)]
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:

@@ -70,7 +70,9 @@ def product_backward(
     With g_ij = w_ij (grad_i·v_j): da_i = Σ_j g_ij, db_j = Σ_i g_ij, dv_j = Σ_i w_ij grad_i and, through the score,
     dq_i = Σ_j g_ij φ_ij k_j, dk_j = Σ_i g_ij φ_ij q_i with φ = (log f)′ (1 for exp, σ(−s) for the sigmoid).
     """
-    dq, dk, dv, da, db = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v, row_shift, col_shift))
+    dq, dk, dv, da, db = (
+        torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v, row_shift, col_shift)
+    )
     for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
         s, w = _weights(q, k, row_shift, col_shift, rows, cols, score)
         grad_rows = gather(grad, rows)

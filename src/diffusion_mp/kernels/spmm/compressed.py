@@ -5,7 +5,8 @@ import warnings
 import torch
 from torch import Tensor
 
-# torch announces once per process that its CSR tensors are in beta; the product used here is tested against the reference.
+# torch announces once per process that its CSR tensors are in beta; the product used here is tested against the
+# reference.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 # Entries gathered at once by the sampled product: 64 MiB in float32.

@@ -64,17 +64,13 @@ _spmm.register_autograd(_spmm_backward, setup_context=_setup)
 _sddmm.register_autograd(_sddmm_backward, setup_context=_setup)
 
 
-def spmm(
-    pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "N H D"]
-) -> Float[Tensor, "N H D"]:
+def spmm(pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
     """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D)."""
     (weight, v), dtype = accumulating(weight, v)
     return _spmm(list(pattern), weight, v).to(dtype)
 
 
-def sddmm(
-    pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "N H D"]
-) -> Float[Tensor, "E H"]:
+def sddmm(pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "N H D"]) -> Float[Tensor, "E H"]:
     """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D)."""
     (a, b), dtype = accumulating(a, b)
     return _sddmm(list(pattern), a, b).to(dtype)
