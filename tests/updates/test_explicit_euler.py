@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
 
 @pytest.mark.parametrize("problem", [path_problem(), grid_problem(), random_problem()], ids=lambda p: p.name)
 def test_converges_to_the_heat_kernel_with_order_one(problem: Problem) -> None:
-    assert order_of_convergence(ExplicitEuler, problem, t=0.5) == pytest.approx(1.0, abs=0.05)
+    assert order_of_convergence(ExplicitEuler, problem, t=0.25, counts=(32, 64, 128)) == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize("k", [0, 1, 7])
@@ -67,7 +68,7 @@ def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
     for _ in range(20):
         energies.append(float(torch.einsum("ihd,ij,jhd->", x, problem.laplacian, x)))
         x = step(x, problem.coupling)
-    assert all(after <= before for before, after in zip(energies, energies[1:], strict=False))
+    assert all(after <= before for before, after in pairwise(energies))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.25, 0.5])
@@ -95,7 +96,7 @@ def test_unit_residual_step_is_the_product_and_nothing_else() -> None:
 def test_gradients_flow_to_everything() -> None:
     problem = path_problem(4)
     step = ExplicitEuler(0.3, beta=0.5, leak=0.1)
-    inputs = [problem.state.roll(i, 0).clone().requires_grad_() for i in range(3)]
+    inputs = [problem.state[:, :1, :2].roll(i, 0).clone().requires_grad_() for i in range(3)]
     weight = problem.coupling.weight.clone().requires_grad_()
 
     def apply(x, values, source, weight):  # type: ignore[no-untyped-def]
@@ -120,7 +121,7 @@ COMPILED = """
         for options in ({}, {"beta": 0.5, "leak": 0.2}):
             step = ExplicitEuler(0.3, form, **options)
             compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
-            for nodes in (7, 12, 31):
+            for nodes in (7, 12):
                 x = torch.randn(nodes, 2, 3, generator=generator)
                 edge_index = torch.randint(nodes, (2, 3 * nodes), generator=generator)
                 source = x.flip(0) if options else None

@@ -29,10 +29,10 @@ def test_equals_a_dense_solve(problem: Problem, tau: float) -> None:
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 def test_never_expands(tau: float, form: str) -> None:
     problem = random_problem(form=form)  # type: ignore[arg-type]
-    x = problem.state
+    x, rounding = problem.state, 1e-11 + 1e-14 * tau  # the condition number grows with τ
     for _ in range(3):
         after = ImplicitEuler(tau, problem.form)(x, problem.coupling)
-        assert (after.norm(dim=0) <= x.norm(dim=0) * (1 + 1e-10)).all()
+        assert (after.norm(dim=0) <= x.norm(dim=0) * (1 + rounding)).all()
         x = after
 
 
@@ -43,7 +43,7 @@ def test_an_explicit_step_of_that_size_would_explode() -> None:
 
 
 def test_order_one() -> None:
-    assert order_of_convergence(ImplicitEuler, path_problem(6), t=0.5, counts=(32, 64, 128)) == pytest.approx(
+    assert order_of_convergence(ImplicitEuler, path_problem(6), t=0.2, counts=(16, 32, 64)) == pytest.approx(
         1.0, abs=0.05
     )
 

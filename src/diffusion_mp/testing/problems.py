@@ -84,7 +84,7 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
     adjacency = adjacency.double()
     if form == "residual":
         scale = adjacency.sum(1).rsqrt()
-        adjacency = scale[:, None] * adjacency * scale
+        adjacency = adjacency * torch.outer(scale, scale)
     state = torch.randn(adjacency.size(0), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return Problem(f"{name}, {form}", adjacency, state, form)
 

@@ -1,5 +1,6 @@
 """``Backtracking``: the explicit step, with τ made small enough for the energy to go down."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SparseCoupling, SumCoupling
+from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty
 from diffusion_mp.errors import ConvergenceError, check_count, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate
@@ -25,8 +27,9 @@ class Backtracking(LaplacianUpdate):
       the coupling is sparse (Example 5);
     * or whatever ``penalty`` returns, when it is a function of the state [N, H, D], such as an `Energy`.
 
-    One product with S, one energy per trial. The search runs without gradients; the accepted step is differentiated
-    with τ held constant. The τ of the last call is ``last_tau``.
+    Nor is a step taken that leaves the penalty's domain: beyond it the simple penalty falls, and would reward a state
+    that explodes. One product with S, one energy per trial. The search runs without gradients; the accepted step is
+    differentiated with τ held constant. The τ of the last call is ``last_tau``.
 
     Args:
         penalty: the penalty δ, or a callable x ↦ energy (0-dimensional).
@@ -40,7 +43,7 @@ class Backtracking(LaplacianUpdate):
 
     Raises:
         ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
-        ValueError: an argument out of range, a source, shapes that do not fit.
+        ValueError: a state outside the penalty's domain, an argument out of range, a source, shapes that do not fit.
     """
 
     takes_source = False
@@ -85,16 +88,24 @@ class Backtracking(LaplacianUpdate):
 
     @torch.no_grad()
     def _search(self, x: Tensor, slope: Tensor, coupling: Coupling) -> float:
+        outside = self._distance_outside(x, coupling)
+        if outside is not None:
+            raise ValueError(
+                f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "  # type: ignore[union-attr]
+                f"it holds two nodes at squared distance {outside:.6g}. Normalise the rows, x / x.norm(dim=-1, "
+                f"keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
+            )
         start = self.energy(x, coupling)
         tau = self.tau
         for _ in range(self.max_steps):
-            if bool(self.energy(torch.sub(x, slope, alpha=tau), coupling) <= start):
+            trial = torch.sub(x, slope, alpha=tau)
+            if bool(self.energy(trial, coupling) <= start) and self._distance_outside(trial, coupling) is None:
                 return tau
             tau *= self.shrink
         raise ConvergenceError(
             f"Backtracking found no τ between {tau / self.shrink:.3g} and {self.tau:.3g} that lowers the energy from "
             f"{float(start):.6g}. The energy has to belong to the coupling (pass the penalty of its diffusivity), the "
-            f"coupling has to be symmetric up to row normalisation, and the state finite and in the penalty's domain."
+            f"coupling has to be symmetric up to row normalisation, and the state finite."
         )
 
     def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, ""]:
@@ -105,14 +116,29 @@ class Backtracking(LaplacianUpdate):
             centred = x - x.mean(0) if self.form == "conservative" else x  # constants cost nothing; they would cancel
             return (centred.double() * self.laplacian(coupling, x.dtype)(centred).double()).sum()
         if isinstance(coupling, SparseCoupling):
-            sender, receiver = coupling.graph.edges
-            cost = self.penalty.delta((x[sender] - x[receiver]).double().square().sum(-1))
+            cost = self.penalty.delta(edge_distances(x, coupling))
             weight = coupling.graph.edge_weight
             return (cost if weight is None else weight.unsqueeze(1) * cost).sum()
         return self.penalty.total(x, row_boundaries(coupling))
 
+    def _distance_outside(self, x: Tensor, coupling: Coupling) -> float | None:
+        """A squared distance among those summed that the penalty is not meant for; None if there is none."""
+        if not isinstance(self.penalty, Penalty) or self.penalty.domain[1] == math.inf:
+            return None
+        limit = self.penalty.domain[1] * (1 + 8 * torch.finfo(x.dtype).eps)  # unit vectors are unit up to rounding
+        if not isinstance(coupling, SparseCoupling):
+            return find_distance_above(limit, x, row_boundaries(coupling))
+        distances = edge_distances(x, coupling)
+        return float(distances.max()) if bool((distances > limit).any()) else None
+
     def extra_repr(self) -> str:
         return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}"
+
+
+def edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float[Tensor, "E H"]:
+    """‖x_i − x_j‖² over the observed edges, in float64."""
+    sender, receiver = coupling.graph.edges
+    return (x[sender] - x[receiver]).double().square().sum(-1)
 
 
 def row_boundaries(coupling: Coupling) -> Tensor | None:

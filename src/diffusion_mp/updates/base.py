@@ -118,6 +118,6 @@ class LaplacianUpdate(StateUpdate):
 
 
 def working_precision(v: Tensor, heads: int = 1) -> Tensor:
-    """``v`` in at least float32, for long recurrences, and expanded to the ``heads`` of the coupling."""
+    """``v`` in at least float32, for long recurrences, and expanded to ``heads``."""
     v = v.to(torch.promote_types(v.dtype, torch.float32))
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

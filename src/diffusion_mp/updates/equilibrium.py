@@ -88,7 +88,7 @@ class Equilibrium(LaplacianUpdate):
         if source is None:
             source = x if values is None else values
         self.validate(x, coupling, values, source)
-        b = self.beta * working_precision(source, coupling.heads)
+        b = self.beta * working_precision(source, max(x.size(1), coupling.heads))
         solution = solve(
             self.laplacian(coupling, b.dtype, self.leak),
             b,

@@ -54,7 +54,7 @@ class HeatKernel(LaplacianUpdate):
     ) -> Float[Tensor, "N #H D"]:
         """Sum the Chebyshev series of exp(−tΔ) v by its three-term recurrence."""
         values = self.validate(x, coupling, values, source)
-        v = working_precision(values, coupling.heads)
+        v = working_precision(values, max(x.size(1), coupling.heads))
         low, high = spectral_interval(coupling, self.form)
         centre, radius = (low + high) / 2, (high - low) / 2
         weights = chebyshev_weights(self.t * radius, torch.finfo(v.dtype).eps if self.tol is None else self.tol)

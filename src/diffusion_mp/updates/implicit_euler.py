@@ -63,7 +63,7 @@ class ImplicitEuler(LaplacianUpdate):
     ) -> Float[Tensor, "N #H D"]:
         """Solve for the state after a time τ whose slope is taken at its end."""
         values = self.validate(x, coupling, values, source)
-        b = working_precision(values, coupling.heads) / self.tau
+        b = working_precision(values, max(x.size(1), coupling.heads)) / self.tau
         if source is not None and self.beta != 0.0:
             b = b + self.beta * source
         # Divided by τ, the system keeps the scale of Δ however long the step: (Δ + κ + 1/τ) x′ = v/τ + βh.

@@ -1,0 +1,146 @@
+"""Backtracking: the energy never rises, τ shrinks when it must and only then."""
+
+import math
+
+import pytest
+import torch
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.energies import (
+    Energy,
+    GaussianPenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
+from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing.problems import complete_problem, path_problem, random_problem
+from diffusion_mp.updates import Backtracking, ExplicitEuler
+from diffusion_mp.updates.backtracking import row_boundaries
+
+PENALTIES = [SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty()]
+
+
+def ball(num_nodes: int, heads: int = 1, seed: int = 0) -> torch.Tensor:
+    """A state in the unit ball, the domain of every penalty."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_nodes, heads, 4, dtype=torch.float64, generator=generator)
+    return x / (1 + x.norm(dim=-1, keepdim=True))
+
+
+def test_keeps_a_step_that_already_goes_down() -> None:
+    problem = path_problem()
+    update = Backtracking(QuadraticPenalty(), tau=0.4)
+    expected = ExplicitEuler(0.4)(problem.state, problem.coupling)
+    torch.testing.assert_close(update(problem.state, problem.coupling), expected)
+    assert update.last_tau == 0.4
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+@pytest.mark.parametrize("tau", [3.0, 1e4])
+def test_shrinks_a_step_that_goes_up(form: str, tau: float) -> None:
+    problem = random_problem(form=form)  # type: ignore[arg-type]
+    update = Backtracking(QuadraticPenalty(), tau=tau, form=problem.form)
+
+    def energy(x: torch.Tensor) -> float:
+        return float(torch.einsum("ihd,ij,jhd->", x, problem.laplacian, x))
+
+    after = update(problem.state, problem.coupling)
+    assert energy(ExplicitEuler(tau, problem.form)(problem.state, problem.coupling)) > energy(problem.state)
+    assert energy(after) <= energy(problem.state)
+    assert update.last_tau is not None
+    assert update.last_tau < tau
+    assert math.log2(tau / update.last_tau) == pytest.approx(round(math.log2(tau / update.last_tau)))
+    double = ExplicitEuler(2 * update.last_tau, problem.form)(problem.state, problem.coupling)
+    assert energy(double) > energy(problem.state)  # no smaller than needed
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+def test_all_pair_penalties_go_down_layer_after_layer(penalty: Penalty, normalize: bool) -> None:
+    x, update = ball(25, heads=2), Backtracking(penalty, tau=8.0)
+    for _ in range(4):
+        after = update(x, penalty.coupling(x, normalize=normalize))
+        assert penalty.total(after) < penalty.total(x)
+        assert update.last_tau is not None
+        x = after
+
+
+def test_ragged_batch_measures_pairs_of_the_same_graph_only() -> None:
+    penalty, ptr = SigmoidPenalty(), torch.tensor([0, 7, 20])
+    x = ball(20)
+    coupling = penalty.coupling(x, ptr)
+    for wrapped in (coupling, 0.5 * coupling, coupling + 0.5 * coupling):
+        boundaries = row_boundaries(wrapped)
+        assert boundaries is not None
+        assert boundaries.tolist() == ptr.tolist()
+    after = Backtracking(penalty, tau=4.0)(x, coupling)
+    assert penalty.total(after, ptr) < penalty.total(x, ptr)
+    assert row_boundaries(penalty.coupling(x)) is None
+
+
+def test_sparse_coupling_measures_its_edges() -> None:
+    """The energy-based extension of Example 5: f over the observed edges."""
+    penalty, x = SigmoidPenalty(), ball(40)
+    graph = random_problem().coupling.graph
+    sender, receiver = graph.edges
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        return (x[sender] - x[receiver]).square().sum(-1)
+
+    coupling = SparseCoupling(graph, penalty.f(squared(x)), symmetric=True, nonnegative=True)
+    update = Backtracking(penalty, tau=16.0)
+    after = update(x, coupling)
+    assert penalty.delta(squared(after)).sum() < penalty.delta(squared(x)).sum()
+    assert update.last_tau is not None
+    assert update.last_tau < 16.0
+    assert row_boundaries(coupling) is not None
+
+
+def test_any_function_of_the_state_can_be_the_energy() -> None:
+    problem = random_problem()
+    energy = Energy(QuadraticPenalty(), coupling=problem.coupling)
+    update, reference = Backtracking(energy, tau=2.0), Backtracking(QuadraticPenalty(), tau=2.0)
+    torch.testing.assert_close(update(problem.state, problem.coupling), reference(problem.state, problem.coupling))
+    assert update.last_tau == reference.last_tau
+
+
+def test_the_accepted_step_is_differentiated_with_tau_held_constant() -> None:
+    problem = random_problem(12)
+    x = problem.state[:, :1].clone().requires_grad_()
+    update = Backtracking(QuadraticPenalty(), tau=2.0)
+    (got,) = torch.autograd.grad(update(x, problem.coupling).square().sum(), x)
+    assert update.last_tau is not None
+    (expected,) = torch.autograd.grad(ExplicitEuler(update.last_tau)(x, problem.coupling).square().sum(), x)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
+    problem = complete_problem()
+    with pytest.raises(ConvergenceError, match=r"no τ between .* that lowers the energy"):
+        Backtracking(lambda x: -x.square().sum(), tau=0.1)(problem.state, problem.coupling)
+    broken = problem.state.clone()
+    broken[0, 0, 0] = float("nan")
+    with pytest.raises(ConvergenceError, match="finite"):
+        Backtracking(QuadraticPenalty())(broken, problem.coupling)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
+    """ERRATA D7: for z² > 4 the simple penalty decreases, so an explosion would count as descent."""
+    penalty, x = SimplePenalty(), 5.0 * ball(40)
+    coupling = random_problem().coupling if sparse else penalty.coupling(x)
+    with pytest.raises(ValueError, match=r"x must lie in the domain of SimplePenalty.*squared distance .*Normalise"):
+        Backtracking(penalty)(x, coupling)
+    huge = ball(40) - 1e6 * (ball(40) - penalty.coupling(ball(40), normalize=True) @ ball(40))
+    assert penalty.total(huge) < penalty.total(ball(40))
+    after = Backtracking(penalty, tau=1e6)(ball(40), penalty.coupling(ball(40), normalize=True))
+    assert after.norm(dim=-1).max() < 2
+
+
+def test_isolated_nodes_rest() -> None:
+    x = ball(3)
+    assert torch.equal(Backtracking(QuadraticPenalty())(x, SparseCoupling(Graph(3), x.new_zeros(0))), x)

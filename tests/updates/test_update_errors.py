@@ -1,0 +1,141 @@
+"""Every refusal has a type and a sentence that says what came, what was expected, and the way out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.energies import QuadraticPenalty
+from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing.problems import path_problem
+from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0, NAN, INF])
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (ExplicitEuler, "tau"),
+        (ImplicitEuler, "tau"),
+        (HeatKernel, "t"),
+        (lambda tau: Backtracking(QuadraticPenalty(), tau), "tau"),
+    ],
+)
+def test_step_out_of_range(build: Callable[[float], StateUpdate], name: str, tau: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be finite and > 0; got {tau}"):
+        build(tau)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "sentence"),
+    [
+        (lambda: ExplicitEuler("large"), TypeError, "tau must be a number"),
+        (lambda: ExplicitEuler(1.0, "laplacian"), ValueError, "form must be one of 'conservative', 'residual'"),
+        (lambda: ExplicitEuler(1.0, leak=-0.1), ValueError, "leak must be finite and >= 0; got -0.1"),
+        (lambda: ExplicitEuler(1.0, beta=NAN), ValueError, "beta must be a finite number; got nan"),
+        (lambda: Equilibrium(leak=INF), ValueError, "leak must be finite"),
+        (lambda: Equilibrium(leak=0.1, tol=0.0), ValueError, "tol must be finite and > 0"),
+        (lambda: Equilibrium(leak=0.1, max_iter=0), ValueError, "max_iter must be at least 1"),
+        (lambda: ImplicitEuler(1.0, tol=-1.0), ValueError, "tol must be finite and > 0"),
+        (lambda: ImplicitEuler(1.0, max_iter=2.5), TypeError, "max_iter must be an integer"),
+        (lambda: HeatKernel(1.0, tol=NAN), ValueError, "tol must be finite and > 0"),
+        (lambda: Backtracking(QuadraticPenalty(), shrink=1.0), ValueError, r"shrink must lie in \(0, 1\).*got 1.0"),
+        (lambda: Backtracking(QuadraticPenalty(), shrink=0.0), ValueError, "shrink must be finite and > 0"),
+        (lambda: Backtracking(QuadraticPenalty(), max_steps=0), ValueError, "max_steps must be at least 1"),
+        (lambda: Backtracking("quadratic"), TypeError, "penalty must be a Penalty or a function of the state"),
+    ],
+)
+@pytest.mark.usefixtures("no_typecheck")
+def test_bad_options(build: Callable[[], StateUpdate], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        build()
+
+
+@pytest.mark.parametrize(
+    "update", [ImplicitEuler(1.0), HeatKernel(1.0), Equilibrium(leak=0.1)], ids=lambda update: type(update).__name__
+)
+def test_asymmetric_coupling(update: StateUpdate) -> None:
+    directed = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
+    x = torch.zeros(3, 1, 1)
+    sentence = (
+        "needs a symmetric coupling.*got a SparseCoupling that declares symmetric=False. Use AdjacencyDiffusivity"
+    )
+    with pytest.raises(CouplingMismatchError, match=type(update).__name__ + " " + sentence):
+        update(x, directed)
+    with pytest.raises(CouplingMismatchError):
+        update.check(directed)
+    assert ExplicitEuler(0.1)(x, directed).shape == x.shape
+
+
+class Untouchable(Coupling):
+    """An asymmetric coupling that must not be multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1, torch.empty(0))
+
+    def _product(self, v: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("arithmetic before the check")
+
+    def _transpose(self) -> Coupling:
+        raise AssertionError("arithmetic before the check")
+
+    def degree(self) -> torch.Tensor:
+        raise AssertionError("arithmetic before the check")
+
+
+@pytest.mark.parametrize("update", [ImplicitEuler(1.0), HeatKernel(1.0), Equilibrium(leak=0.1)], ids=repr)
+def test_mismatch_is_found_before_any_arithmetic(update: StateUpdate) -> None:
+    with pytest.raises(CouplingMismatchError):
+        update(torch.zeros(3, 1, 1), Untouchable())
+
+
+@pytest.mark.parametrize("update", [ExplicitEuler(0.1, beta=0.5), ImplicitEuler(0.1, beta=0.5)], ids=repr)
+def test_weight_without_a_source(update: StateUpdate) -> None:
+    problem = path_problem()
+    with pytest.raises(ValueError, match=r"beta=0.5 weighs a source, but none came; pass source="):
+        update(problem.state, problem.coupling)
+
+
+@pytest.mark.parametrize("update", [HeatKernel(0.1), Backtracking(QuadraticPenalty())], ids=lambda u: type(u).__name__)
+def test_source_where_there_is_no_source_term(update: StateUpdate) -> None:
+    problem = path_problem()
+    with pytest.raises(ValueError, match=f"{type(update).__name__} has no source term; got a source of shape"):
+        update(problem.state, problem.coupling, source=problem.state)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    "update",
+    [ExplicitEuler(0.1, beta=1.0), ImplicitEuler(0.1, beta=1.0), Equilibrium(leak=0.1)],
+    ids=lambda update: type(update).__name__,
+)
+@pytest.mark.parametrize(
+    ("change", "error", "sentence"),
+    [
+        ({"x": torch.zeros(12, 3)}, ValueError, "x must have three dimensions"),
+        ({"x": torch.zeros(12, 2, 3, dtype=torch.long)}, TypeError, "x must be floating point"),
+        ({"x": torch.zeros(11, 2, 3)}, ValueError, "x must have 12 rows"),
+        ({"x": None}, TypeError, "x must be a tensor"),
+        ({"values": torch.zeros(12, 2, 4)}, ValueError, r"values must match the state x of shape \[12, 2, 3\]"),
+        ({"values": torch.zeros(12, 3, 3)}, ValueError, r"values must match .*got shape \[12, 3, 3\]"),
+        ({"source": torch.zeros(12, 2, 4)}, ValueError, "source must match the state"),
+        ({"source": torch.zeros(10, 2, 3)}, ValueError, "source must have 12 rows"),
+        ({"source": torch.zeros(12, 2)}, ValueError, "source must have three dimensions"),
+    ],
+)
+def test_shapes(update: StateUpdate, change: dict[str, object], error: type[Exception], sentence: str) -> None:
+    problem = path_problem()
+    arguments = {"x": problem.state, "values": problem.state, "source": problem.state} | change
+    with pytest.raises(error, match=sentence):
+        update(coupling=problem.coupling, **arguments)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_heads_of_the_coupling() -> None:
+    graph = Graph(3, torch.tensor([[0, 1], [1, 0]]))
+    with pytest.raises(ValueError, match=r"x must have 2 heads \(or 1\)"):
+        ExplicitEuler(0.1)(torch.zeros(3, 3, 1), SparseCoupling(graph, torch.ones(2, 2)))
