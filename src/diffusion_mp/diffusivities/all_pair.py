@@ -146,8 +146,8 @@ class AllPairDiffusivity(Diffusivity):
 class SimpleDiffusivity(AllPairDiffusivity):
     r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
-    (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``form="distance"`` it is exact
-    for states of any norm and still low-rank; f is non-negative, and an energy falls, while all ‖x_i − x_j‖ ≤ 2
+    (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``form="distance"`` it is
+    exact for states of any norm and still low-rank; f is non-negative, and an energy falls, while all ‖x_i − x_j‖ ≤ 2
     (ERRATA D7).
     """
 

@@ -97,7 +97,7 @@ class AdjacencyDiffusivity(Diffusivity):
         received = zeros.index_add(0, target, weight)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
-                f"{int((received == 0).sum())} nodes of the graph have degree zero, and zero_degree='error' refuses that. "
+                f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
                 f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
             )
         if self.normalization == "sum":

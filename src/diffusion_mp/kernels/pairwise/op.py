@@ -133,8 +133,8 @@ def pairwise_product(
 ) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
 
-    With a = −logsumexp and b = 0 it is the row-normalised attention of Wu, Wipf & Yan (2025), Eq. 17; exchanging q and k
-    and a with b gives its transpose. The shifts keep every exponent in log space.
+    With a = −logsumexp and b = 0 it is the row-normalised attention of Wu, Wipf & Yan (2025), Eq. 17; with q and k
+    exchanged, and a and b, its transpose. The shifts keep every exponent in log space.
 
     Args:
         q, k: features of receivers and senders. v: values.
