@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal, TypedDict, cast
+from typing import Literal, TypedDict, Unpack, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_rows
-from typing_extensions import Unpack
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank import reciprocal
