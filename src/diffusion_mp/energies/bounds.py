@@ -11,7 +11,7 @@ from diffusion_mp.errors import CouplingMismatchError, check_positive
 
 @dataclass(frozen=True)
 class EnergyBounds:
-    """``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and the ends μ ≤ λ₁ of Δ's non-zero spectrum."""
+    """``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and Δ's non-zero spectrum from μ to λ₁."""
 
     lower: float
     upper: float

@@ -125,8 +125,8 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     """Theorem 7 for symmetric Ω with positive degrees d̄: z − τ(I − D̄⁻¹Ω)z descends ‖z − z_k‖² + λ Σ_ij δ(‖z_i − z_j‖²).
 
     Whenever τ < 2/l_max and λ ≥ τ / (2 min d̄ (2 − τ l_max)), l_max the largest eigenvalue of I − D̄^-½ΩD̄^-½, for every
-    concave δ with ω_ij = δ′(‖z_i − z_j‖²) at the step's start. (The paper states only that some τ exists.) A leak κ adds
-    2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Why: with D the move, the surrogate of Proposition 6 changes by
+    concave δ with ω_ij = δ′(‖z_i − z_j‖²) at the step's start. (The paper states only that some τ exists.) A leak κ
+    adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Why: with D the move, the surrogate of Proposition 6 changes by
     ‖D‖² − (4λ/τ)⟨D, D̄D⟩ + 2λ⟨D, (D̄ − Ω + κD̄)D⟩ ≤ ‖D‖² (1 − 2λ min d̄ (2/τ − l_max − κ)).
     """
     name = "Theorem 7"

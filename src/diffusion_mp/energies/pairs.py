@@ -92,7 +92,7 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
                 continue
             farthest = centred[radius.argmax()].unsqueeze(0)
             witness = float(squared_distances(farthest, centred).max())
-            if witness > limit:
+            if not witness <= limit:  # NaN is no distance within the limit either
                 return witness
             for start, stop in _tiles(centred.size(0)):
                 witness = float(squared_distances(centred[start:stop], centred[start:]).max())

@@ -35,8 +35,8 @@ class EnergyTrace:
 
     Args:
         model: any module that contains diffusion layers.
-        energy: an `Energy` or any function to a scalar, called as ``energy(x_out, x_in)``, and ``energy(x_in, None)`` for
-            the value before. Default: Σ_ij‖x_i − x_j‖² of the outgoing state alone, in O(N C).
+        energy: an `Energy` or any function to a scalar, called as ``energy(x_out, x_in)``, and as
+            ``energy(x_in, None)`` for the value before. Default: Σ_ij‖x_i − x_j‖² of the state alone, in O(N C).
 
     Where a layer changes the shape of the state (more channels) there is no distance to x_in; None takes its place.
 

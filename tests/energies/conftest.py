@@ -1,0 +1,66 @@
+"""Random states and symmetric graphs for the energy tests, all in double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.graph import Graph
+
+
+@pytest.fixture
+def ball(generator: torch.Generator) -> Callable[..., Tensor]:
+    """States drawn uniformly from a ball of the given radius, [n, d]."""
+
+    def draw(n: int, d: int, radius: float = 1.0) -> Tensor:
+        x = torch.randn(n, d, generator=generator, dtype=torch.double)
+        length = torch.rand(n, 1, generator=generator, dtype=torch.double) ** (1 / d)
+        return radius * length * x / x.norm(dim=1, keepdim=True)
+
+    return draw
+
+
+@pytest.fixture
+def uniform(generator: torch.Generator) -> Callable[[float, float], float]:
+    """A number between low and high."""
+
+    def draw(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand(1, generator=generator))
+
+    return draw
+
+
+@pytest.fixture
+def size(generator: torch.Generator) -> Callable[[int, int], int]:
+    """An integer between low and high, both included."""
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+    return draw
+
+
+@pytest.fixture
+def symmetric_graph(generator: torch.Generator) -> Callable[..., SparseCoupling]:
+    """A random symmetric non-negative coupling, connected by a cycle unless ``density`` alone shall decide."""
+
+    def draw(n: int, density: float = 0.3, *, cycle: bool = True) -> SparseCoupling:
+        dense = torch.rand(n, n, generator=generator, dtype=torch.double)
+        dense = dense * (torch.rand(n, n, generator=generator) < density)
+        if cycle and n > 1:
+            nodes = torch.arange(n)
+            dense[nodes, (nodes + 1) % n] += 0.1
+        return from_dense(dense + dense.T)
+
+    return draw
+
+
+def from_dense(dense: Tensor) -> SparseCoupling:
+    """The entries of a symmetric non-negative matrix as edges j → i."""
+    target, source = dense.nonzero().T
+    graph = Graph(dense.size(0), torch.stack([source, target]), dense[target, source])
+    return SparseCoupling(graph, symmetric=True, nonnegative=True)

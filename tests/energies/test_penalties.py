@@ -1,0 +1,148 @@
+"""δ, f, the conjugate and the coupling of every penalty, against calculus, minimisation and dense matrices."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from diffusion_mp.energies import (
+    GaussianPenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+    get_penalty,
+)
+
+PENALTIES = [
+    QuadraticPenalty(),
+    SimplePenalty(),
+    SigmoidPenalty(),
+    SoftmaxPenalty(dim=5),
+    GaussianPenalty(),
+    GaussianPenalty(bandwidth=0.4),
+]
+every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+
+
+def grid(penalty: Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor:
+    low, high = penalty.domain
+    return torch.linspace(low, min(high, far), points, dtype=torch.double)
+
+
+@every_penalty
+def test_f_is_the_derivative_of_delta(penalty: Penalty) -> None:
+    z2 = grid(penalty).requires_grad_()
+    (slope,) = torch.autograd.grad(penalty.delta(z2).sum(), z2)
+    torch.testing.assert_close(penalty.f(z2), slope, rtol=1e-12, atol=1e-14)
+
+
+@every_penalty
+def test_delta_is_concave_and_nondecreasing_on_its_domain(penalty: Penalty) -> None:
+    z2 = grid(penalty)
+    delta = penalty.delta(z2)
+    assert (delta.diff() >= 0).all()
+    assert (delta.diff().diff() <= 1e-13).all()
+    assert (penalty.f(z2) >= 0).all()
+
+
+def test_the_simple_penalty_falls_beyond_its_domain() -> None:
+    """The domain is not decoration: past z² = 4 both promises break."""
+    z2 = torch.tensor([4.0, 4.5, 5.0], dtype=torch.double)
+    assert (SimplePenalty().delta(z2).diff() < 0).all()
+    assert (SimplePenalty().f(z2)[1:] < 0).all()
+
+
+def test_published_values() -> None:
+    """The formulas that Wu, Wipf & Yan print for DIFFormer-s and DIFFormer-a, Eqs. 18 and 20."""
+    z2 = torch.linspace(0, 4, 9, dtype=torch.double)
+    torch.testing.assert_close(SimplePenalty().delta(z2), 2 * z2 - z2**2 / 4)
+    torch.testing.assert_close(SigmoidPenalty().delta(z2), z2 - 2 * torch.log(torch.exp(z2 / 2 - 1) + 1))
+    torch.testing.assert_close(SigmoidPenalty().f(z2), 1 / (1 + torch.exp(z2 / 2 - 1)))
+
+
+def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not() -> None:
+    """Eq. 21's text prints f = e^{1 − z²/2} e^{1/√d}; exp(q·k/√d) on unit vectors is e^{(1 − z²/2)/√d}."""
+    d = 9
+    x = torch.nn.functional.normalize(torch.randn(30, d, generator=torch.Generator().manual_seed(1)).double(), dim=1)
+    attention = torch.exp(x @ x.T / math.sqrt(d))
+    z2 = torch.cdist(x, x).square()
+    torch.testing.assert_close(SoftmaxPenalty(d).f(z2), attention)
+    printed = torch.exp(1 - z2 / 2) * math.exp(1 / math.sqrt(d))
+    ratio = printed / attention
+    assert ratio.max() / ratio.min() > 2, "the printed f is not even proportional to softmax attention"
+
+
+@every_penalty
+def test_conjugate_is_the_minimum(penalty: Penalty) -> None:
+    """δ̃(ω) = min over s ≥ 0 of ωs − δ(s), by SciPy over the part where ωs − δ(s) is convex."""
+    top = float(penalty.f(torch.zeros((), dtype=torch.double)))
+    high = min(penalty.domain[1], 80.0)
+
+    def value(s: float, omega: float) -> float:
+        return omega * s - float(penalty.delta(torch.tensor(s, dtype=torch.double)))
+
+    for omega in [0.02 * top, 0.3 * top, 0.7 * top, top, 1.5 * top]:
+        if isinstance(penalty, QuadraticPenalty) and omega < 1:
+            expected = -math.inf
+        else:
+            inner = minimize_scalar(value, bounds=(0, high), args=(omega,), method="bounded", options={"xatol": 1e-10})
+            expected = min(inner.fun, value(0.0, omega), value(high, omega))
+        got = float(penalty.conjugate(torch.tensor(omega, dtype=torch.double)))
+        assert got == pytest.approx(expected, abs=1e-8)
+
+
+@every_penalty
+def test_conjugate_is_unbounded_below_zero(penalty: Penalty) -> None:
+    assert penalty.conjugate(torch.tensor([-0.1, -2.0])).tolist() == [-math.inf, -math.inf]
+
+
+@every_penalty
+def test_fenchel_equality_and_inequality(penalty: Penalty) -> None:
+    """δ(s) ≤ ωs − δ̃(ω) for every ω ≥ 0 (Eq. 37), with equality at ω = f(s) (Eq. 38)."""
+    s = grid(penalty, points=60)
+    omega = penalty.f(s)
+    gap = omega[:, None] * s[None, :] - penalty.conjugate(omega)[:, None] - penalty.delta(s)[None, :]
+    assert gap.min() >= -1e-12
+    torch.testing.assert_close(gap.diagonal(), torch.zeros_like(s), atol=1e-12, rtol=0)
+    if not isinstance(penalty, QuadraticPenalty):
+        assert gap.max() > 0.05, "away from ω = f(s) the bound is strict"
+
+
+@every_penalty
+@pytest.mark.parametrize("normalize", [False, True])
+def test_coupling_is_f_of_the_distances(penalty: Penalty, normalize: bool, ball) -> None:
+    """Within each graph of a ragged batch and nowhere else, for every head."""
+    x = ball(18, 4).view(9, 2, 4)
+    ptr = torch.tensor([0, 4, 4, 9])
+    coupling = penalty.coupling(x, ptr, normalize=normalize)
+    graph = torch.tensor([0] * 4 + [2] * 5)
+    for head in range(2):
+        dense = penalty.f(torch.cdist(x[:, head], x[:, head]).square()) * (graph[:, None] == graph)
+        if normalize:
+            dense = dense / dense.sum(1, keepdim=True)
+        got = coupling.to_dense()[min(head, coupling.heads - 1)]
+        torch.testing.assert_close(got, dense, rtol=1e-9, atol=1e-9)
+    assert coupling.row_stochastic == normalize
+    if not isinstance(penalty, QuadraticPenalty):
+        assert coupling.symmetric != normalize
+
+
+def test_get_penalty() -> None:
+    assert get_penalty("simple") == SimplePenalty()
+    assert get_penalty("gaussian", bandwidth=2.0) == GaussianPenalty(2.0)
+    penalty = SoftmaxPenalty(3)
+    assert get_penalty(penalty) is penalty
+    with pytest.raises(ValueError, match="penalty must be one of 'quadratic', 'simple'"):
+        get_penalty("huber")
+
+
+def test_parameters_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="dim must be at least 1; got 0"):
+        SoftmaxPenalty(0)
+    with pytest.raises(ValueError, match="bandwidth must be finite and > 0; got 0"):
+        GaussianPenalty(0.0)

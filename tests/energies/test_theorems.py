@@ -1,0 +1,335 @@
+"""Theorem 1, Theorem 7, Propositions 5, 9, 10 of Wu, Wipf & Yan (2025): corrected they hold, as printed they fail.
+
+Every claim runs on 200 random instances at the certified λ and above it. Each has a counterpart that finds violations,
+just below the bound or for the printed statement, so that a test that could not fail would be seen.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.energies import (
+    Energy,
+    GaussianPenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+    certify,
+    theorem1,
+)
+
+INSTANCES = 200
+PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty(0.5)]
+every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+
+
+def rises(after: Tensor, before: Tensor, rtol: float = 1e-11) -> bool:
+    """Whether an energy went up by more than rounding."""
+    return bool(after > before + rtol * before.abs() + 1e-13)
+
+
+def product(coupling: Coupling, x: Tensor) -> Tensor:
+    return (coupling @ x.unsqueeze(1)).squeeze(1)
+
+
+def euler(x: Tensor, s: Coupling, tau: float, form: str = "conservative", drive: Tensor | float = 0.0) -> Tensor:
+    """x − τ(D̄x − Sx) + τ·drive, written out so that nothing but the coupling is trusted."""
+    diagonal = s.degree() if form == "conservative" else 1.0
+    return x - tau * (diagonal * x - product(s, x)) + tau * drive
+
+
+def row_step(penalty: Penalty, x: Tensor, tau: float, drive: Tensor | float = 0.0) -> Tensor:
+    """x − τ(x − D̄⁻¹Ωx) + τ·drive, Eq. 17, from the symmetric Ω."""
+    omega = penalty.coupling(x)
+    return x - tau * (x - product(omega, x) / omega.degree()) + tau * drive
+
+
+# ---------------------------------------------------------------------------------------------------------- Theorem 1
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+def test_theorem_1(form: str, symmetric_graph, ball, uniform, size) -> None:
+    """No violation at λ and above, for D̄ − S and (with symmetrically normalised S) for I − S."""
+    violations = 0
+    for _ in range(INSTANCES):
+        s = symmetric_graph(size(2, 20))
+        if form == "residual":
+            s = normalised(s)
+        tau = uniform(0.02, 0.99) * theorem1(s, 1e-3, form=form).tau_max
+        certificate = certify(s, None, tau, form=form)
+        assert certificate, certificate
+        x = ball(s.num_nodes, 3)
+        after = euler(x, s, tau, form)
+        for factor in (1.0, 1.5, 10.0):
+            energy = Energy("quadratic", certificate.lam * factor, coupling=s, laplacian=form)
+            violations += rises(energy(after, x), energy(x, x))
+    assert violations == 0
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
+    """At λ the top eigenvector keeps its energy; at 0.99 λ it gains, for every graph."""
+    for _ in range(50):
+        s = symmetric_graph(size(2, 20))
+        if form == "residual":
+            s = normalised(s)
+        dense = s.to_dense()[0]
+        laplacian = (torch.diag(dense.sum(1)) if form == "conservative" else torch.eye(len(dense)).double()) - dense
+        eigenvalues, vectors = torch.linalg.eigh(laplacian)
+        tau = uniform(0.05, 0.95) * 2 / float(eigenvalues[-1])
+        certificate = certify(s, None, tau, form=form)
+        assert certificate.eigenvalue == pytest.approx(float(eigenvalues[-1]), rel=1e-9)
+        x = vectors[:, -1:]
+        after = euler(x, s, tau, form)
+        at = Energy("quadratic", certificate.lam, coupling=s, laplacian=form)
+        torch.testing.assert_close(at(after, x), at(x, x), rtol=1e-9, atol=1e-12)
+        below = Energy("quadratic", 0.99 * certificate.lam, coupling=s, laplacian=form)
+        assert rises(below(after, x), below(x, x))
+
+
+def test_half_of_tau_is_never_admissible(symmetric_graph, uniform, size) -> None:
+    """With λ tr ZᵀΔZ: λ = τ descends for τ ≤ 1/λ₁, λ = τ/2 never does. Our λ is half of that one."""
+    for _ in range(50):
+        s = symmetric_graph(size(2, 20))
+        tau = uniform(0.05, 1.0) / theorem1(s, 1e-3).eigenvalue
+        x = torch.linalg.eigh(torch.diag(s.degree()[:, 0]) - s.to_dense()[0])[1][:, -1:]
+        after = euler(x, s, tau)
+        assert theorem1(s, tau).lam <= tau / 2 * (1 + 1e-12)
+        enough, half = (Energy("quadratic", lam, coupling=s) for lam in (tau / 2, tau / 4))
+        assert not rises(enough(after, x), enough(x, x))
+        assert rises(half(after, x), half(x, x))
+
+
+def test_theorem_1_from_layer_to_layer(symmetric_graph, ball) -> None:
+    """E(Z_{k+1}, k) ≤ E(Z_k, k−1), Eq. 31, at every step."""
+    s = symmetric_graph(15)
+    tau = 1.3 / theorem1(s, 1e-3).eigenvalue
+    energy = Energy("quadratic", theorem1(s, tau).lam, coupling=s)
+    x, values = ball(15, 3), []
+    for _ in range(40):
+        following = euler(x, s, tau)
+        values.append(energy(following, x))
+        x = following
+    assert not any(rises(b, a) for a, b in pairwise(values))
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball) -> None:
+    """The residual step of GCN may raise tr Zᵀ(D̄ − S)Z: Example 1 is not Eq. 6 (with S = D^-½AD^-½)."""
+    violations = {"conservative": 0, "residual": 0}
+    for _ in range(50):
+        s = normalised(symmetric_graph(12, 0.2))
+        tau = 0.9
+        x = torch.ones(12, 1, dtype=torch.double) + 1e-3 * ball(12, 1)  # nearly constant: nothing for D̄ − S to lower
+        after = euler(x, s, tau, form)
+        for laplacian in violations:
+            energy = Energy("quadratic", theorem1(s, tau, form=laplacian).lam, coupling=s, laplacian=laplacian)
+            violations[laplacian] += rises(energy(after), energy(x))
+    other = "residual" if form == "conservative" else "conservative"
+    assert violations[form] == 0
+    if form == "residual":
+        assert violations[other] > 40
+
+
+# ---------------------------------------------------------------------------------------------------------- Theorem 7
+
+
+@every_penalty
+def test_theorem_7(penalty: Penalty, ball, uniform, size) -> None:
+    """No violation at λ and above, for τ up to τ_max and states anywhere in the unit ball."""
+    violations = 0
+    for _ in range(INSTANCES):
+        x = ball(size(2, 20), 4)
+        tau = uniform(0.02, 0.99) * certify(penalty, x, 1e-3).tau_max
+        certificate = certify(penalty, x, tau)
+        assert certificate, certificate
+        after = row_step(penalty, x, tau)
+        for factor in (1.0, 1.5, 10.0):
+            energy = Energy(penalty, certificate.lam * factor)
+            violations += rises(energy(after, x), energy(x, x))
+    assert violations == 0
+
+
+@every_penalty
+@pytest.mark.parametrize(("factor", "radius", "share"), [(0.99, 0.01, 0.9), (0.5, 1.0, 0.2)])
+def test_theorem_7_fails_below_the_bound(
+    penalty: Penalty, factor: float, radius: float, share: float, ball, uniform, size
+) -> None:
+    """At 0.99 λ nearly every tightly clustered state gains energy, at 0.5 λ many a state spread over the unit ball.
+
+    (Clustered, δ is all but linear and Ω all but constant, and every step of the proof an equality.)
+    """
+    violations = 0
+    for _ in range(INSTANCES):
+        x = ball(size(2, 20), 4, radius)
+        tau = uniform(0.05, 0.95) * certify(penalty, x, 1e-3).tau_max
+        energy = Energy(penalty, factor * certify(penalty, x, tau).lam)
+        violations += rises(energy(row_step(penalty, x, tau), x), energy(x, x))
+    assert violations > share * INSTANCES
+
+
+def test_theorem_7_with_heads_and_ragged_batches(ball, uniform) -> None:
+    """The certificate of the worst head covers all of them, and every graph of the batch."""
+    ptr = torch.tensor([0, 4, 5, 14])
+    penalty = SimplePenalty()
+    for _ in range(50):
+        x = ball(28, 3).view(14, 2, 3)
+        tau = uniform(0.1, 1.8)
+        certificate = certify(penalty, x, tau, ptr=ptr)
+        assert certificate
+        omega = penalty.coupling(x, ptr)
+        after = x - tau * (x - (omega @ x) / omega.degree().unsqueeze(2))
+        energy = Energy(penalty, certificate.lam, ptr=ptr)
+        assert not rises(energy(after, x), energy(x, x))
+
+
+def test_eq_25_with_a_graph_term(symmetric_graph, ball, uniform) -> None:
+    """½Ω + ½Ã descends Eq. 25 at the λ of Theorem 1, by the surrogate; at half of it it does not always."""
+    violations = {1.0: 0, 0.5: 0}
+    for _ in range(INSTANCES):
+        penalty, graph, x = SimplePenalty(), symmetric_graph(10), ball(10, 3)
+        s = 0.5 * penalty.coupling(x) + 0.5 * graph
+        tau = uniform(0.1, 0.95) * theorem1(s, 1e-3).tau_max
+        after = euler(x, s, tau)
+        for factor in violations:
+            energy = Energy(penalty, factor * theorem1(s, tau).lam, graph_term=graph)
+            violations[factor] += rises(energy(after, x), energy(x, x))
+    assert violations[1.0] == 0
+    assert violations[0.5] > 0
+
+
+# ------------------------------------------------------------------------------------------------- Propositions 5, 10
+
+
+def test_proposition_5_corrected(symmetric_graph, ball, uniform, size) -> None:
+    """With a source and a leak: F falls at every step for τ < 2/(λ₁ + κ), and E within each step, in both forms."""
+    violations = 0
+    for _ in range(INSTANCES):
+        n, leak, beta = size(2, 15), uniform(0, 0.5), uniform(-2, 2)
+        s, h, x = symmetric_graph(n), ball(n, 3), ball(n, 3)
+        tau = uniform(0.05, 0.99) * theorem1(s, 1e-3, leak=leak).tau_max
+        lam = theorem1(s, tau, leak=leak).lam
+        terms = {"coupling": s, "source": h, "beta": beta, "leak": leak}
+        falling, printed = Energy("quadratic", lam, **terms), Energy("quadratic", lam, form="printed", **terms)
+        previous = x
+        for _ in range(5):
+            following = euler(x, s, tau, drive=beta * h - leak * x)
+            violations += rises(falling(following), falling(x))
+            violations += rises(falling(following, x), falling(x, previous))
+            violations += rises(falling(following, x), falling(x, x))
+            violations += rises(printed(following, x), printed(x, x))
+            previous, x = x, following
+    assert violations == 0
+
+
+def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
+    """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 11's energy, over 60 steps of one random graph: nearly all violate it."""
+    s, h, x = symmetric_graph(12), ball(12, 3), ball(12, 3)
+    tau = 0.9 / theorem1(s, 1e-3).eigenvalue
+    printed = Energy("quadratic", theorem1(s, tau).lam, coupling=s, source=h, form="printed")
+    values = []
+    for _ in range(60):
+        following = euler(x, s, tau, drive=h)
+        values.append(printed(following, x))
+        x = following
+    assert sum(rises(b, a) for a, b in pairwise(values)) > 40
+
+
+@every_penalty
+def test_proposition_10_corrected(penalty: Penalty, ball, uniform, size) -> None:
+    """The row-normalised step with a source lowers E and F with the metric d̄ of its start; without it, not always."""
+    violations, unweighted = 0, 0
+    for _ in range(INSTANCES):
+        n, beta, leak = size(2, 15), uniform(-2, 2), uniform(0, 0.3)
+        x, h = ball(n, 3), ball(n, 3)
+        tau = uniform(0.05, 0.99) * certify(penalty, x, 1e-3, leak=leak).tau_max
+        lam = certify(penalty, x, tau, leak=leak).lam
+        after = row_step(penalty, x, tau, drive=beta * h - leak * x)
+        metric = penalty.coupling(x).degree()
+        terms = {"source": h, "beta": beta, "leak": leak}
+        energy = Energy(penalty, lam, metric=metric, **terms)
+        printed = Energy(penalty, lam, metric=metric, form="printed", **terms)
+        violations += rises(energy(after, x), energy(x, x)) + rises(energy(after), energy(x))
+        violations += rises(printed(after, x), printed(x, x))
+        plain = Energy(penalty, lam, **terms)
+        unweighted += rises(plain(after, x), plain(x, x))
+    assert violations == 0
+    assert unweighted > 0
+
+
+def test_proposition_10_as_printed_fails(ball) -> None:
+    """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 26's energy."""
+    penalty, x, h = SigmoidPenalty(), ball(12, 3), ball(12, 3)
+    printed = Energy(penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, form="printed")
+    values = []
+    for _ in range(40):
+        following = row_step(penalty, x, 0.5, drive=0.5 * h)
+        values.append(printed(following, x))
+        x = following
+    assert sum(rises(b, a) for a, b in pairwise(values)) > 20
+
+
+def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball) -> None:
+    """x − τ(D̄ − Ω)x + τβh needs no metric: F is one function, and falls at every step."""
+    penalty, x, h = SigmoidPenalty(), ball(12, 3), ball(12, 3)
+    energy = Energy(penalty, 1.0, source=h)
+    for _ in range(40):
+        omega = penalty.coupling(x)
+        tau = 0.95 * theorem1(omega, 1e-3).tau_max
+        following = euler(x, omega, tau, drive=h)
+        assert not rises(energy(following), energy(x))
+        x = following
+
+
+# ------------------------------------------------------------------------------------------------------ Proposition 9
+
+
+def relu_layer(penalty: Penalty, start: Tensor, tau: float, at: Tensor) -> Tensor:
+    """σ[(1 − τ)y + τ D̄⁻¹Ωy], Eq. 22, with y = h(Z_k) and ω evaluated at ``at``."""
+    omega = penalty.coupling(at)
+    return torch.relu(start - tau * (start - product(omega, start) / omega.degree()))
+
+
+@every_penalty
+def test_proposition_9_corrected(penalty: Penalty, ball, uniform, size) -> None:
+    """E(Z_{k+1}, k) ≤ E(h(Z_k), k) with ψ of ReLU, for steps long enough that the ReLU cuts."""
+    violations = cuts = 0
+    for _ in range(INSTANCES):
+        y = ball(size(2, 15), 4, 1.0).abs()  # h(Z_k) for a layer that ends in a ReLU: ψ is finite there
+        tau = uniform(0.5, 0.99) * certify(penalty, y, 1e-3).tau_max
+        energy = Energy(penalty, certify(penalty, y, tau).lam, activation="relu")
+        after = relu_layer(penalty, y, tau, y)
+        cuts += bool((after == 0).any())
+        violations += rises(energy(after, y), energy(y, y))
+    assert violations == 0
+    assert cuts > INSTANCES / 10, "the activation must have something to do"
+
+
+@pytest.mark.parametrize("omega_at", ["z", "h(z)"])
+def test_proposition_9_as_printed_fails(omega_at: str, ball, uniform, generator: torch.Generator) -> None:
+    """From Z_k, E(Z_{k+1}, k) ≤ E(Z_k, k), wherever ω is evaluated: a transformation may well raise the energy."""
+    penalty, violations = SimplePenalty(), 0
+    for _ in range(500):
+        z = ball(8, 3).abs()
+        weight = torch.randn(3, 3, generator=generator, dtype=torch.double)
+        y = torch.relu(z @ (weight / torch.linalg.matrix_norm(weight, 2)))
+        at = z if omega_at == "z" else y
+        tau = uniform(0.05, 1.0)
+        energy = Energy(penalty, certify(penalty, at, tau).lam, activation="relu")
+        violations += rises(energy(relu_layer(penalty, y, tau, at), y), energy(z, y))
+    assert violations > 0
+
+
+def normalised(s: SparseCoupling) -> SparseCoupling:
+    """D^-½ S D^-½, symmetric again, with eigenvalues in [−1, 1]."""
+    source, target = s.graph.edges
+    scale = s.degree()[:, 0].rsqrt()
+    weight = s.weight[:, 0] * scale[source] * scale[target]
+    return SparseCoupling(s.graph, weight, symmetric=True, nonnegative=True)
