@@ -66,7 +66,7 @@ def _descend(step: Step, x: Tensor, where: str) -> Tensor:
     """Take one step and compare the energy at its ends."""
     moved, energy = step(x)
     if moved.shape != x.shape:
-        raise AssertionError(f"{where}: the shape went from {tuple(x.shape)} to {tuple(moved.shape)}, expected no change")
+        raise AssertionError(f"{where}: the state has shape {tuple(moved.shape)}, expected {tuple(x.shape)} as before")
     before, after = float(energy(x)), float(energy(moved))
     rtol, atol = tolerance("energy", torch.float64)
     if not after <= before + atol + rtol * abs(before):
