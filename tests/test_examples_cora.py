@@ -1,44 +1,58 @@
-"""The Cora example as a user starts it."""
+"""The Cora example, as a user starts it."""
 
-import subprocess
+import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "cora.py"
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def cora():
+    """The script as a module, so that no test pays for a new interpreter."""
+    spec = importlib.util.spec_from_file_location("examples_cora", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
 
 
-def test_wrong_root_says_what_to_do(tmp_path):
-    done = run("--root", str(tmp_path))
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+@pytest.fixture(autouse=True)
+def _own_randomness():
+    with torch.random.fork_rng():
+        yield
+
+
+def test_wrong_root_says_what_to_do(cora, tmp_path, capsys):
+    assert cora.main(["--root", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
     for part in ("missing ind.cora.x", str(tmp_path / "Cora" / "raw"), "--download", "github.com/kimiyoung/planetoid"):
-        assert part in done.stderr
+        assert part in message
 
 
-def test_nonsense_numbers(tmp_path):
-    done = run("--root", str(tmp_path), "--splits", "0")
-    assert done.returncode == 2
-    assert "at least 1, got 0" in done.stderr
+def test_nonsense_numbers(cora, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cora.main(["--root", str(tmp_path), "--splits", "0"])
+    assert stopped.value.code == 2
+    assert "at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("dataset", ["Cora", "CiteSeer"])
-def test_two_models_on_two_splits(data_root, dataset):
-    root = str(data_root / "Planetoid")
-    done = run("--root", root, "--dataset", dataset, "--splits", "2", "--epochs", "2", "--model", "difformer-s", "mlp")
-    assert done.returncode == 0, done.stderr
-    assert "over 2 different random splits (20 per class)" in done.stdout
-    assert done.stdout.count(" ± ") == 3
+def test_two_models_on_two_splits(cora, data_root, dataset, capsys):
+    options = ["--root", str(data_root / "Planetoid"), "--dataset", dataset, "--splits", "2", "--epochs", "2"]
+    assert cora.main([*options, "--model", "difformer-s", "mlp"]) == 0
+    printed = capsys.readouterr().out
+    assert "over 2 different random splits (20 per class)" in printed
+    assert printed.count(" ± ") == 3
 
 
 @pytest.mark.data
-def test_public_split_says_that_only_weights_differ(data_root):
-    root = str(data_root / "Planetoid")
-    done = run("--root", root, "--split", "public", "--splits", "1", "--epochs", "2", "--model", "mlp")
-    assert "over 1 initialisations on the public split" in done.stdout
+def test_public_split_says_that_only_weights_differ(cora, data_root, capsys):
+    options = ["--root", str(data_root / "Planetoid"), "--split", "public", "--splits", "2", "--epochs", "1"]
+    assert cora.main([*options, "--model", "mlp"]) == 0
+    assert "over 2 initialisations on the public split" in capsys.readouterr().out
