@@ -10,19 +10,23 @@ from diffusion_mp.updates.base import Form
 
 @torch.no_grad()
 def laplacian_extremes(coupling: Coupling, form: Form) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of Δ over all heads of a symmetric coupling, by Lanczos."""
+    """Smallest and largest eigenvalue of Δ over all heads of a symmetric coupling (Lanczos, unless N is small)."""
     from scipy.sparse import eye_array
-    from scipy.sparse.linalg import aslinearoperator
+    from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
     if coupling.num_nodes == 0:
         return 1.0, 1.0
-    identity = aslinearoperator(eye_array(coupling.num_nodes))
+    rtol = resolution(coupling.dtype)
     ends = []
     for head in range(coupling.heads):
         delta = laplacian(coupling, head, form)
-        high = extreme_eigenvalue(delta, "largest", resolution(coupling.dtype))
-        # The smallest one is often zero; Lanczos is accurate relative to what it looks for, so it looks from above.
-        low = high - extreme_eigenvalue(high * identity - delta, "largest", resolution(coupling.dtype))
+        high = extreme_eigenvalue(delta, "largest", rtol)
+        if isinstance(delta, LinearOperator):
+            # The smallest one is often zero; Lanczos is accurate relative to what it seeks, so it looks from above.
+            flipped = high * aslinearoperator(eye_array(coupling.num_nodes)) - delta
+            low = high - extreme_eigenvalue(flipped, "largest", rtol)
+        else:
+            low = extreme_eigenvalue(delta, "smallest")
         ends.append((low, high))
     return min(low for low, _ in ends), max(high for _, high in ends)
 
