@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ROWS = 65_536  # rows turned to float64 at a time by the O(N d²) sums
+CHUNK_ROWS = 8_192  # rows turned to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
 State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]

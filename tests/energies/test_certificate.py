@@ -1,0 +1,176 @@
+"""What a certificate says, and that it refuses with the reason when a premise fails."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
+from diffusion_mp.energies import (
+    GaussianPenalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    certify,
+    spectrum,
+    theorem1,
+    theorem7,
+)
+from diffusion_mp.graph import Graph
+
+
+def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
+    s = symmetric_graph(8)
+    certificate = certify(s, None, 0.1)
+    assert bool(certificate) is certificate.holds is True
+    assert str(certificate).startswith("Theorem 1 covers τ = 0.1: descent for every λ ≥ ")
+    assert certificate.tau_max == pytest.approx(2 / certificate.eigenvalue)
+    assert certificate.lam == pytest.approx(0.1 / (2 * (2 - 0.1 * certificate.eigenvalue)))
+
+
+def test_step_too_long(symmetric_graph, ball) -> None:
+    for subject, x in [(symmetric_graph(8), None), (SimplePenalty(), ball(8, 3))]:
+        tau_max = certify(subject, x, 1e-3).tau_max
+        assert certify(subject, x, 0.999 * tau_max)
+        certificate = certify(subject, x, tau_max)
+        assert not certificate
+        assert certificate.lam == math.inf
+        assert certificate.tau_max == pytest.approx(tau_max)
+        assert "τ must be below τ_max" in str(certificate)
+
+
+def test_asymmetric_coupling_is_refused(generator: torch.Generator) -> None:
+    q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
+    certificate = certify(LowRankCoupling(q, k), None, 0.1)
+    assert not certificate
+    assert certificate.tau_max == 0
+    assert "is not symmetric" in certificate.reason
+    assert not theorem7(LowRankCoupling(q, k), 0.1)
+
+
+def test_row_normalised_attention_is_refused_as_a_coupling_and_covered_as_a_penalty(ball) -> None:
+    x = ball(9, 3)
+    assert not certify(SigmoidPenalty().coupling(x, normalize=True), x, 0.5)
+    assert certify(SigmoidPenalty(), x, 0.5)
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+def test_negative_laplacian_is_refused(form: str) -> None:
+    """A negative weight, or for I − S a row sum above one: the energy has no lower bound."""
+    weight = -1.0 if form == "conservative" else 1.5
+    edges = torch.tensor([[0, 1], [1, 0]])
+    s = SparseCoupling(Graph(2, edges), torch.full((2,), weight, dtype=torch.double), symmetric=True)
+    certificate = certify(s, None, 0.1, form=form)
+    assert not certificate
+    assert "negative eigenvalue" in certificate.reason
+
+
+def test_signed_coupling_with_a_good_laplacian_is_covered() -> None:
+    """Not the signs of the entries count but those of the eigenvalues."""
+    dense = torch.tensor([[0.0, 2.0, -0.5], [2.0, 0.0, 2.0], [-0.5, 2.0, 0.0]], dtype=torch.double)
+    target, source = dense.nonzero().T
+    graph = Graph(3, torch.stack([source, target]))
+    assert certify(SparseCoupling(graph, dense[target, source], symmetric=True), None, 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_state_outside_the_domain_is_refused(dtype: torch.dtype) -> None:
+    """Antipodal unit vectors are the last that DIFFormer-s covers."""
+    x = torch.nn.functional.normalize(torch.tensor([[1.0, 2.0], [-1.0, -2.0], [0.3, 0.0]], dtype=dtype), dim=1)
+    assert certify(SimplePenalty(), x, 0.5)
+    certificate = certify(SimplePenalty(), 1.01 * x, 0.5)
+    assert not certificate
+    assert "leaves the domain of SimplePenalty()" in certificate.reason
+    assert certify(SigmoidPenalty(), 1.01 * x, 0.5), "δ of DIFFormer-a has no upper end"
+    assert not certify(SimplePenalty(), x * math.nan, 0.5)
+
+
+def test_the_domain_counts_distances_not_norms(ball) -> None:
+    """A unit ball anywhere will do; and graphs of a batch may lie far apart."""
+    x = ball(10, 3)
+    assert certify(SimplePenalty(), x + 100, 0.5)
+    apart = torch.cat([x, x + 100])
+    assert not certify(SimplePenalty(), apart, 0.5)
+    assert certify(SimplePenalty(), apart, 0.5, ptr=torch.tensor([0, 10, 20]))
+
+
+def diffusivity(**attributes: object) -> SimpleNamespace:
+    return SimpleNamespace(**({"heads": 1, "needs_graph": False, "row_stochastic": True} | attributes))
+
+
+def test_diffusivity_is_certified_through_its_penalty(ball) -> None:
+    x = ball(8, 4)
+    assert certify(diffusivity(penalty=SimplePenalty()), x, 0.5) == certify(SimplePenalty(), x, 0.5)
+    per_head = certify(SimplePenalty(), x.view(8, 2, 2), 0.5)
+    assert certify(diffusivity(penalty=SimplePenalty(), heads=2), x, 0.5) == per_head
+    bare = certify(diffusivity(penalty=SimplePenalty(), row_stochastic=False), x, 0.01)
+    assert bare == theorem1(SimplePenalty().coupling(x), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "form", "reason"),
+    [
+        ({"penalty": None, "why_no_penalty": "W_Q and W_K are separate."}, "conservative", "W_Q and W_K are separate."),
+        ({"penalty": None}, "conservative", "declares no penalty"),
+        ({"penalty": SigmoidPenalty(), "needs_graph": True}, "conservative", "edges of a graph only"),
+        ({"penalty": SigmoidPenalty(), "row_stochastic": False}, "residual", "is not row-normalised"),
+    ],
+)
+def test_diffusivity_without_a_theorem_is_refused(attributes: dict, form: str, reason: str, ball) -> None:
+    certificate = certify(diffusivity(**attributes), ball(6, 2), 0.1, form=form)
+    assert not certificate
+    assert reason in certificate.reason
+
+
+def test_bad_arguments(ball) -> None:
+    x = ball(4, 2)
+    for tau in (0.0, -0.5, math.nan, math.inf):
+        with pytest.raises(ValueError, match="tau must be finite and > 0"):
+            certify(SimplePenalty(), x, tau)
+    with pytest.raises(ValueError, match="leak must be finite and >= 0"):
+        certify(SimplePenalty(), x, 0.5, leak=-1.0)
+    with pytest.raises(ValueError, match="x must be given"):
+        certify(SimplePenalty(), None, 0.5)
+    with pytest.raises(TypeError, match="certify takes a Coupling, a Penalty or a diffusivity"):
+        certify("simple", x, 0.5)
+
+
+def test_unknown_form(no_typecheck: None, symmetric_graph) -> None:
+    with pytest.raises(ValueError, match="form must be one of 'conservative', 'residual'"):
+        certify(symmetric_graph(3), None, 0.5, form="implicit")
+
+
+def test_degree_must_be_positive() -> None:
+    s = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), symmetric=True, nonnegative=True)
+    certificate = theorem7(s, 0.5)
+    assert not certificate
+    assert "a node has degree 0" in certificate.reason
+
+
+def test_nothing_to_move() -> None:
+    """No edges or no nodes: every step is covered."""
+    empty = SparseCoupling(Graph(3, torch.zeros(2, 0, dtype=torch.long)), symmetric=True, nonnegative=True)
+    assert certify(empty, None, 100.0).tau_max == math.inf
+    assert certify(QuadraticPenalty(), torch.zeros(0, 2), 100.0)
+    assert certify(QuadraticPenalty(), torch.zeros(1, 2), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lanczos_agrees_with_the_dense_solver(dtype: torch.dtype, symmetric_graph, ball, monkeypatch) -> None:
+    """And leaves NumPy's global generator alone."""
+    s = symmetric_graph(60, 0.1)
+    s = SparseCoupling(s.graph, s.weight.to(dtype), symmetric=True, nonnegative=True)
+    x = ball(60, 3)
+    rel = 1e-9 if dtype == torch.float64 else 1e-5
+    dense = [theorem1(s, 0.01), theorem1(s, 0.01, form="residual"), certify(GaussianPenalty(0.5), x, 0.5)]
+    monkeypatch.setattr(spectrum, "DENSE_NODES", 10)
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    lanczos = [theorem1(s, 0.01), theorem1(s, 0.01, form="residual"), certify(GaussianPenalty(0.5), x, 0.5)]
+    for a, b in zip(dense, lanczos, strict=True):
+        assert a.holds == b.holds
+        assert b.eigenvalue == pytest.approx(a.eigenvalue, rel=rel, nan_ok=True)
+    assert (np.random.get_state()[1] == state).all()  # noqa: NPY002

@@ -1,0 +1,207 @@
+"""Every term of ``Energy`` against the formula written out with loops or dense matrices."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.energies import (
+    Energy,
+    GaussianPenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
+from diffusion_mp.errors import CouplingMismatchError
+
+PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.7)]
+every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+
+
+def z2(x: Tensor) -> Tensor:
+    return (x[:, None] - x[None]).square().sum(2)
+
+
+def same(got: Tensor, expected: Tensor | float) -> None:
+    assert got.dtype == torch.float64
+    assert got.shape == ()
+    torch.testing.assert_close(got, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10)
+
+
+@every_penalty
+def test_eq_13(penalty: Penalty, ball) -> None:
+    x, previous = ball(9, 3), ball(9, 3)
+    expected = (x - previous).square().sum() + 0.3 * penalty.delta(z2(x)).sum()
+    same(Energy(penalty, 0.3)(x, previous), expected)
+    same(Energy(penalty, 0.3)(x), 0.3 * penalty.delta(z2(x)).sum())
+
+
+@every_penalty
+def test_eq_8_over_the_entries_of_a_graph(penalty: Penalty, ball, symmetric_graph) -> None:
+    x, previous, s = ball(9, 3), ball(9, 3), symmetric_graph(9)
+    expected = (x - previous).square().sum() + 0.3 * (s.to_dense()[0] * penalty.delta(z2(x))).sum()
+    same(Energy(penalty, 0.3, coupling=s)(x, previous), expected)
+
+
+def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
+    """Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ: our λ is half of the one before tr ZᵀΔZ."""
+    x, s = ball(9, 3), symmetric_graph(9)
+    laplacian = torch.diag(s.degree()[:, 0]) - s.to_dense()[0]
+    same(Energy("quadratic", 0.7, coupling=s)(x), 0.7 * 2 * torch.trace(x.T @ laplacian @ x))
+    residual = torch.eye(9, dtype=torch.double) - s.to_dense()[0]
+    got = Energy("quadratic", 0.7, coupling=s, laplacian="residual")(x)
+    same(got, 0.7 * 2 * torch.trace(x.T @ residual @ x))
+
+
+def test_eq_25(ball, symmetric_graph) -> None:
+    x, previous, a = ball(9, 3), ball(9, 3), symmetric_graph(9)
+    expected = (x - previous).square().sum() + 0.15 * SimplePenalty().delta(z2(x)).sum()
+    expected = expected + 0.15 * (a.to_dense()[0] * z2(x)).sum()
+    same(Energy("simple", 0.3, graph_term=a)(x, previous), expected)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
+    """The falling form, and that of Eqs. 11 and 26; they differ by a constant within one step."""
+    x, other, previous, h, s = ball(9, 3), ball(9, 3), ball(9, 3), ball(9, 3), symmetric_graph(9)
+    m = torch.linspace(1, 2, 9, dtype=torch.double) if weighted else None
+    weight = m[:, None] if m is not None else torch.ones(9, 1, dtype=torch.double)
+    terms = {"coupling": s, "source": h, "beta": 0.8, "leak": 0.2, "metric": m}
+    pairs = (s.to_dense()[0] * z2(x)).sum()
+    free = 0.3 * (pairs + 0.4 * (weight * x * x).sum() - 3.2 * (weight * h * x).sum())
+    falling, printed = Energy("quadratic", 0.3, **terms), Energy("quadratic", 0.3, form="printed", **terms)
+    same(falling(x), free)
+    same(falling(x, previous), free + (x - previous).square().sum())
+    eta = 2 * 0.3 * 0.8 * weight
+    square = (x - previous - eta * h).square().sum()
+    same(printed(x, previous), square + 0.3 * (pairs + 0.4 * (weight * x * x).sum()))
+    same(printed(x, previous) - printed(other, previous), falling(x, previous) - falling(other, previous))
+
+
+def test_the_printed_form_of_a_source_needs_the_previous_state(ball) -> None:
+    with pytest.raises(ValueError, match="x_prev must be given for form='printed' with a source"):
+        Energy("simple", source=ball(4, 2), form="printed")(ball(4, 2))
+
+
+def test_relu_penalty(ball) -> None:
+    x = ball(6, 2)
+    energy = Energy("simple", activation="relu")
+    assert float(energy(x)) == math.inf
+    same(energy(x.abs()), Energy("simple")(x.abs()))
+
+
+@every_penalty
+@pytest.mark.parametrize("over_edges", [False, True])
+def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric_graph) -> None:
+    """Proposition 6: Ẽ ≥ E for ω from anywhere, equal at ω = f; and it is the formula of Eq. 14."""
+    s = symmetric_graph(9) if over_edges else None
+    energy = Energy(penalty, 0.3, coupling=s, source=ball(9, 3), leak=0.1)
+    weight = s.to_dense()[0] if s is not None else torch.ones(9, 9, dtype=torch.double)
+    gaps = []
+    for _ in range(20):
+        x, previous, at = ball(9, 3), ball(9, 3), ball(9, 3)
+        value, surrogate = energy(x, previous), energy.surrogate(x, previous, at)
+        same(energy.surrogate(x, previous, x), value)
+        omega = penalty.f(z2(at))
+        eq_14 = 0.3 * (weight * (omega * z2(x) - penalty.conjugate(omega) - penalty.delta(z2(x)))).sum()
+        same(surrogate - value, eq_14)
+        gaps.append(float(surrogate - value))
+    assert min(gaps) >= -1e-11
+    if not isinstance(penalty, QuadraticPenalty):
+        assert max(gaps) > 1e-3
+
+
+@every_penalty
+def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> None:
+    """So that one gradient step on either is the same diffusion step (proof of Theorem 7)."""
+    x, previous = ball(7, 3).requires_grad_(), ball(7, 3)
+    energy = Energy(penalty, 0.3)
+    (a,) = torch.autograd.grad(energy(x, previous), x)
+    (b,) = torch.autograd.grad(energy.surrogate(x, previous, x.detach()), x)
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
+    x, previous = ball(24, 3).view(12, 2, 3), ball(24, 3).view(12, 2, 3)
+    ptr = torch.tensor([0, 5, 12])
+    energy = Energy("simple", 0.3, ptr=ptr)
+    parts = sum(
+        Energy("simple", 0.3)(x[a:b, head], previous[a:b, head]) for a, b in [(0, 5), (5, 12)] for head in range(2)
+    )
+    same(energy(x, previous), parts)
+    s = symmetric_graph(12)
+    two = SparseCoupling(s.graph, torch.cat([s.weight, 2 * s.weight], 1), symmetric=True, nonnegative=True)
+    for penalty in ("quadratic", "sigmoid"):
+        one = Energy(penalty, 1.0, coupling=s)
+        same(Energy(penalty, 1.0, coupling=two)(x), one(x[:, 0]) + 2 * one(x[:, 1]))
+    degrees = torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    by_head = sum(Energy("simple", leak=1.0, metric=degrees[:, head])(x[:, head]) for head in range(2))
+    same(Energy("simple", leak=1.0, metric=degrees)(x), by_head)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
+    x, previous = ball(9, 3).to(dtype).requires_grad_(), ball(9, 3).to(dtype)
+    value = Energy("sigmoid", 0.3)(x, previous)
+    assert value.dtype == torch.float64
+    torch.testing.assert_close(value, Energy("sigmoid", 0.3)(x.double(), previous.double()), rtol=1e-2, atol=0)
+    value.backward()
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+
+
+def test_gradients(ball, symmetric_graph) -> None:
+    x, previous = ball(6, 2).requires_grad_(), ball(6, 2).requires_grad_()
+    h, m = ball(6, 2), torch.linspace(1, 2, 6, dtype=torch.double)
+    energy = Energy("simple", 0.3, source=h, metric=m, leak=0.1, graph_term=symmetric_graph(6))
+    assert torch.autograd.gradcheck(energy, (x, previous))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lam", {"lam": 0.0}),
+        ("lam", {"lam": math.inf}),
+        ("leak", {"leak": -0.1}),
+        ("form", {"form": "paper"}),
+        ("laplacian", {"laplacian": "symmetric"}),
+        ("activation", {"activation": "gelu"}),
+        ("penalty", {"penalty": "huber"}),
+    ],
+)
+def test_bad_options(no_typecheck: None, name: str, options: dict) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be "):
+        Energy(**({"penalty": "simple"} | options))
+
+
+def test_bad_shapes(no_typecheck: None, ball, symmetric_graph) -> None:
+    x = ball(6, 4)
+    with pytest.raises(ValueError, match=r"x_prev must have the shape \[6, 4\]"):
+        Energy("simple")(x, ball(6, 3))
+    with pytest.raises(ValueError, match=r"source must have the shape \[6, 4\]"):
+        Energy("simple", source=ball(5, 4))(x)
+    with pytest.raises(ValueError, match="metric must have 6 rows"):
+        Energy("simple", leak=1.0, metric=torch.ones(5))(x)
+    with pytest.raises(ValueError, match="coupling must have 6 nodes"):
+        Energy("quadratic", coupling=symmetric_graph(5))(x)
+    s = symmetric_graph(6)
+    two = SparseCoupling(s.graph, s.weight.expand(-1, 2), symmetric=True, nonnegative=True)
+    with pytest.raises(ValueError, match=r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]"):
+        Energy("simple", graph_term=two)(x)
+
+
+def test_couplings_that_have_no_energy(ball, symmetric_graph) -> None:
+    with pytest.raises(CouplingMismatchError, match="SigmoidPenalty over the entries of a coupling needs a Sparse"):
+        Energy("sigmoid", coupling=SimplePenalty().coupling(ball(4, 2)))
+    with pytest.raises(CouplingMismatchError, match="laplacian='residual' needs the quadratic penalty"):
+        Energy("sigmoid", coupling=symmetric_graph(4), laplacian="residual")
+
+
+def test_repr(ball) -> None:
+    assert repr(Energy("simple", 0.5, source=ball(3, 2))) == "Energy(SimplePenalty(), lam=0.5, form='falling', source)"

@@ -1,0 +1,89 @@
+"""``EnergyTrace`` records every diffusion layer of a model that runs, and changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.energies import Energy, EnergyTrace, QuadraticPenalty
+
+
+class Smooth(nn.Module):
+    """A stand-in for a diffusion layer: half the state, half its mean."""
+
+    is_diffusion_layer = True
+
+    def forward(self, x: Tensor, pair: bool = False) -> Tensor | tuple[Tensor, str]:
+        out = (x + x.mean(0)) / 2
+        return (out, "coupling") if pair else out
+
+
+class Widen(Smooth):
+    def forward(self, x: Tensor, pair: bool = False) -> Tensor:
+        return torch.cat([x, x], 1)
+
+
+def test_default_energy_of_every_layer(ball) -> None:
+    x = ball(8, 3)
+    model = nn.Sequential(Smooth(), nn.Identity(), Smooth())
+    with EnergyTrace(model) as trace:
+        model(x)
+    spread = float(QuadraticPenalty().total(x))
+    assert trace.energies == pytest.approx([spread / 4, spread / 16])
+    assert [record.before for record in trace.records] == pytest.approx([spread, spread / 4])
+    assert trace.to_dict()["layer"] == ["0", "2"]
+    assert trace.to_dict()["after"] == trace.energies
+
+
+def test_given_energy_sees_both_states(ball) -> None:
+    x, layer, energy = ball(8, 3), Smooth(), Energy("simple", 0.1)
+    with EnergyTrace(layer, energy) as trace:
+        out = layer(x=x)
+    assert trace.energies == [float(energy(out, x))]
+    assert trace.records[0].before == float(energy(x))
+    assert trace.records[0].layer == "Smooth"
+
+
+def test_outputs_with_a_coupling_and_changing_widths(ball) -> None:
+    x, energy = ball(8, 3), Energy("quadratic")
+    layer, widen = Smooth(), Widen()
+    with EnergyTrace(nn.ModuleList([layer, widen]), energy) as trace:
+        layer(x, pair=True)
+        widen(x)
+    assert len(trace.records) == 2
+    assert trace.energies[1] == pytest.approx(2 * float(energy(x))), "no distance between states of different widths"
+
+
+def test_hooks_are_gone_afterwards_even_after_an_error(ball) -> None:
+    layer = Smooth()
+    trace = EnergyTrace(layer)
+    with pytest.raises(RuntimeError, match="stop"), trace:
+        layer(ball(4, 2))
+        raise RuntimeError("stop")
+    layer(ball(4, 2))
+    assert len(trace.energies) == 1
+    assert not layer._forward_hooks
+
+
+def test_gradients_are_untouched(ball) -> None:
+    x, layer = ball(6, 2).requires_grad_(), Smooth()
+    with EnergyTrace(layer):
+        (traced,) = torch.autograd.grad(layer(x).square().sum(), x)
+    (plain,) = torch.autograd.grad(layer(x).square().sum(), x)
+    assert torch.equal(traced, plain)
+
+
+def test_model_without_diffusion_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="model must contain a diffusion layer"):
+        EnergyTrace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
+def test_plot(ball) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    model = nn.Sequential(Smooth(), Smooth())
+    with EnergyTrace(model) as trace:
+        model(ball(5, 2))
+    ax = trace.plot(figure.add_subplot())
+    (line,) = ax.lines
+    assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
