@@ -233,6 +233,4 @@ def test_a_two_layer_gcn_of_the_zoo(edge_index: Tensor) -> None:
         pairs += [(conv.value.weight, twin.lin.weight), (conv.bias, twin.bias)]
     copy_weights(pairs)
     x = state()
-    assert_same(
-        lambda: ours(x, edge_index), lambda: second(first(x, edge_index).relu(), edge_index), pairs, [x]
-    )
+    assert_same(lambda: ours(x, edge_index), lambda: second(first(x, edge_index).relu(), edge_index), pairs, [x])

@@ -131,9 +131,7 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
         certificate = _covered(certify(diffusivity, x, update.tau, form=update.form, leak=update.leak))
         return Energy(diffusivity.penalty, certificate.lam, leak=update.leak)
     certificate = _covered(certify(coupling, x, update.tau, form=update.form, leak=update.leak))
-    return Energy(
-        QuadraticPenalty(), certificate.lam, coupling=coupling, leak=update.leak, laplacian=update.form
-    )
+    return Energy(QuadraticPenalty(), certificate.lam, coupling=coupling, leak=update.leak, laplacian=update.form)
 
 
 def _covered(certificate: Certificate) -> Certificate:

@@ -27,9 +27,7 @@ def expect(condition: bool, sentence: str) -> None:
 
 def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the result") -> None:
     """Raise `LawBroken` unless two tensors agree in shape and, within the table's tolerance, in value."""
-    expect(
-        got.shape == expected.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-    )
+    expect(got.shape == expected.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
     if got.numel() == 0:
         return
     rtol, atol = tolerance(operation, got.dtype)

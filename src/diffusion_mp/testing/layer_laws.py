@@ -206,7 +206,8 @@ def _half_precision(case: LayerCase) -> None:
     instance = hub_instance(600, case.channels, case.generator(), edges=case.edges).to(torch.bfloat16)
     got, expected = case(brain, instance), case(reference, instance.to(torch.float64))
     expect(got.dtype == torch.bfloat16, f"the output is {got.dtype}, expected bfloat16")
-    size = expected.abs().amax(dim=1, keepdim=True)  # the rounding of a row is relative to the row
+    size = expected.abs().amax(dim=1, keepdim=True)
+    size = size.clamp(min=float(size.median()))  # rounding is relative to what was added up: terms may cancel in a row
     expect_close(got.double() / size, expected / size, "autocast", "the output in bfloat16")
 
 

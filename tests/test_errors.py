@@ -1,0 +1,321 @@
+"""Bad input is answered by a sentence: which argument, what came, what was expected, before any arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    EdgeDiffusivity,
+    GATDiffusivity,
+    GaussianDiffusivity,
+    SimpleDiffusivity,
+)
+from diffusion_mp.energies import Energy, certify
+from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import APPNPConv, DIFFormerConv, DiffusionConv, GATConv, GCNConv, GCNIIConv
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
+from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
+
+pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
+
+X = torch.rand(4, 3)
+EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
+V = torch.rand(4, 1, 3)
+
+
+def conv(x: Tensor = X, edge_index: Any = EDGES, *rest: Any, **named: Any) -> Any:
+    return GCNConv(3, 2)(x, edge_index, *rest, **named)
+
+
+def skewed() -> SparseCoupling:
+    return SparseCoupling(Graph(4, EDGES))
+
+
+def ring() -> SparseCoupling:
+    both = torch.tensor([[0, 1, 2, 3, 1, 2, 3, 0], [1, 2, 3, 0, 0, 1, 2, 3]])
+    return SparseCoupling(Graph(4, both), symmetric=True, nonnegative=True)
+
+
+# name → (what is called, the type of the answer, what its sentence says)
+CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    # the state
+    "state of rank three": (lambda: conv(torch.rand(2, 4, 3)), ValueError, r"x must have two dimensions.*\[2, 4, 3\]"),
+    "state of rank one": (lambda: conv(torch.rand(4)), ValueError, r"x must have two dimensions.*\[4\]"),
+    "state of integers": (lambda: conv(torch.ones(4, 3).long()), TypeError, r"x must be floating point.*x\.float\(\)"),
+    "state that is a list": (lambda: conv([[1.0, 2.0, 3.0]]), TypeError, r"x must be a tensor"),
+    "state with other channels": (lambda: conv(torch.rand(4, 5)), ValueError, r"x must have 3 channels.*\[4, 5\]"),
+    "model fed other channels": (lambda: DIFFormer(3, 4, 2)(torch.rand(4, 5)), ValueError, r"x must have 3 channels"),
+    # the edges
+    "edge_index of floats": (lambda: conv(X, EDGES.float()), TypeError, r"edge_index must hold integers.*\.long\(\)"),
+    "edge_index transposed": (lambda: conv(X, EDGES.T), ValueError, r"edge_index must be \[2, num_edges\].*transposed"),
+    "edge_index of rank one": (lambda: conv(X, EDGES[0]), ValueError, r"edge_index must be \[2, num_edges\]"),
+    "edge_index as a list": (lambda: conv(X, [[0], [1]]), TypeError, r"edge_index must be a tensor"),
+    "edge_index beyond N": (lambda: conv(X, EDGES + 1), ValueError, r"edge_index must lie in \[0, 3\].*from 1 to 4"),
+    "edge_index negative": (lambda: conv(X, EDGES - 1), ValueError, r"edge_index must lie in \[0, 3\].*from -1 to 2"),
+    "edge_index on an empty graph": (lambda: conv(X[:0], EDGES), ValueError, r"edge_index must lie in.*0 nodes"),
+    "edges needed, none given": (lambda: conv(X, None), ValueError, r"AdjacencyDiffusivity works on observed edges"),
+    "graph of another size": (lambda: conv(X, Graph(5, EDGES)), ValueError, r"x has 4 rows, but the graph has 5 nodes"),
+    "dense adjacency": (lambda: Graph.from_sparse(torch.eye(4)), TypeError, r"adjacency must be a sparse tensor"),
+    "sparse adjacency of another size": (
+        lambda: conv(X, torch.eye(5).to_sparse_csr()),
+        ValueError,
+        r"x has 4 rows, but the graph has 5 nodes",
+    ),
+    "sparse adjacency not square": (
+        lambda: Graph.from_sparse(torch.ones(2, 3).to_sparse_csr()),
+        ValueError,
+        r"adjacency must be square.*\[2, 3\]",
+    ),
+    "not a Data": (
+        lambda: Graph.from_data({"x": X}),
+        TypeError,
+        r"data must be a torch_geometric Data or Batch; got dict",
+    ),
+    "Data without nodes": (lambda: Graph.from_data(Data()), ValueError, r"data has no num_nodes"),
+    # the weights
+    "edge_weight of another length": (
+        lambda: conv(X, EDGES, torch.ones(4)),
+        ValueError,
+        r"edge_weight must be one-dimensional with one entry per edge \(3\).*\[4\]",
+    ),
+    "edge_weight with features": (lambda: conv(X, EDGES, torch.ones(3, 2)), ValueError, r"edge_weight.*edge_attr"),
+    "edge_weight of integers": (
+        lambda: conv(X, EDGES, torch.ones(3).long()),
+        TypeError,
+        r"edge_weight must be floating",
+    ),
+    "edge_weight negative": (
+        lambda: conv(X, EDGES, torch.tensor([1.0, -0.5, 1.0])),
+        ValueError,
+        r"edge_weight must be non-negative.*-0\.5",
+    ),
+    "edge_weight NaN": (
+        lambda: conv(X, EDGES, torch.tensor([1.0, torch.nan, 1.0])),
+        ValueError,
+        r"edge_weight must be finite.*1 of its 3",
+    ),
+    "edge_weight without edges": (lambda: conv(X, None, torch.ones(3)), ValueError, r"edge_weight needs edge_index"),
+    "edge_weight beside a Graph": (
+        lambda: conv(X, Graph(4, EDGES), torch.ones(3)),
+        ValueError,
+        r"a Graph already holds its weights",
+    ),
+    "edge_weight beside a sparse matrix": (
+        lambda: conv(X, torch.eye(4).to_sparse_csr(), torch.ones(4)),
+        ValueError,
+        r"a sparse adjacency holds its own weights",
+    ),
+    # the batch
+    "batch unsorted": (
+        lambda: conv(X, EDGES, None, torch.tensor([0, 1, 0, 1])),
+        ValueError,
+        r"batch must be sorted.*argsort",
+    ),
+    "batch of another length": (
+        lambda: conv(X, EDGES, None, torch.zeros(3).long()),
+        ValueError,
+        r"batch must be \[num_nodes\] = \[4\].*\[3\]",
+    ),
+    "batch of floats": (lambda: conv(X, EDGES, None, torch.zeros(4)), TypeError, r"batch must hold integers"),
+    "batch negative": (lambda: conv(X, EDGES, None, torch.tensor([-1, 0, 0, 0])), ValueError, r"batch.*>= 0; got -1"),
+    "edge across graphs": (
+        lambda: conv(X, EDGES, None, torch.tensor([0, 0, 1, 1])),
+        ValueError,
+        r"edge_index joins nodes of different graphs.*1 edges",
+    ),
+    "ptr falling": (lambda: Graph(4, ptr=torch.tensor([0, 3, 2, 4])), ValueError, r"ptr must rise.*\[0, 3, 2, 4\]"),
+    "ptr not from zero": (lambda: Graph(4, ptr=torch.tensor([1, 4])), ValueError, r"ptr must rise from 0"),
+    "ptr too short": (lambda: Graph(4, ptr=torch.tensor([0, 3])), ValueError, r"ptr must rise.*num_nodes = 4"),
+    "ptr of floats": (
+        lambda: Graph(4, ptr=torch.tensor([0.0, 4.0])),
+        ValueError,
+        r"ptr must be a one-dimensional integer",
+    ),
+    "batch and ptr": (
+        lambda: Graph(4, batch=torch.zeros(4).long(), ptr=torch.tensor([0, 4])),
+        ValueError,
+        r"batch and ptr say the same thing",
+    ),
+    "negative number of nodes": (lambda: Graph(-1), ValueError, r"num_nodes must be at least 0; got -1"),
+    "degree in no direction": (lambda: Graph(4, EDGES).degree("up"), ValueError, r"direction must be one of.*'up'"),
+    # options
+    "unknown kernel": (lambda: DIFFormerConv(3, 3, kernel="linear"), ValueError, r"kernel must be one of.*'linear'"),
+    "unknown normalize": (lambda: SimpleDiffusivity(normalize="col"), ValueError, r"normalize must be one of.*'col'"),
+    "unknown normalization": (lambda: AdjacencyDiffusivity("col"), ValueError, r"normalization must be one of.*'col'"),
+    "unknown self_loops": (lambda: GCNConv(3, 2, self_loops="yes"), ValueError, r"self_loops must be one of.*'yes'"),
+    "unknown direction": (lambda: AdjacencyDiffusivity(direction="both"), ValueError, r"direction must be one of"),
+    "unknown projection": (lambda: SimpleDiffusivity(3, projection="qk"), ValueError, r"projection must be one of"),
+    "unknown form": (lambda: ExplicitEuler(0.5, form="mixed"), ValueError, r"form must be one of.*'mixed'"),
+    "unknown graph term": (lambda: DIFFormer(3, 4, 2, graph="max"), ValueError, r"graph must be one of.*'max'"),
+    "unknown activation": (lambda: DIFFormer(3, 4, 2, activation="gelu"), ValueError, r"activation must be one of"),
+    "unknown conv": (lambda: DiffusionGNN(3, 4, 2, conv="sage"), ValueError, r"conv must be one of.*'sage'"),
+    "unknown penalty": (lambda: EdgeDiffusivity("huber"), ValueError, r"huber"),
+    "unknown score": (lambda: PairwiseCoupling(V, V, score="relu"), ValueError, r"score.*relu"),
+    "heads not dividing channels": (
+        lambda: SimpleDiffusivity(5, heads=2),
+        ValueError,
+        r"heads must divide.*2 heads, 5",
+    ),
+    "heads not dividing the state": (
+        lambda: SimpleDiffusivity(heads=2)(X),
+        ValueError,
+        r"heads must divide.*2 heads, 3",
+    ),
+    "heads not dividing for GAT": (lambda: GATDiffusivity(5, 2), ValueError, r"heads must divide channels"),
+    "heads of layer and diffusivity": (
+        lambda: DiffusionConv(6, 6, SimpleDiffusivity(heads=2), heads=3),
+        ValueError,
+        r"heads must be 1 or the diffusivity's 2; got 3",
+    ),
+    "no heads": (lambda: GATConv(3, 2, heads=0), ValueError, r"must be at least 1; got 0"),
+    "half a head": (lambda: GATDiffusivity(4, 1.5), TypeError, r"must be an integer; got 1\.5"),
+    "projection without channels": (
+        lambda: SimpleDiffusivity(projection="separate"),
+        ValueError,
+        r"channels must be given for projection='separate'",
+    ),
+    "bandwidth zero": (
+        lambda: GaussianDiffusivity(bandwidth=0.0),
+        ValueError,
+        r"bandwidth must be finite and > 0; got 0",
+    ),
+    "tau negative": (lambda: ExplicitEuler(-0.5), ValueError, r"tau must be finite and > 0; got -0\.5"),
+    "tau zero": (lambda: DIFFormer(3, 4, 2, tau=0.0), ValueError, r"tau must be finite and > 0; got 0"),
+    "tau infinite": (lambda: ImplicitEuler(float("inf")), ValueError, r"tau must be finite and > 0; got inf"),
+    "tau NaN": (lambda: ExplicitEuler(float("nan")), ValueError, r"tau must be finite and > 0; got nan"),
+    "tau a word": (lambda: ExplicitEuler("half"), TypeError, r"tau must be a number; got 'half'"),
+    "leak negative": (lambda: ExplicitEuler(0.5, leak=-1.0), ValueError, r"leak must be finite and >= 0; got -1"),
+    "dropout of one": (lambda: DIFFormer(3, 4, 2, dropout=1.0), ValueError, r"dropout must be a probability.*1\.0"),
+    "alpha of one": (lambda: APPNPConv(3, alpha=1.0), ValueError, r"alpha must lie in \[0, 1\)"),
+    "theta without layer": (lambda: GCNIIConv(3, theta=0.5), ValueError, r"theta and layer go together"),
+    "no layers": (lambda: DIFFormer(3, 4, 2, num_layers=0), ValueError, r"num_layers must be at least 1; got 0"),
+    "channels of a bool": (lambda: GCNConv(True, 2), TypeError, r"in_channels must be an integer; got True"),
+    "state kept across widths": (
+        lambda: DiffusionConv(3, 2, SimpleDiffusivity(), keep="state"),
+        ValueError,
+        r"keep='state' adds x to the output, so in_channels must equal",
+    ),
+    "no transform across widths": (
+        lambda: DiffusionConv(3, 2, SimpleDiffusivity(), transform=False),
+        ValueError,
+        r"transform=False propagates x itself",
+    ),
+    "a module for a diffusivity": (
+        lambda: DiffusionConv(3, 3, nn.Linear(3, 3)),
+        TypeError,
+        r"diffusivity must be a Diff",
+    ),
+    "a module for an update": (
+        lambda: DiffusionConv(3, 3, SimpleDiffusivity(), nn.Linear(3, 3)),
+        TypeError,
+        r"update must be a StateUpdate",
+    ),
+    "a number added to a diffusivity": (
+        lambda: SimpleDiffusivity() + 1,
+        TypeError,
+        r"only be added to a diffusivity; got 1",
+    ),
+    "a number added to a coupling": (lambda: IdentityCoupling(3) + 1, TypeError, r"only be added to a coupling; got 1"),
+    "isolated node where none is allowed": (
+        lambda: AdjacencyDiffusivity("row", zero_degree="error")(X, Graph(4, EDGES)),
+        ValueError,
+        r"1 nodes? of the graph ha.*degree zero",
+    ),
+    # couplings
+    "values of rank two": (
+        lambda: IdentityCoupling(4) @ X,
+        ValueError,
+        r"v must have three dimensions.*unsqueeze\(1\)",
+    ),
+    "values of another N": (lambda: IdentityCoupling(5) @ V, ValueError, r"v must have 5 rows"),
+    "values of other heads": (
+        lambda: LowRankCoupling(torch.rand(4, 2, 3), torch.rand(4, 2, 3)) @ torch.rand(4, 3, 3),
+        ValueError,
+        r"v must have 2 heads",
+    ),
+    "values of integers": (lambda: IdentityCoupling(4) @ V.long(), TypeError, r"v must be floating point"),
+    "query and key of different shapes": (
+        lambda: LowRankCoupling(V, V[..., :2]),
+        ValueError,
+        r"query and key must both",
+    ),
+    "weights of another E": (
+        lambda: SparseCoupling(Graph(4, EDGES), torch.ones(5)),
+        ValueError,
+        r"weight must be.*3 edges",
+    ),
+    "head that does not exist": (
+        lambda: IdentityCoupling(4).as_linear_operator(1),
+        ValueError,
+        r"head must lie in \[0, 0\]",
+    ),
+    # what an update or a theorem needs of a coupling
+    "implicit step on an asymmetric coupling": (
+        lambda: ImplicitEuler(1.0)(V, skewed()),
+        CouplingMismatchError,
+        r"ImplicitEuler needs a symmetric coupling.*got a SparseCoupling",
+    ),
+    "heat kernel on an asymmetric coupling": (
+        lambda: HeatKernel(1.0)(V, skewed()),
+        CouplingMismatchError,
+        r"HeatKernel needs a symmetric coupling",
+    ),
+    "steady state without a leak": (
+        lambda: Equilibrium()(V, ring(), source=V),
+        SingularSystemError,
+        r"leak",
+    ),
+    "beta without a source": (lambda: ExplicitEuler(0.5, beta=1.0)(V, ring()), ValueError, r"beta=1 weighs a source"),
+    "source for an update without one": (
+        lambda: Backtracking(lambda x: x.sum())(V, ring(), source=V),
+        ValueError,
+        r"Backtracking has no source term",
+    ),
+    "source of other channels": (
+        lambda: ExplicitEuler(0.5, beta=1.0)(V, ring(), source=V[..., :2]),
+        ValueError,
+        r"source must match the state",
+    ),
+    "energy of a state of another N": (
+        lambda: Energy("quadratic", coupling=ring())(torch.rand(5, 3)),
+        ValueError,
+        r"coupling must have 5 nodes",
+    ),
+    "certificate for a module": (lambda: certify(nn.Linear(3, 3), X, 0.5), TypeError, r"certify takes a Coupling"),
+    # labels
+    "labels of floats": (lambda: LabelPropagation()(torch.rand(4), EDGES), TypeError, r"y must hold class labels"),
+    "mask of integers": (
+        lambda: LabelPropagation()(torch.tensor([0, 1, 0, 1]), EDGES, mask=torch.ones(4).long()),
+        ValueError,
+        r"mask must be a bool tensor \[4\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input(name: str) -> None:
+    call, kind, sentence = CASES[name]
+    with pytest.raises(kind, match=sentence):
+        call()
+
+
+def test_an_empty_graph_is_not_an_error() -> None:
+    no_edges = torch.zeros(2, 0, dtype=torch.long)
+    assert DIFFormer(3, 4, 2)(X[:0]).shape == (0, 2)
+    assert GCNConv(3, 2)(X[:0], no_edges).shape == (0, 2)
+    assert GCNConv(3, 2)(X, no_edges).shape == (4, 2)
+
+
+def test_an_asymmetric_step_gets_no_certificate() -> None:
+    certificate = certify(skewed(), X, 0.5)
+    assert not certificate
+    assert "not symmetric" in certificate.reason
