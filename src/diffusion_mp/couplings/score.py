@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -63,7 +64,11 @@ class Score:
         if form == "distance":
             q, k = distance_features(q, k)
         if offset:
-            q, k = with_constant(q, offset), with_constant(k, 1.0)
+            # Half of the constant on either side, so that equal queries and keys stay one tensor.
+            root = math.sqrt(abs(offset))
+            same = q is k and offset > 0
+            q = with_constant(q, math.copysign(root, offset))
+            k = q if same else with_constant(k, root)
         if self.scale != 1:
             q = self.scale * q
         if self.g == "linear":
