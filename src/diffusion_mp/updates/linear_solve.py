@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from diffusion_mp.errors import ConvergenceError
 
@@ -72,18 +71,35 @@ def conjugate_gradients(
     )
 
 
+class _OnceDifferentiable(torch.autograd.Function):
+    """Hand a gradient on, and refuse to be differentiated through whatever it depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *dependencies: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        raise RuntimeError(
+            "implicit differentiation is once differentiable: the gradient of a solved system has no derivative of its "
+            "own here. For second derivatives use ExplicitEuler, or solve with the coupling's to_dense()."
+        )
+
+
 class _InverseApply(torch.autograd.Function):
     """r ↦ A⁻¹r at r = 0: forward is zero, backward solves with A, which is its own transpose."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, inverse: Operator) -> Tensor:
         ctx.inverse = inverse
+        ctx.save_for_backward(residual)
         return torch.zeros_like(residual)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.inverse(grad), None
+        # Tied to r as well as to the incoming gradient: r is what depends on θ when the loss is linear in x.
+        guard: Callable[..., Tensor] = _OnceDifferentiable.apply
+        return guard(ctx.inverse(grad.detach()), grad, *ctx.saved_tensors), None
 
 
 def solve(
