@@ -3,7 +3,7 @@
     python examples/energy_descent.py            # prints two tables, writes runs/energy_descent.png
 
 A random graph and a random state in the unit ball. Theorem 1 certifies the step of a fixed coupling, Theorem 7 that of
-DIFFormer-s, whose coupling follows the state (Wu, Wipf & Yan, 2025). At every step E(Z_{k+1}, k) ≤ E(Z_k, k) is checked.
+DIFFormer-s, whose coupling follows the state (Wu, Wipf & Yan, 2025). Checked at each step: E(Z_{k+1}, k) ≤ E(Z_k, k).
 """
 
 from __future__ import annotations

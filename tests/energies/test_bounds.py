@@ -1,4 +1,4 @@
-"""Proposition 4 with the smallest non-zero eigenvalue (corrected): both rates hold, and the upper one says something."""
+"""Proposition 4 with the smallest non-zero eigenvalue (corrected): both rates hold, and the upper one is useful."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _bound(
         tau=tau,
         tau_max=tau_max,
         lam=tau / (2 * weight * (2 - tau * stiffness)),
-        reason=f"Largest eigenvalue and weights: {facts}.",
+        reason=f"Here {facts}.",
         eigenvalue=eigenvalue,
     )
 
