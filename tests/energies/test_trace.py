@@ -86,3 +86,15 @@ def test_plot(ball) -> None:
     ax = trace.plot(figure.add_subplot())
     (line,) = ax.lines
     assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
+
+
+def test_difformer_is_traced_layer_by_layer(generator: torch.Generator) -> None:
+    """Diffusion brings the nodes of an untrained model together, layer by layer, once LayerNorm is out of the way."""
+    from diffusion_mp.models import DIFFormer
+
+    x = torch.randn(20, 5, generator=generator)
+    model = DIFFormer(5, 8, 3, num_layers=4, activation=None, layer_norm=False, graph=None).eval()
+    with EnergyTrace(model) as trace:
+        model(x)
+    assert len(trace.energies) == 4
+    assert all(record.after < record.before for record in trace.records)
