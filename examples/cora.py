@@ -55,18 +55,21 @@ def gnn(
     return Recipe(make, lr, weight_decay)
 
 
+# GCN: the best mean validation accuracy on splits 100 to 102 (never reported here) at lr 1e-2, 200 epochs. Tried for
+# Cora: hidden 64 or 256, 2 or 3 layers, dropout 0.5 or 0.8, weight decay 2e-4 to 1e-2 (12 of these); for CiteSeer:
+# hidden 64 or 256, dropout 0.5 or 0.8, weight decay 5e-4 to 2e-3 (7). GAT and MLP: their papers' settings, not tuned.
 RECIPES: dict[str, dict[str, Recipe]] = {
     "Cora": {
         "difformer-s": difformer("simple", num_layers=8, weight_decay=0.01),
         "difformer-a": difformer("sigmoid", num_layers=8, weight_decay=0.01),
-        "gcn": gnn("gcn", hidden=256, num_layers=3, dropout=0.7, lr=1e-3, weight_decay=5e-4),
+        "gcn": gnn("gcn", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
         "gat": gnn("gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8),
         "mlp": gnn("mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
     },
     "CiteSeer": {
         "difformer-s": difformer("simple", num_layers=4, weight_decay=0.1),
         "difformer-a": difformer("sigmoid", num_layers=4, weight_decay=0.1),
-        "gcn": gnn("gcn", hidden=256, num_layers=2, dropout=0.5, lr=1e-3, weight_decay=1e-2),
+        "gcn": gnn("gcn", hidden=64, num_layers=2, dropout=0.8, lr=1e-2, weight_decay=1e-3),
         "gat": gnn("gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8),
         "mlp": gnn("mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
     },
@@ -102,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dataset", choices=list(RECIPES), default="Cora")
     parser.add_argument("--split", choices=["random", "public"], default="random")
     parser.add_argument("--splits", type=int, default=5, help="random splits; with --split public, initialisations")
-    parser.add_argument("--epochs", type=int, default=400)
+    parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--model", nargs="+", choices=list(RECIPES["Cora"]), default=["difformer-s", "gcn"])
     parser.add_argument("--seed", type=int, default=0, help="run i draws its split and its weights with seed + i")
     parser.add_argument("--download", action="store_true", help="let PyG download missing files into --root")
