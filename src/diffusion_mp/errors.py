@@ -47,12 +47,13 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
 
 
-def check_count(value: int, name: str) -> None:
-    """Raise unless ``value`` is a positive integer (a number of heads, channels or layers)."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer; got {describe(value)}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1; got {value}.")
+def check_counts(**counts: int) -> None:
+    """Raise unless every named value is a positive integer (numbers of heads, channels or layers)."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer; got {describe(value)}.")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}.")
 
 
 def check_probability(value: float, name: str) -> None:

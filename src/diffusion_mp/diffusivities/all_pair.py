@@ -13,7 +13,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
-from diffusion_mp.errors import check_choice, check_count, check_positive
+from diffusion_mp.errors import check_choice, check_counts, check_positive
 from diffusion_mp.graph import Graph
 
 
@@ -60,12 +60,12 @@ class AllPairDiffusivity(Diffusivity):
         row_stochastic: bool = True,
     ) -> None:
         super().__init__()
-        check_count(heads, "heads")
+        check_counts(heads=heads)
         check_choice(projection, "projection", [None, "separate", "tied"])
         check_choice(normalize, "normalize", ["row", "frobenius", None])
         check_choice(form, "form", ["inner", "distance"])
         if channels is not None:
-            check_count(channels, "channels")
+            check_counts(channels=channels)
         if projection is None and channels is not None and channels % heads:
             raise ValueError(
                 f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."

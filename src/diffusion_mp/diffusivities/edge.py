@@ -13,7 +13,7 @@ from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.penalties import Penalty, get_penalty
-from diffusion_mp.errors import check_choice, check_count
+from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.kernels.spmm import sddmm
 
@@ -41,8 +41,7 @@ class GATDiffusivity(Diffusivity):
         self, channels: int, heads: int = 1, *, negative_slope: float = 0.2, self_loops: SelfLoops = "remaining"
     ) -> None:
         super().__init__()
-        check_count(channels, "channels")
-        check_count(heads, "heads")
+        check_counts(channels=channels, heads=heads)
         if channels % heads:
             raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
         check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])

@@ -11,7 +11,7 @@ from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.errors import check_choice, check_count, check_probability, check_state, describe
+from diffusion_mp.errors import check_choice, check_counts, check_probability, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -66,13 +66,7 @@ class DiffusionConv(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("heads", heads),
-            ("steps", steps),
-        ):
-            check_count(value, name)
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, steps=steps)
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values"])
         check_probability(dropout, "dropout")

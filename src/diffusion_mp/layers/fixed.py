@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, reset
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, GATDiffusivity, IdentityDiffusivity
-from diffusion_mp.errors import check_count, check_positive
+from diffusion_mp.errors import check_counts, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler
@@ -145,7 +145,7 @@ class GCNIIConv(DiffusionConv):
             raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}.")
         if theta is not None and layer is not None:
             check_positive(theta, "theta")
-            check_count(layer, "layer")
+            check_counts(layer=layer)
         self.mapping = 1.0 if theta is None or layer is None else math.log(theta / layer + 1)
         self.weight = nn.Parameter(torch.empty(channels, channels))
         glorot(self.weight)

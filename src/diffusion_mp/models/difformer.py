@@ -9,7 +9,7 @@ from torch.nn.functional import dropout, relu
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_count, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_probability, check_state
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.difformer_conv import Kernel
@@ -63,13 +63,8 @@ class DIFFormer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("hidden_channels", hidden_channels),
-            ("out_channels", out_channels),
-            ("num_layers", num_layers),
-        ):
-            check_count(value, name)
+        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["relu", None])
         check_probability(dropout, "dropout")
         self.in_channels, self.activation, self.source, self.dropout = in_channels, activation, source, dropout

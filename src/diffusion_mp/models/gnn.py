@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, relu
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_count, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 
@@ -114,14 +114,8 @@ class DiffusionGNN(nn.Module):
         theta: float = 0.5,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("hidden_channels", hidden_channels),
-            ("out_channels", out_channels),
-            ("num_layers", num_layers),
-            ("heads", heads),
-        ):
-            check_count(value, name)
+        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", _CONVS)
         check_probability(dropout, "dropout")
         if hidden_channels % heads:

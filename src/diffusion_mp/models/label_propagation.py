@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
-from diffusion_mp.errors import check_count, describe
+from diffusion_mp.errors import check_counts, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.fixed import teleport
 
@@ -28,7 +28,7 @@ class LabelPropagation(nn.Module):
 
     def __init__(self, num_layers: int = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
         super().__init__()
-        check_count(num_layers, "num_layers")
+        check_counts(num_layers=num_layers)
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha must lie in (0, 1]; got {alpha}.")
         self.num_layers = num_layers
