@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
 from diffusion_mp.energies.pairs import State, sum_distance_powers, sum_over_pairs, sum_squared_distances
-from diffusion_mp.errors import check_choice, check_count, check_positive
+from diffusion_mp.errors import check_choice, check_counts, check_positive
 
 
 class Penalty(ABC):
@@ -139,7 +139,7 @@ class SoftmaxPenalty(Penalty):
     dim: int
 
     def __post_init__(self) -> None:
-        check_count(self.dim, "dim")
+        check_counts(dim=self.dim)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         root = math.sqrt(self.dim)

@@ -10,7 +10,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SparseCoupling, SumCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty
-from diffusion_mp.errors import ConvergenceError, check_count, check_positive
+from diffusion_mp.errors import ConvergenceError, check_counts, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate
 
 
@@ -62,7 +62,7 @@ class Backtracking(LaplacianUpdate):
         check_positive(shrink, "shrink")
         if shrink >= 1.0:
             raise ValueError(f"shrink must lie in (0, 1), or τ would never get smaller; got {shrink}.")
-        check_count(max_steps, "max_steps")
+        check_counts(max_steps=max_steps)
         if not isinstance(penalty, Penalty) and not callable(penalty):
             raise TypeError(f"penalty must be a Penalty or a function of the state; got {penalty!r}.")
         self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps

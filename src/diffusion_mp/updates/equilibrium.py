@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import SingularSystemError, check_count, check_positive
+from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
 from diffusion_mp.updates.linear_solve import solve
 from diffusion_mp.updates.spectrum import laplacian_extremes, resolution
@@ -55,7 +55,7 @@ class Equilibrium(LaplacianUpdate):
         super().__init__(form, beta=beta, leak=leak)
         if tol is not None:
             check_positive(tol, "tol")
-        check_count(max_iter, "max_iter")
+        check_counts(max_iter=max_iter)
         self.tol, self.max_iter = tol, max_iter
 
     def check(self, coupling: Coupling) -> None:

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_count, check_positive
+from diffusion_mp.errors import check_counts, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
 from diffusion_mp.updates.linear_solve import solve
 
@@ -51,7 +51,7 @@ class ImplicitEuler(LaplacianUpdate):
         check_positive(tau, "tau")
         if tol is not None:
             check_positive(tol, "tol")
-        check_count(max_iter, "max_iter")
+        check_counts(max_iter=max_iter)
         self.tau, self.tol, self.max_iter = float(tau), tol, max_iter
 
     def forward(
