@@ -52,7 +52,7 @@ class Result:
 
 
 # The best on validation of 2 × 2 × 2 settings each: dropout 0.2 or 0.5, weight decay 5e-4 or 5e-3, and 2 or 4 layers
-# (DIFFormer-s) or 2 or 3 (the others), on splits 100 to 102, which are not reported. DIFFormer-s reads the graph and all pairs.
+# (DIFFormer-s) or 2 or 3 (the others), at lr 1e-2, on splits 100 to 102, which are not reported.
 RECIPES: dict[str, Recipe] = {
     "DIFFormer-s": Recipe(lambda: DIFFormer(PIXELS, 64, CLASSES, num_layers=4, dropout=0.2), 0.01, 5e-3),
     "GCN": Recipe(lambda: DiffusionGNN(PIXELS, 64, CLASSES, num_layers=3, conv="gcn", dropout=0.5), 0.01, 5e-4),

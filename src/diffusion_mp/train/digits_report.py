@@ -115,9 +115,10 @@ def _report(results: list[Result], data: Data, options: argparse.Namespace, seco
 
 ![energy](energy.png)
 
-DIFFormer-s of the last split in evaluation mode: Σ_ij‖z_i − z_j‖² of the state that enters the first diffusion layer
-and of what leaves each one. LayerNorm and activations stand between the diffusion steps, so no theorem promises that
-this line falls; `examples/energy_descent.py` shows the steps for which one does.
+DIFFormer-s of the last split in evaluation mode: Σ_ij‖z_i − z_j‖² of the state that enters each diffusion step and of
+the one that leaves it, one segment per step; the jumps between segments are LayerNorm. Attention and graph are summed
+here (Eqs. 61-63), so no theorem promises that a segment falls; `examples/energy_descent.py` shows steps for which one
+does.
 
 ## Embedding
 
@@ -138,8 +139,10 @@ def _draw_energy(path: Path, model: nn.Module, data: Data) -> dict[str, Any]:
         model(data.x, data.edge_index)
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.subplots()
-    trace.plot(axes)
-    axes.set_title("DIFFormer-s on digits")
+    for layer, record in enumerate(trace.records, start=1):
+        axes.plot([layer - 1, layer], [record.before, record.after], "o-", color="tab:blue")
+    axes.set_xticks(range(len(trace.records) + 1))
+    axes.set(xlabel="layer", ylabel="Σ_ij‖z_i − z_j‖²", yscale="log", title="DIFFormer-s on digits")
     figure.savefig(path, dpi=120)
     energies: dict[str, Any] = trace.to_dict()
     return energies
@@ -169,7 +172,7 @@ def _draw_embedding(path: Path, state: Tensor, y: Tensor) -> None:
     points = TSNE(init="pca", random_state=0, max_iter=500).fit_transform(state.numpy())
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    drawn = axes.scatter(points[:, 0], points[:, 1], c=y.numpy(), cmap="tab10", s=6)
+    drawn = axes.scatter(points[:, 0], points[:, 1], c=y.numpy(), cmap="tab10", vmin=-0.5, vmax=9.5, s=6)
     figure.colorbar(drawn, ticks=range(10), label="digit")
     axes.set_xticks([])
     axes.set_yticks([])
