@@ -318,7 +318,7 @@ def _compile(case: DiffusivityCase) -> None:
 
     def step(x: Tensor, edge_index: Tensor | None) -> Tensor:
         graph = None if edge_index is None else Graph(x.shape[0], edge_index)
-        return module(x, graph) @ x.unsqueeze(1)
+        return module(x, graph).matmul(x.unsqueeze(1))  # Dynamo traces a method, not the operator @
 
     instances = [case.instance(size).to(torch.float32) for size in (7, 11)]
     check_compiles(step, [(instance.x, instance.edge_index) for instance in instances])

@@ -1,0 +1,105 @@
+"""Graph capture: full graphs with a dynamic number of nodes, equal values and gradients.
+
+Run by `test_compile.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.diffusivities import SimpleDiffusivity
+from diffusion_mp.layers import GATConv, GCNConv
+from diffusion_mp.models import DIFFormer
+from diffusion_mp.testing import check_diffusivity, tolerance
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def instance(num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num_nodes)
+    x = torch.randn(num_nodes, 8, generator=generator)
+    edge_index = torch.randint(num_nodes, (2, 3 * num_nodes), generator=generator)
+    batch = torch.arange(num_nodes) * 3 // num_nodes
+    return x, edge_index, batch
+
+
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build()
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "difformer-s": (lambda: DIFFormer(8, 6, 3), False),
+    "difformer-s-graph": (lambda: DIFFormer(8, 6, 3), True),
+    "difformer-s-published-graph": (
+        lambda: DIFFormer(8, 6, 3, 1, heads=2, projection="separate", transform=True, source=True, leak=0.1),
+        True,
+    ),
+    "difformer-a": (lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), False),
+    "difformer-s-mean-graph": (lambda: DIFFormer(8, 6, 3, 1, graph="mean"), True),
+    "gcn-graph": (lambda: GCNConv(8, 3), True),
+    "gat-graph": (lambda: GATConv(8, 3, 2), True),
+}
+
+
+QUICK = ("difformer-s", "difformer-s-graph", "gat-graph")
+
+
+@pytest.mark.parametrize(
+    "name", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_full_graph_with_dynamic_shapes(name: str) -> None:
+    build, with_graph = CASES[name]
+    module = seeded(build).eval()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    rtol, atol = tolerance("product", torch.float32)
+    for num_nodes in (12, 19):
+        x, edge_index, _ = instance(num_nodes)
+        arguments = (edge_index,) if with_graph else ()
+        results = []
+        for run in (module, compiled):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf, *arguments)
+            module.zero_grad()
+            out.square().sum().backward()
+            grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+            results.append((out.detach(), leaf.grad, *grads))
+        for got, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
+
+
+def test_a_ragged_batch_is_captured_too() -> None:
+    module = seeded(lambda: DIFFormer(8, 6, 3, 1)).eval()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    rtol, atol = tolerance("product", torch.float32)
+    for num_nodes in (12, 19):
+        x, _, batch = instance(num_nodes)
+        got = compiled(x, None, None, batch)
+        torch.testing.assert_close(got, module(x, None, None, batch), rtol=rtol, atol=atol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_graph", [True, False], ids=["graph", "no-graph"])
+def test_generated_code_agrees(with_graph: bool) -> None:
+    """The default backend compiles C++, which takes a minute."""
+    module = seeded(lambda: DIFFormer(8, 6, 3)).eval()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True)
+    rtol, atol = tolerance("product", torch.float32)
+    for num_nodes in (12, 19):
+        x, edge_index, _ = instance(num_nodes)
+        arguments = (edge_index,) if with_graph else ()
+        torch.testing.assert_close(compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol)
+
+
+def test_check_diffusivity_compiles_on_request() -> None:
+    check_diffusivity(SimpleDiffusivity, channels=4, compile=True)

@@ -1,0 +1,55 @@
+"""Graph capture, in a process of its own, and second derivatives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import gradgradcheck
+
+from diffusion_mp.models import DIFFormer
+
+
+def run_cases(select: str) -> None:
+    """Run compile_cases.py without the runtime shape checks, which Dynamo cannot trace."""
+    cases = Path(__file__).with_name("compile_cases.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", select, str(cases)],
+        env={**os.environ, "DIFFUSION_MP_NO_TYPECHECK": "1"},
+        cwd=cases.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_full_graph_capture() -> None:
+    run_cases("not slow")
+
+
+@pytest.mark.slow
+def test_generated_code() -> None:
+    run_cases("slow")
+
+
+EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
+
+
+@pytest.mark.parametrize("graph", ["sum", "mean", None])
+@pytest.mark.parametrize("projection", [None, "separate"])
+def test_difformer_s_is_twice_differentiable(graph: str | None, projection: str | None) -> None:
+    model = DIFFormer(4, 6, 3, graph=graph, projection=projection, heads=2).double()  # type: ignore[arg-type]
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    assert gradgradcheck(lambda x, *_: model(x, EDGES), (x, *model.parameters()), fast_mode=True, atol=1e-5, rtol=1e-4)
+
+
+def test_difformer_a_says_that_it_is_once_differentiable() -> None:
+    model = DIFFormer(4, 6, 3, kernel="sigmoid")
+    x = torch.rand(5, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(model(x, EDGES).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once.differentiable"):
+        torch.autograd.grad(grad.sum(), x)

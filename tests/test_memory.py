@@ -1,0 +1,57 @@
+"""Peak memory of whole processes: no N × N tensor, no [N, d, d] tensor, forward and backward.
+
+What is compared is the peak resident size of a fresh process less its size once the package is imported, so input,
+values, gradients and every intermediate count, and the interpreter does not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+import torch
+from diffusion_mp import diffusivities, layers, graph
+from diffusion_mp.diffusivities import SigmoidDiffusivity, SimpleDiffusivity
+
+torch.set_num_threads(2)
+unit = 1024 if sys.platform != "darwin" else 1  # kilobytes on Linux, bytes on macOS
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+name, n, d = sys.argv[1], int(sys.argv[2]), 64
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(n, d, generator=generator, requires_grad=True)
+v = torch.randn(n, 1, d, generator=generator, requires_grad=True)
+out = getattr(diffusivities, name)()(x) @ v
+out.square().mean().backward()
+assert x.grad.isfinite().all() and v.grad.isfinite().all()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before) / 2**30)
+"""
+
+
+def peak_gib(diffusivity: str, num_nodes: int) -> float:
+    """Peak resident GiB above the imports of D(x) @ v, forward and backward, with 64 channels."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, diffusivity, str(num_nodes)], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return float(result.stdout)
+
+
+@pytest.mark.slow
+def test_sigmoid_attention_over_20_000_nodes_stays_below_2_gib() -> None:
+    assert peak_gib("SigmoidDiffusivity", 20_000) < 2.0
+
+
+@pytest.mark.slow
+def test_simple_attention_over_a_million_nodes_stays_below_3_gib() -> None:
+    assert peak_gib("SimpleDiffusivity", 1_000_000) < 3.0
+
+
+def test_sigmoid_attention_needs_less_than_its_score_matrix() -> None:
+    num_nodes = 6_000
+    assert peak_gib("SigmoidDiffusivity", num_nodes) < 4 * num_nodes**2 / 2**30 * 0.8

@@ -1,0 +1,402 @@
+"""Mistakes that code of this field has shown, each kept out by a test. D-numbers are those of docs and ERRATA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling, LowRankCoupling
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    EdgeDiffusivity,
+    GATDiffusivity,
+    GaussianDiffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+    SoftmaxDiffusivity,
+    UniformDiffusivity,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import DIFFormerConv, DiffusionConv
+from diffusion_mp.models import DIFFormer, DiffusionGNN
+from diffusion_mp.testing import tolerance
+from diffusion_mp.updates import ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+
+ALL_PAIR = [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
+# a ring with a chord; node 5 is isolated
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 2], [1, 0, 2, 1, 3, 2, 4, 3, 0, 4, 2, 0]])
+
+
+def state(num_nodes: int = 6, channels: int = 4, seed: int = 0) -> Tensor:
+    return torch.randn(num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
+    rtol, atol = tolerance(operation, got.dtype)
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+# --- D1, D2: normalisation
+
+
+def two_clusters(num_nodes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.zeros(2, 16)
+    centre[0, 0] = centre[1, 0] = 1.0
+    centre[1, 0] = -1.0
+    return centre.repeat_interleave(num_nodes // 2, dim=0) + 0.1 * torch.randn(num_nodes, 16, generator=generator)
+
+
+def distance_from_the_mean(diffusivity: Diffusivity, x: Tensor) -> float:
+    """How far S x stays from the plain mean of x, relative to the spread of x."""
+    moved = (diffusivity(x) @ x.unsqueeze(1)).squeeze(1)
+    return float((moved - x.mean(0)).norm() / (x - x.mean(0)).norm())
+
+
+def test_attention_over_100_000_nodes_is_not_the_plain_mean() -> None:
+    x = two_clusters(100_000)
+    row = seeded(lambda: SimpleDiffusivity(16, projection="tied"))
+    frobenius = seeded(lambda: SimpleDiffusivity(16, projection="tied", normalize="frobenius"))
+    with torch.no_grad():
+        assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
+        assert distance_from_the_mean(row, x) > 0.1
+        assert distance_from_the_mean(frobenius, x) < 1e-4  # the released form, D1: uniform for every practical purpose
+
+
+def test_attention_over_100_000_nodes_trains_its_queries() -> None:
+    x = two_clusters(100_000)
+    sizes = {}
+    for normalize in ("row", "frobenius"):
+        diffusivity = seeded(lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n))
+        (diffusivity(x) @ x.unsqueeze(1)).square().sum().backward()
+        assert diffusivity.query.weight.grad.isfinite().all()
+        sizes[normalize] = float(diffusivity.query.weight.grad.norm() / len(x))
+    assert sizes["row"] > 1e-3
+    assert sizes["frobenius"] < 1e-3 * sizes["row"]
+
+
+def test_every_kernel_normalises_its_queries_by_default() -> None:
+    """D2: the released sigmoid kernel does not; with the default, scale does not matter."""
+    x = state()
+    for kind in ALL_PAIR:
+        close(kind()(7.0 * x).to_dense(), kind()(x).to_dense())
+    assert not torch.allclose(
+        SigmoidDiffusivity(normalize=None)(7.0 * x).to_dense(), SigmoidDiffusivity(normalize=None)(x).to_dense()
+    )
+
+
+# --- published formulas, written out
+
+
+def test_simple_is_equations_54_to_57() -> None:
+    x, v = state(), state(seed=1).unsqueeze(1)
+    diffusivity = seeded(lambda: SimpleDiffusivity(4, projection="separate")).double()
+    q, k = (torch.nn.functional.normalize(linear(x), dim=1) for linear in (diffusivity.query, diffusivity.key))
+    score = 1 + q @ k.T
+    close((diffusivity(x) @ v).squeeze(1), score @ v.squeeze(1) / score.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        (SimpleDiffusivity, lambda s: 1 + s),
+        (SigmoidDiffusivity, torch.sigmoid),
+        (SoftmaxDiffusivity, lambda s: torch.exp(s / 2)),  # √d of four channels
+        (GaussianDiffusivity, lambda s: torch.exp(-(2 - 2 * s) / 2)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor], Tensor]) -> None:
+    """D8, D9: on unit vectors the inner product and the actual distance are the same score."""
+    unit = torch.nn.functional.normalize(state(), dim=1)
+    expected = score(unit @ unit.T)
+    for form in ("inner", "distance"):
+        got = kind(normalize=None, form=form, row_stochastic=False)(unit).to_dense()[0]
+        close(got, expected)
+        got = kind(form=form)(3 * unit).to_dense()[0]
+        close(got, expected / expected.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind", ALL_PAIR)
+def test_the_distance_form_is_the_derivative_of_its_penalty(kind: type[Diffusivity]) -> None:
+    """D8: ω_ij = f(‖x_i − x_j‖²) for states of any norm in the unit ball."""
+    x = state() / 5
+    diffusivity = kind(4, normalize=None, form="distance", row_stochastic=False)
+    z2 = (x[:, None] - x[None]).square().sum(-1)
+    close(diffusivity(x).to_dense()[0], diffusivity.penalty.f(z2))
+
+
+def test_no_softmax_penalty_of_an_unknown_dimension() -> None:
+    """f depends on d, and without channels the constructor does not know it."""
+    diffusivity = SoftmaxDiffusivity(normalize=None, form="distance", row_stochastic=False)
+    x = state() / 5
+    if diffusivity.penalty is not None:
+        z2 = (x[:, None] - x[None]).square().sum(-1)
+        close(diffusivity(x).to_dense()[0], diffusivity.penalty.f(z2))
+    else:
+        assert "channels" in diffusivity.why_no_penalty
+
+
+def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
+    """D3: ½(Ŝ + Ã) with the conservative step, Ŝ + Ã with the residual one."""
+    x, graph = state(), Graph(6, EDGES)
+    attention, adjacency = SimpleDiffusivity()(x).to_dense()[0], AdjacencyDiffusivity("sym")(x, graph).to_dense()[0]
+    options = {"transform": False, "bias": False, "self_loops": "keep", "tau": 0.4}
+    mixed = 0.5 * (attention + adjacency)
+    eq24 = x - 0.4 * (mixed.sum(1, keepdim=True) * x - mixed @ x)
+    eq63 = (1 - 0.4) * x + 0.4 * (attention + adjacency) @ x
+    close(DIFFormerConv(4, 4, graph="mean", **options)(x, graph), eq24)
+    close(DIFFormerConv(4, 4, graph="sum", **options)(x, graph), eq63)
+    by_hand = DiffusionConv(
+        4,
+        4,
+        0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"),
+        ExplicitEuler(0.4),
+        transform=False,
+        bias=False,
+    )
+    close(by_hand(x, graph), eq24)
+
+
+def test_the_degree_term_of_examples_1_and_2() -> None:
+    """D4: the conservative form keeps 1 − τ d_i of a node, the residual form 1 − τ."""
+    x, graph = state(), Graph(6, EDGES)
+    s = AdjacencyDiffusivity("sym")(x, graph)
+    dense = s.to_dense()[0]
+    v = x.unsqueeze(1)
+    close(ExplicitEuler(0.3)(v, s).squeeze(1), x - 0.3 * (dense.sum(1, keepdim=True) * x - dense @ x))
+    close(ExplicitEuler(0.3, "residual")(v, s).squeeze(1), 0.7 * x + 0.3 * dense @ x)
+    assert not torch.allclose(ExplicitEuler(0.3)(v, s), ExplicitEuler(0.3, "residual")(v, s))
+
+
+# --- D14: what is exported is what was used
+
+
+@pytest.mark.parametrize("kernel", ["simple", "sigmoid", "softmax", "gaussian"])
+@pytest.mark.parametrize("graph", ["sum", "mean", None])
+def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | None) -> None:
+    x = state()
+    conv = seeded(
+        lambda: DIFFormerConv(4, 4, 2, kernel=kernel, graph=graph, projection="separate", tau=0.3)  # type: ignore
+    ).double()
+    out, coupling = conv(x, EDGES, return_coupling=True)
+    values = conv.value(x).unflatten(1, (2, 4))
+    dense = coupling.to_dense()
+    keep = 0.3 * (dense.sum(2).T.unsqueeze(2) if graph == "mean" else 1.0)
+    expected = (1 - keep) * values + 0.3 * torch.einsum("hij,jhd->ihd", dense, values)
+    close(out, expected.mean(1) + conv.bias, "layer")
+    close(coupling @ values, torch.einsum("hij,jhd->ihd", dense, values))
+    if graph is None:
+        close(coupling.degree(), torch.ones(6, 2, dtype=torch.float64))
+
+
+def test_a_model_returns_the_operator_of_every_layer() -> None:
+    model = seeded(lambda: DIFFormer(4, 6, 3, 3, graph=None)).double()
+    _, couplings = model(state(), return_coupling=True)
+    assert len(couplings) == 3
+    for coupling in couplings:
+        close(coupling.degree(), torch.ones(6, 1, dtype=torch.float64))
+
+
+# --- doubling, constants
+
+
+@pytest.mark.parametrize("kind", [*ALL_PAIR, UniformDiffusivity])
+def test_doubling_every_node_changes_nothing(kind: type[Diffusivity]) -> None:
+    x = state()
+    conv = DiffusionConv(4, 4, kind(), ExplicitEuler(0.4), transform=False, bias=False)
+    once = conv(x)
+    close(conv(torch.cat([x, x])), torch.cat([once, once]), "rearranged")
+
+
+CONSERVING: dict[str, StateUpdate] = {
+    "euler": ExplicitEuler(0.4),
+    "implicit": ImplicitEuler(2.0),
+    "heat": HeatKernel(1.5),
+}
+
+
+@pytest.mark.parametrize("update", CONSERVING)
+@pytest.mark.parametrize("weights", ["ones", "random"])
+def test_a_constant_state_is_a_fixed_point_of_every_conserving_update(update: str, weights: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = None if weights == "ones" else torch.rand(12, generator=generator, dtype=torch.float64) + 0.1
+    graph = Graph(6, EDGES, weight)
+    constant = torch.full((6, 1, 2), 1.7, dtype=torch.float64)
+    for normalization in ("sym", "sum"):
+        coupling = AdjacencyDiffusivity(normalization, direction="undirected")(constant[:, 0], graph)  # type: ignore
+        close(CONSERVING[update](constant, coupling), constant, "solve")
+
+
+@pytest.mark.parametrize("kind", ALL_PAIR)
+def test_attention_keeps_a_constant(kind: type[Diffusivity]) -> None:
+    constant = torch.full((6, 1, 2), 1.7, dtype=torch.float64)
+    for form in ("conservative", "residual"):
+        moved = ExplicitEuler(0.4, form)(constant, kind()(state()))  # type: ignore[arg-type]
+        close(moved, constant)
+
+
+# --- D16: batch-mates
+
+
+@pytest.mark.parametrize("kernel", ["simple", "sigmoid", "softmax", "gaussian"])
+def test_a_graphs_output_does_not_depend_on_its_batch_mates(kernel: str) -> None:
+    model = seeded(lambda: DIFFormer(4, 6, 3, kernel=kernel, projection="separate")).double().eval()  # type: ignore
+    ours = state(5)
+    batch = torch.tensor([0] * 5 + [1] * 9)
+    alone = model(ours, EDGES[:, :8])
+    for seed in (1, 2):
+        mates = 10.0**seed * state(9, seed=seed)
+        close(model(torch.cat([ours, mates]), EDGES[:, :8], None, batch)[:5], alone, "rearranged")
+
+
+# --- D17: one documented answer for odd graphs
+
+
+def dense(
+    diffusivity: Diffusivity, edge_index: list[list[int]], weight: list[float] | None = None, n: int = 3
+) -> Tensor:
+    graph = Graph(n, torch.tensor(edge_index), None if weight is None else torch.tensor(weight, dtype=torch.float64))
+    return diffusivity(torch.zeros(n, 2, dtype=torch.float64), graph).to_dense()[0]
+
+
+def test_weighted_edges_have_weighted_degrees() -> None:
+    got = dense(AdjacencyDiffusivity("row"), [[0, 1, 2], [2, 2, 0]], [1.0, 3.0, 0.5])
+    assert got.tolist() == [[0, 0, 1], [0, 0, 0], [0.25, 0.75, 0]]
+    got = dense(AdjacencyDiffusivity("sym"), [[0, 1], [1, 0]], [4.0, 4.0])
+    assert got.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+
+
+def test_directed_edges_count_in_and_out() -> None:
+    star = [[0, 1], [2, 2]]  # two senders, one receiver
+    directed = dense(AdjacencyDiffusivity("sym", direction="directed"), star)
+    assert directed[2].tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
+    pyg = dense(AdjacencyDiffusivity("sym", direction="pyg"), star)
+    assert pyg.abs().sum() == 0  # the senders have no in-degree
+    undirected = dense(AdjacencyDiffusivity("sym", direction="undirected"), star)
+    assert torch.equal(undirected, undirected.T)
+    assert undirected[2].tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
+
+
+def test_multi_edges_add_up() -> None:
+    assert dense(AdjacencyDiffusivity("sum"), [[0, 0], [1, 1]], [0.5, 0.25])[1, 0] == 0.75
+    twice = dense(AdjacencyDiffusivity("row"), [[0, 0, 2], [1, 1, 1]])
+    assert twice[1].tolist() == pytest.approx([2 / 3, 0, 1 / 3])
+
+
+def test_self_loop_policies() -> None:
+    edges = [[0, 0], [0, 1]]
+    diagonals = {
+        policy: dense(AdjacencyDiffusivity("sum", self_loops=policy), edges).diagonal().tolist()  # type: ignore[arg-type]
+        for policy in ("keep", "add", "remaining", "remove")
+    }
+    assert diagonals == {"keep": [1, 0, 0], "add": [2, 1, 1], "remaining": [1, 1, 1], "remove": [0, 0, 0]}
+
+
+def test_an_isolated_node_has_a_zero_row_and_stays_where_it_is() -> None:
+    x = state()
+    for diffusivity in (
+        AdjacencyDiffusivity("sym"),
+        AdjacencyDiffusivity("row"),
+        EdgeDiffusivity(),
+        GATDiffusivity(4, self_loops="keep").double(),
+    ):
+        coupling = diffusivity(x, Graph(6, EDGES))
+        assert coupling.to_dense()[0, 5].abs().sum() == 0
+        moved = ExplicitEuler(0.5)(x.unsqueeze(1), coupling)
+        assert torch.equal(moved[5, 0], x[5])
+
+
+# --- training and evaluation, parameters
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_training_and_evaluation_use_the_same_tau() -> None:
+    """With dropout off both modes agree; with it on, the mean over many masks is the evaluated output."""
+    x = state()
+    model = seeded(lambda: DIFFormer(4, 6, 3, dropout=0.0)).double()
+    close(model.train()(x, EDGES), model.eval()(x, EDGES), "rearranged")
+    conv = DIFFormerConv(4, 4, transform=False, bias=False, dropout=0.5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        mean = torch.stack([conv.train()(x, EDGES) for _ in range(400)]).mean(0)
+    torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)  # another τ moves it by more than 0.5
+
+
+def test_dropout_never_touches_what_the_diffusivity_reads() -> None:
+    """D20: the coupling of a training step is the coupling of evaluation."""
+    x = state()
+    conv = seeded(lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)).double()
+    dropped = conv.train()(x, EDGES, return_coupling=True)[1].to_dense()
+    close(dropped, conv.eval()(x, EDGES, return_coupling=True)[1].to_dense(), "rearranged")
+
+
+def test_two_training_steps_draw_different_dropout_and_a_seed_repeats_them() -> None:
+    x = state()
+    conv = seeded(lambda: DIFFormerConv(4, 4, dropout=0.5)).double().train()
+
+    def run() -> list[Tensor]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            return [conv(x, EDGES), conv(x, EDGES)]
+
+    first, again = run(), run()
+    assert not torch.equal(first[0], first[1])
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "difformer": lambda: DIFFormer(4, 6, 3, heads=2, projection="separate", transform=True),
+    "gat": lambda: DiffusionGNN(4, 6, 3, conv="gat", heads=2),
+    "gin": lambda: DiffusionGNN(4, 6, 3, conv="gin"),
+    "gcnii": lambda: DiffusionGNN(4, 6, 3, conv="gcnii"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reset_parameters_equals_a_fresh_model_of_that_seed(name: str) -> None:
+    fresh, model = seeded(MODELS[name], 5), seeded(MODELS[name], 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model.reset_parameters()
+    for (key, got), expected in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(got, expected), key
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_training_lowers_the_loss_of_every_kernel() -> None:
+    x = state(20).float()
+    target = (x[:, 0] > 0).long()
+    for kernel in ("simple", "sigmoid", "softmax", "gaussian"):
+        model = seeded(lambda k=kernel: DIFFormer(4, 8, 2, kernel=k, projection="tied"))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        losses = []
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+        assert losses[-1] < 0.5 * losses[0], kernel
+
+
+def test_a_low_rank_row_without_mass_is_zero_and_has_a_gradient() -> None:
+    query = torch.zeros(3, 1, 2, requires_grad=True)
+    coupling: Coupling = LowRankCoupling(query, torch.ones(3, 1, 2), normalize=True)
+    out = coupling @ torch.ones(3, 1, 1)
+    (grad,) = torch.autograd.grad(out.sum(), query)
+    assert out.abs().sum() == 0
+    assert grad.isfinite().all()
