@@ -13,10 +13,18 @@ from diffusion_mp.train.digits_report import summarise, table
 METHODS = {"DIFFormer-s", "GCN", "MLP", "label propagation", "logistic regression"}
 
 
-@pytest.mark.parametrize("start", [[], ["fit"]], ids=["bare", "fit"])
-def test_main_job_writes_its_report(start, tmp_path, capsys):
+@pytest.mark.parametrize("start", [[], ["fit"], ["digits"]], ids=["bare", "fit", "digits"])
+def test_command_lines_that_mean_the_main_job(start, monkeypatch):
+    asked = []
+    monkeypatch.setattr(digits_job, "run_digits", asked.append)
+    assert main([*start, "--splits=3"]) == 0
+    assert main(start) == 0
+    assert [options.splits for options in asked] == [3, 5]
+
+
+def test_main_job_writes_its_report(tmp_path, capsys):
     before = torch.get_rng_state()
-    assert main([*start, "--splits=1", "--epochs=4", "--out", str(tmp_path / "runs")]) == 0
+    assert main(["--splits=1", "--epochs=4", "--out", str(tmp_path / "runs")]) == 0
     assert torch.equal(before, torch.get_rng_state())
     output = capsys.readouterr().out
     assert all(method in output for method in METHODS)
