@@ -49,7 +49,8 @@ class DiffusivityCase:
         return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
-        return module(instance.x, self.graph(instance))
+        coupling: Coupling = module(instance.x, self.graph(instance))
+        return coupling
 
     def graph(self, instance: Instance) -> Graph | None:
         if not self.edges and len(instance.sizes) == 1:
@@ -86,7 +87,7 @@ def check_diffusivity(
         sample = diffusivity() if fresh else diffusivity
     if not isinstance(sample, Diffusivity):
         raise TypeError(f"diffusivity must be or build a Diffusivity, got {type(sample).__name__}")
-    build: Callable[[], Diffusivity] = diffusivity if fresh else lambda: copy.deepcopy(sample)  # type: ignore[assignment]
+    build: Callable[[], Diffusivity] = diffusivity if fresh else lambda: copy.deepcopy(sample)
     known = getattr(sample, "channels", None)
     case = DiffusivityCase(
         build=build,
@@ -164,7 +165,8 @@ def _batching(case: DiffusivityCase) -> None:
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
         joined = join([parts[k] for k in order])
         dense = case(module, joined).to_dense()
-        expected = torch.stack([torch.block_diag(*(alone[k][h] for k in order)) for h in range(len(dense))])
+        blocks = [[alone[k][head] for k in order] for head in range(len(dense))]
+        expected = torch.stack([torch.block_diag(*block) for block in blocks])  # type: ignore[no-untyped-call]
         expect_close(dense, expected, "rearranged", f"S of the batch in the order {order}")
 
 
@@ -318,7 +320,8 @@ def _compile(case: DiffusivityCase) -> None:
 
     def step(x: Tensor, edge_index: Tensor | None) -> Tensor:
         graph = None if edge_index is None else Graph(x.shape[0], edge_index)
-        return module(x, graph).matmul(x.unsqueeze(1))  # Dynamo traces a method, not the operator @
+        moved: Tensor = module(x, graph).matmul(x.unsqueeze(1))  # Dynamo traces a method, not the operator @
+        return moved
 
     instances = [case.instance(size).to(torch.float32) for size in (7, 11)]
     check_compiles(step, [(instance.x, instance.edge_index) for instance in instances])
@@ -359,6 +362,7 @@ def _differentiable(case: DiffusivityCase) -> tuple[nn.Module, Callable[[Tensor]
     v = torch.randn(5, module.heads, 2, generator=case.generator(), dtype=torch.float64)
 
     def product(x: Tensor) -> Tensor:
-        return module(x, case.graph(instance)) @ v
+        moved: Tensor = module(x, case.graph(instance)) @ v
+        return moved
 
     return module, product, instance.x

@@ -13,7 +13,7 @@ from diffusion_mp.energies import Certificate, Energy, Penalty, QuadraticPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.instances import random_instance
 from diffusion_mp.testing.tolerances import tolerance
-from diffusion_mp.updates import Backtracking, ExplicitEuler, StateUpdate
+from diffusion_mp.updates import Backtracking, ExplicitEuler, Form, StateUpdate
 
 EnergyOfStep = Energy | Callable[[Coupling, Tensor], Energy]
 
@@ -88,7 +88,8 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
         if fixed is None:
             assert isinstance(own, Penalty)
             return Energy(own), False
-        form, lam, explicit = getattr(update, "form", "conservative"), 1.0, isinstance(update, ExplicitEuler)
+        form: Form = getattr(update, "form", "conservative")
+        lam, explicit = 1.0, isinstance(update, ExplicitEuler)
         if explicit:
             lam = _covered(certify(coupling, x, update.tau, form=form, leak=leak)).lam  # type: ignore[arg-type]
         quadratic = Energy(

@@ -89,7 +89,7 @@ def check_layer(
         sample = layer() if fresh else layer
     if not isinstance(sample, nn.Module):
         raise TypeError(f"layer must be or build a torch.nn.Module, got {type(sample).__name__}")
-    build: Callable[[], nn.Module] = layer if fresh else lambda: copy.deepcopy(sample)  # type: ignore[assignment]
+    build: Callable[[], nn.Module] = layer if fresh else lambda: copy.deepcopy(sample)
     channels = in_channels if in_channels is not None else getattr(sample, "in_channels", None)
     if not isinstance(channels, int):
         raise ValueError(f"{type(sample).__name__} has no attribute in_channels; pass check_layer(..., in_channels=C)")

@@ -1,0 +1,143 @@
+"""`Graph`: what it accepts, what it caches, and its policies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import add_remaining_self_loops, degree
+
+from diffusion_mp.graph import Graph
+
+EDGES = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 2, 2, 0]])
+WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def adjacency(graph: Graph) -> Tensor:
+    """a_ij with i the target, j the source."""
+    dense = torch.zeros(graph.num_nodes, graph.num_nodes)
+    return dense.index_put((graph.edges[1], graph.edges[0]), graph.weights(dense), accumulate=True)
+
+
+def test_degrees_are_weighted_and_directed() -> None:
+    graph = Graph(4, EDGES, WEIGHT)
+    assert graph.degree("in").tolist() == [5, 1, 9, 0]
+    assert graph.degree("out").tolist() == [3, 3, 9, 0]
+    assert Graph(4, EDGES).degree("in").tolist() == degree(EDGES[1], 4).tolist()
+
+
+def test_compressed_forms_list_the_entries_by_node_and_are_cached() -> None:
+    graph = Graph(4, EDGES, WEIGHT)
+    assert graph.csr is graph.csr
+    for compressed, row in ((graph.csr, 1), (graph.csc, 0)):
+        assert compressed.ptr[-1] == graph.num_edges
+        for node in range(4):
+            of_node = compressed.order[compressed.ptr[node] : compressed.ptr[node + 1]]
+            assert (EDGES[row, of_node] == node).all()
+            assert len(of_node) == int((EDGES[row] == node).sum())
+
+
+def test_self_loop_policies() -> None:
+    graph = Graph(4, EDGES, WEIGHT)
+    plain = adjacency(graph)
+    assert graph.with_self_loops("keep") is graph
+    assert torch.equal(adjacency(graph.with_self_loops("add")), plain + torch.eye(4))
+    assert torch.equal(adjacency(graph.with_self_loops("remove")), plain - torch.diag(plain.diagonal()))
+    index, weight = add_remaining_self_loops(EDGES, WEIGHT, num_nodes=4)
+    assert torch.equal(adjacency(graph.with_self_loops("remaining")), adjacency(Graph(4, index, weight)))
+
+
+def test_the_undirected_graph_is_the_symmetric_part() -> None:
+    graph = Graph(4, EDGES, WEIGHT)
+    plain = adjacency(graph)
+    assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
+
+
+def test_constructors_agree() -> None:
+    expected = adjacency(Graph(3, EDGES, WEIGHT))
+    sparse = expected.to_sparse_csr()
+    data = Data(edge_index=EDGES, edge_weight=WEIGHT, num_nodes=3)
+    x = torch.rand(3, 2)
+    for graph in (
+        Graph.from_edge_index(EDGES, WEIGHT),
+        Graph.from_edge_index(EdgeIndex(EDGES, sparse_size=(3, 3)), WEIGHT, 3),
+        Graph.from_sparse(sparse),
+        Graph.from_sparse(sparse.to_sparse_coo()),
+        Graph.from_data(data),
+        Graph.from_data(Data(adj_t=sparse, num_nodes=3)),
+        Graph.coerce(x, EDGES, WEIGHT),
+        Graph.coerce(x, EdgeIndex(EDGES, sparse_size=(3, 3)), WEIGHT),
+        Graph.coerce(x, sparse),
+    ):
+        assert torch.equal(adjacency(graph), expected)
+    ready = Graph(3, EDGES)
+    assert Graph.coerce(x, ready) is ready
+
+
+def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
+    parts = [Data(edge_index=EDGES, num_nodes=3), Data(edge_index=EDGES[:, :1], num_nodes=2)]
+    batch = Batch.from_data_list(parts)
+    graph = Graph.from_data(batch)
+    assert graph.num_graphs == 2
+    assert graph.ptr.tolist() == [0, 3, 5]
+    assert graph.batch.tolist() == batch.batch.tolist()
+    assert not graph.is_single
+
+
+def test_one_graph_is_the_default() -> None:
+    graph = Graph(3, EDGES)
+    assert graph.is_single
+    assert graph.ptr.tolist() == [0, 3]
+    assert graph.batch.tolist() == [0, 0, 0]
+    assert "num_nodes=3" in repr(graph)
+    assert Graph(3).num_edges == 0
+    assert Graph(3).degree().tolist() == [0, 0, 0]
+
+
+def test_signed_weights_pass_when_validation_is_off() -> None:
+    graph = Graph(3, EDGES, -WEIGHT, validate=False)
+    assert graph.degree("in").tolist() == [-5, -1, -9]
+
+
+@given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8))
+def test_batch_and_ptr_say_the_same(sizes: list[int]) -> None:
+    ptr = torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()])
+    by_ptr = Graph(int(ptr[-1]), ptr=ptr)
+    assert by_ptr.ptr.tolist() == ptr.tolist()
+    assert by_ptr.num_graphs == len(sizes)
+    batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    assert by_ptr.batch.tolist() == batch.tolist()
+    if sizes[-1]:  # a batch vector cannot name empty graphs at its end
+        assert Graph(len(batch), batch=batch).ptr.tolist() == ptr.tolist()
+
+
+@given(num_nodes=st.integers(1, 8), num_edges=st.integers(0, 20), seed=st.integers(0, 99))
+def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    graph = Graph(num_nodes, edge_index)
+    plain = adjacency(graph)
+    remaining = adjacency(graph.with_self_loops("remaining"))  # one loop each; parallel ones count with their mean
+    assert torch.equal(remaining, plain - torch.diag(plain.diagonal()) + torch.eye(num_nodes))
+    assert torch.equal(graph.degree("in"), plain.sum(1))
+    assert torch.equal(graph.degree("out"), plain.sum(0))
+    assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
+
+
+def test_inputs_are_not_changed() -> None:
+    index, weight = EDGES.clone(), WEIGHT.clone()
+    graph = Graph(4, index, weight)
+    for policy in ("add", "remove", "remaining"):
+        graph.with_self_loops(policy)  # type: ignore[arg-type]
+    graph.to_undirected()
+    assert torch.equal(index, EDGES)
+    assert torch.equal(weight, WEIGHT)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_narrow_indices(dtype: torch.dtype) -> None:
+    assert Graph(4, EDGES.to(dtype)).degree("in").tolist() == [1, 1, 3, 0]

@@ -1,0 +1,190 @@
+"""The conformance suites name the law that a broken class breaks, and pass a user's sound one in three lines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling, LowRankCoupling
+from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import DiffusionConv
+from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer, tolerance
+
+
+def matrix() -> Tensor:
+    return torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Dense(Coupling):
+    """A matrix as a coupling."""
+
+    def __init__(self, matrix: Tensor, **promises: bool) -> None:
+        super().__init__(len(matrix), 1, matrix, **promises)
+        self.matrix = matrix
+
+    def _product(self, v: Tensor) -> Tensor:
+        return torch.einsum("ij,jhd->ihd", self.matrix, v)
+
+    def _transpose(self) -> Coupling:
+        return type(self)(self.matrix.T)
+
+    def degree(self) -> Tensor:
+        return self.matrix.sum(1, keepdim=True)
+
+
+class WrongTranspose(Dense):
+    def _transpose(self) -> Coupling:
+        return self
+
+
+class WrongDegree(Dense):
+    def degree(self) -> Tensor:
+        return self.matrix.sum(0).unsqueeze(1)
+
+
+class InPlace(Dense):
+    def _product(self, v: Tensor) -> Tensor:
+        return super()._product(v.mul_(1.0001))
+
+
+class Noisy(Dense):
+    def _product(self, v: Tensor) -> Tensor:
+        return super()._product(v) + 1e-3 * torch.randn(v.shape, dtype=v.dtype)
+
+
+class Detached(Dense):
+    def degree(self) -> Tensor:
+        return super().degree().detach()
+
+
+def test_a_sound_coupling_passes() -> None:
+    check_coupling(Dense(matrix().requires_grad_()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        (WrongTranspose, "transpose"),
+        (WrongDegree, "degree"),
+        (InPlace, "purity"),
+        (Noisy, "purity"),
+        (Detached, "gradients"),
+    ],
+)
+def test_broken_couplings_are_named(kind: type[Dense], law: str) -> None:
+    with pytest.raises(AssertionError, match=rf"{kind.__name__} breaks the law '{law}' \(.*\): .*"):
+        check_coupling(kind(matrix().requires_grad_()))
+
+
+@pytest.mark.parametrize("promise", ["symmetric", "row_stochastic", "nonnegative"])
+def test_false_promises_are_found(promise: str) -> None:
+    with pytest.raises(AssertionError, match=f"Dense breaks the law 'declared properties'.*declared {promise}"):
+        check_coupling(Dense(-matrix(), **{promise: True}))
+
+
+def test_couplings_that_leak_between_graphs_are_found() -> None:
+    with pytest.raises(AssertionError, match=r"block diagonal.*entries between different graphs are not zero"):
+        check_coupling(Dense(matrix()), ptr=torch.tensor([0, 2, 6]))
+
+
+def test_an_unknown_law_cannot_be_skipped() -> None:
+    with pytest.raises(ValueError, match=r"skip names the laws \['prodct'\]"):
+        check_coupling(Dense(matrix()), skip={"prodct": "a typing error"})
+
+
+class Cosine(Diffusivity):
+    """1 + cosine similarity after a learned scaling."""
+
+    row_stochastic = True
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.channels = channels
+        self.scale = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.scale, 0.5, 1.5)
+
+    def features(self, x: Tensor) -> Tensor:
+        unit = nn.functional.normalize(x * self.scale, dim=1)
+        return torch.cat([unit, torch.ones_like(unit[:, :1])], dim=1).unsqueeze(1)
+
+    def couple(self, x: Tensor, graph: Graph) -> Coupling:
+        q = self.features(x)
+        return LowRankCoupling(q, q, graph.segments, normalize=True, nonnegative=True)
+
+
+class MixesBatchMates(Cosine):
+    def couple(self, x: Tensor, graph: Graph) -> Coupling:
+        q = self.features(x)
+        return LowRankCoupling(q, q, normalize=True, nonnegative=True)
+
+
+class ReadsPositions(Cosine):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x + torch.arange(len(x), dtype=x.dtype).unsqueeze(1))
+
+
+class ForgetsToReset(Cosine):
+    def reset_parameters(self) -> None:
+        if not hasattr(self, "done"):
+            super().reset_parameters()
+        self.done = True
+
+
+class DropsInTraining(Cosine):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(2 * x + 1 if self.training else x)
+
+
+class CountsNodes(Cosine):
+    """Row-normalised only up to the number of nodes."""
+
+    def couple(self, x: Tensor, graph: Graph) -> Coupling:
+        q = self.features(x)
+        return (1.0 / len(x)) * LowRankCoupling(q, q, graph.segments, nonnegative=True)
+
+
+def test_a_sound_diffusivity_passes() -> None:
+    check_diffusivity(Cosine)
+    check_diffusivity(Cosine(5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        (MixesBatchMates, "batching"),
+        (MixesBatchMates, "poisoned batch mate"),
+        (ReadsPositions, "permutation"),
+        (ForgetsToReset, "reset parameters"),
+        (DropsInTraining, "same in training"),
+        (CountsNodes, "promises"),
+    ],
+)
+def test_broken_diffusivities_are_named(kind: type[Cosine], law: str) -> None:
+    with pytest.raises(AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"):
+        check_diffusivity(kind)
+
+
+class BatchNormed(DiffusionConv):
+    def output(self, out: Tensor) -> Tensor:
+        return out - out.mean(0)
+
+
+def test_broken_layers_are_named() -> None:
+    with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
+        check_layer(lambda: BatchNormed(4, 3, Cosine()))
+    with pytest.raises(ValueError, match=r"in_channels"):
+        check_layer(nn.ReLU())
+    with pytest.raises(TypeError, match=r"must be or build a Diffusivity, got Linear"):
+        check_diffusivity(nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+def test_the_table_names_its_rows() -> None:
+    with pytest.raises(KeyError, match=r"no tolerance for the operation 'prodct'"):
+        tolerance("prodct", torch.float64)
+    with pytest.raises(KeyError, match=r"no tolerance for 'product' at torch.int64"):
+        tolerance("product", torch.int64)
