@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -93,6 +94,7 @@ class Graph:
         self._segments: Tensor | None = None
         self._csr: Compressed | None = None
         self._csc: Compressed | None = None
+        self._derived: dict[str, Graph] = {}
         check_form(num_nodes, edge_index, edge_weight, batch, ptr)
         if validate and not torch.compiler.is_compiling():
             check_segments(num_nodes, batch, ptr)
@@ -279,8 +281,9 @@ class Graph:
         - ``"remove"``: loops get weight 0, hence no influence.
         """
         check_choice(policy, "self_loops", ["keep", "add", "remove", "remaining"])
-        if policy == "keep":
-            return self
+        return self if policy == "keep" else self._derive(policy, lambda: self._looped(policy))
+
+    def _looped(self, policy: SelfLoops) -> Graph:
         edge_index = self.edges
         weight = self.weights(
             torch.empty(0, device=edge_index.device) if self.edge_weight is None else self.edge_weight
@@ -305,10 +308,21 @@ class Graph:
 
     def to_undirected(self) -> Graph:
         """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
+        return self._derive("undirected", self._symmetrized)
+
+    def _symmetrized(self) -> Graph:
         weight = self.weights(
             torch.empty(0, device=self.edges.device) if self.edge_weight is None else self.edge_weight
         )
         return self._with_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1), torch.cat([weight, weight]) * 0.5)
+
+    def _derive(self, name: str, make: Callable[[], Graph]) -> Graph:
+        """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
+        if self.edge_weight is not None and self.edge_weight.requires_grad:
+            return make()
+        if name not in self._derived:
+            self._derived[name] = make()
+        return self._derived[name]
 
     def reverse(self) -> Graph:
         """Every edge turned around (the transpose Aᵀ)."""
