@@ -20,6 +20,8 @@ TYPECHECK = not os.environ.get("DIFFUSION_MP_NO_TYPECHECK")
 if TYPECHECK:  # before anything imports the package; the hook stays installed so that lazy submodules are checked too
     jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
 
+torch.set_num_threads(1)  # the tensors are tiny, and threads that wait for each other cost more than they save
+
 settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)
 settings.load_profile("repeatable")
 
