@@ -19,7 +19,7 @@ def load_digits(num_neighbors: int = 5) -> Data:
     """
     try:
         from sklearn.datasets import load_digits as sklearn_digits
-        from sklearn.neighbors import kneighbors_graph
+        from sklearn.neighbors import NearestNeighbors
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "The digits come with scikit-learn, which is not installed: pip install 'diffusion-mp[train]'."
@@ -29,7 +29,9 @@ def load_digits(num_neighbors: int = 5) -> Data:
     if not 1 <= num_neighbors < len(pixels):
         raise ValueError(f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}.")
     x = (pixels / 16).astype(np.float32)
-    nearest = kneighbors_graph(x, num_neighbors, include_self=False)
+    # Whole numbers and no matrix product: distances are exact, so ties fall the same way on every machine.
+    tree = NearestNeighbors(n_neighbors=num_neighbors, algorithm="kd_tree").fit(pixels)
+    nearest = tree.kneighbors_graph()
     either_way = nearest.maximum(nearest.T).tocoo()
     edge_index = torch.from_numpy(np.stack([either_way.col, either_way.row]).astype(np.int64))
     order = torch.argsort(edge_index[0] * len(x) + edge_index[1])

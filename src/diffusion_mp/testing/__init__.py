@@ -4,14 +4,36 @@ from diffusion_mp.testing.coupling_laws import check_coupling
 from diffusion_mp.testing.diffusivity_laws import check_diffusivity
 from diffusion_mp.testing.energy_descent import assert_energy_descent
 from diffusion_mp.testing.layer_laws import check_layer
+from diffusion_mp.testing.problems import (
+    Problem,
+    complete_problem,
+    cosine_mode,
+    cycle_problem,
+    exact_problems,
+    grid_problem,
+    order_of_convergence,
+    path_problem,
+    problem_on_graph,
+    random_problem,
+)
 from diffusion_mp.testing.tolerances import TOLERANCES, Tolerance, tolerance
 
 __all__ = [
     "TOLERANCES",
+    "Problem",
     "Tolerance",
     "assert_energy_descent",
     "check_coupling",
     "check_diffusivity",
     "check_layer",
+    "complete_problem",
+    "cosine_mode",
+    "cycle_problem",
+    "exact_problems",
+    "grid_problem",
+    "order_of_convergence",
+    "path_problem",
+    "problem_on_graph",
+    "random_problem",
     "tolerance",
 ]

@@ -166,7 +166,7 @@ def _batching(case: DiffusivityCase) -> None:
         joined = join([parts[k] for k in order])
         dense = case(module, joined).to_dense()
         blocks = [[alone[k][head] for k in order] for head in range(len(dense))]
-        expected = torch.stack([torch.block_diag(*block) for block in blocks])  # type: ignore[no-untyped-call]
+        expected = torch.stack([torch.block_diag(*block) for block in blocks])
         expect_close(dense, expected, "rearranged", f"S of the batch in the order {order}")
 
 

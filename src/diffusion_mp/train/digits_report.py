@@ -7,8 +7,9 @@ import csv
 import json
 import platform
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,20 @@ from torch_geometric.data import Data
 
 from diffusion_mp.energies import EnergyTrace
 
-if TYPE_CHECKING:
-    from .digits_job import Result
-
 NUMBERS = ("method", "split", "val_acc", "test_acc", "chosen", "seconds")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method on one split; `chosen` is what validation decided (an epoch, an alpha, a C)."""
+
+    method: str
+    split: int
+    val_acc: float
+    test_acc: float
+    chosen: str
+    seconds: float
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
 
 
 def summarise(results: list[Result]) -> dict[str, tuple[float, float]]:

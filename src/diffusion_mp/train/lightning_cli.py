@@ -41,13 +41,16 @@ class DiffusionCLI(LightningCLI):
         parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--name", type=str, default="fit", help="folder of this kind of run below --out")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        # The last epoch has a callback of its own: save_last would only copy the best one (Lightning 2.6).
+        parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val_score",
                 "checkpoint.mode": "max",
-                "checkpoint.save_last": True,
                 "checkpoint.filename": "best-{epoch}-{val_acc:.4f}",
+                "last.filename": "last",
+                "last.enable_version_counter": False,
                 "early_stopping.monitor": "val_score",
                 "early_stopping.mode": "max",
                 "early_stopping.patience": 200,
@@ -59,9 +62,9 @@ class DiffusionCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """A resumed run keeps its checkpoints in one folder, so that the best is the best of the whole run."""
         config = self.config[self.subcommand]
-        if self.subcommand == "fit" and config.ckpt_path and config.checkpoint.dirpath is None:
-            path = Path(config.ckpt_path)
-            config.checkpoint.dirpath = str(path.parent) if path.is_file() else None
+        if self.subcommand == "fit" and config.ckpt_path and Path(config.ckpt_path).is_file():
+            for callback in (config.checkpoint, config.last):
+                callback.dirpath = callback.dirpath or str(Path(config.ckpt_path).parent)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
@@ -84,7 +87,7 @@ class DiffusionCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Tests the best checkpoint and says where everything lies."""
-        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        best = self._get(self.config_init, "checkpoint").best_model_path
         if best:
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True)
             print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
