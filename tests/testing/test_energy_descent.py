@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, SigmoidDiffusivity, SimpleDiffusivity
 from diffusion_mp.energies import Energy, QuadraticPenalty, SigmoidPenalty, SimplePenalty
+from diffusion_mp.layers import DiffusionConv
 from diffusion_mp.testing import assert_energy_descent
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
@@ -44,3 +46,39 @@ def test_a_lambda_below_the_certified_one_is_caught() -> None:
 
 def test_an_energy_of_the_users_own() -> None:
     assert_energy_descent(ExplicitEuler(0.5), lambda coupling, x: Energy("quadratic", 1.0, coupling=coupling))
+
+
+def layer(diffusivity: Diffusivity, update: StateUpdate) -> DiffusionConv:
+    return DiffusionConv(4, 4, diffusivity, update, transform=False, bias=False)
+
+
+LAYERS = {
+    "simple": layer(SimpleDiffusivity(4, normalize=None, form="distance"), ExplicitEuler(0.5)),
+    "simple-leak": layer(SimpleDiffusivity(4, normalize=None, form="distance"), ExplicitEuler(0.5, leak=0.3)),
+    "sigmoid": layer(SigmoidDiffusivity(4, normalize=None, form="distance"), ExplicitEuler(1.0)),
+    "sigmoid-unnormalised": layer(
+        SigmoidDiffusivity(4, normalize=None, form="distance", row_stochastic=False), ExplicitEuler(0.05)
+    ),
+    "gcn": layer(AdjacencyDiffusivity("sym", direction="undirected"), ExplicitEuler(0.5, "residual")),
+    "sum": layer(AdjacencyDiffusivity("sum", direction="undirected"), ExplicitEuler(0.05)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
+    assert_energy_descent(LAYERS[name])
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
+        (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
+        (layer(SimpleDiffusivity(4, heads=2, normalize=None, form="distance"), ExplicitEuler(0.5)), "several heads"),
+        (layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)), "pass assert_energy_descent"),
+        (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
+    ],
+)
+def test_what_no_theorem_covers_is_refused_with_the_reason(module: DiffusionConv, reason: str) -> None:
+    with pytest.raises(AssertionError, match=reason):
+        assert_energy_descent(module)

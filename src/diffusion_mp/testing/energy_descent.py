@@ -129,8 +129,14 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
             f"known; pass assert_energy_descent(layer, energy)."
         )
     if diffusivity.penalty is not None and not diffusivity.needs_graph:
+        if diffusivity.heads > 1:
+            raise AssertionError(
+                f"{type(layer).__name__} has several heads, each with an energy of its own; pass the one to watch."
+            )
         certificate = _covered(certify(diffusivity, x, update.tau, form=update.form, leak=update.leak))
-        return Energy(diffusivity.penalty, certificate.lam, leak=update.leak)
+        # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
+        metric = diffusivity.penalty.coupling(x).degree() if diffusivity.row_stochastic else None
+        return Energy(diffusivity.penalty, certificate.lam, leak=update.leak, metric=metric)
     certificate = _covered(certify(coupling, x, update.tau, form=update.form, leak=update.leak))
     return Energy(QuadraticPenalty(), certificate.lam, coupling=coupling, leak=update.leak, laplacian=update.form)
 
