@@ -36,7 +36,7 @@ def run(
     """Energies E(Z_{k+1}, k) of ``steps`` explicit Euler steps, and how many of them went up from E(Z_k, k)."""
     step, energies, violations = ExplicitEuler(tau), [], 0
     for _ in range(steps):
-        following = step(x.unsqueeze(1), coupling_at(x)).squeeze(1)
+        following = step(x, coupling_at(x))
         before, after = float(energy(x, x)), float(energy(following, x))
         violations += after > before + 1e-12 * abs(before)
         energies.append(after)

@@ -44,7 +44,7 @@ class Heun(StateUpdate):
         super().__init__()
         self.tau = tau
 
-    def forward(
+    def step(
         self,
         x: torch.Tensor,
         coupling: Coupling,

@@ -116,7 +116,7 @@ def test_source_where_there_is_no_source_term(update: StateUpdate) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        ({"x": torch.zeros(12, 3)}, ValueError, "x must have three dimensions"),
+        ({"x": torch.zeros(12)}, ValueError, "x must have three dimensions"),
         ({"x": torch.zeros(12, 2, 3, dtype=torch.long)}, TypeError, "x must be floating point"),
         ({"x": torch.zeros(11, 2, 3)}, ValueError, "x must have 12 rows"),
         ({"x": None}, TypeError, "x must be a tensor"),

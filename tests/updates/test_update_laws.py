@@ -151,3 +151,17 @@ def test_any_graph_ends_in_its_equilibrium(num_nodes: int, seed: int, density: f
     torch.testing.assert_close(limit, problem.steady_state(x, leak=leak), rtol=1e-9, atol=1e-9)
     step = ImplicitEuler(1e9, beta=1.0, leak=leak)(x, problem.coupling, source=x)
     torch.testing.assert_close(step, limit, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", ALL, ids=repr)
+def test_a_flat_state_is_cut_into_the_heads_of_the_coupling(update: StateUpdate) -> None:
+    problem = path_problem(form=getattr(update, "form", "conservative"))
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(problem.coupling.num_nodes, 6, generator=generator, dtype=torch.float64)
+    source = x.flip(0) if update.takes_source and getattr(update, "beta", 0.0) else None
+    two = problem.coupling * torch.ones(2, dtype=torch.float64)
+    flat = update(x, two, None, source)
+    heads = update(x.unflatten(1, (2, 3)), two, None, None if source is None else source.unflatten(1, (2, 3)))
+    assert torch.equal(flat, heads.flatten(1))
+    with pytest.raises(ValueError, match="2 heads must divide the channels of x"):
+        update(x[:, :5], two)

@@ -54,7 +54,7 @@ class LabelPropagation(nn.Module):
                 raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
             y = y * mask.unsqueeze(1)
         coupling = self.diffusivity(y, Graph.coerce(y, edge_index, edge_weight, batch))
-        start = state = y.unsqueeze(1)
+        state = y
         for _ in range(self.num_layers):
-            state = self.update(state, coupling, source=start).clamp(0, 1)
-        return state.squeeze(1)
+            state = self.update(state, coupling, source=y).clamp(0, 1)
+        return state

@@ -102,7 +102,7 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
         if coupling is None:
             assert isinstance(own, Penalty)
             coupling = own.coupling(x, normalize=True)
-        moved = update(x.unsqueeze(1), coupling, source=None if source is None else source.unsqueeze(1)).squeeze(1)
+        moved = update(x, coupling, source=source)
         chosen, proximal = (_chosen(energy, coupling, x), True) if energy is not None else default(coupling, x)
         return moved, lambda state: chosen(state, x if proximal else None)
 

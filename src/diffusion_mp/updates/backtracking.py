@@ -68,7 +68,7 @@ class Backtracking(LaplacianUpdate):
         self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
         self.last_tau: float | None = None
 
-    def forward(
+    def step(
         self,
         x: Float[Tensor, "N #H D"],
         coupling: Coupling,

@@ -19,10 +19,11 @@ class StateUpdate(nn.Module, ABC):
     """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
 
     An update uses ``S @ v``, ``S.degree()`` and the properties that a coupling declares, nothing else. A subclass
-    writes `forward`, which begins with ``values = self.validate(x, coupling, values, source)``.
+    writes `step`, which begins with ``values = self.validate(x, coupling, values, source)``.
 
     Shapes:
-        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D].
+        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Or a state [N, C],
+        whose channels are cut into the heads of the coupling and joined again in the result [N, C].
 
     Raises:
         TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
@@ -34,15 +35,30 @@ class StateUpdate(nn.Module, ABC):
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
 
-    @abstractmethod
     def forward(
+        self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None
+    ) -> Tensor:
+        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10."""
+        if not isinstance(x, Tensor) or x.dim() != 2:
+            return self.step(x, coupling, values, source)
+        heads = coupling.heads
+        if x.size(1) % heads:
+            raise ValueError(f"the coupling's {heads} heads must divide the channels of x; got {describe(x)}.")
+
+        def by_head(t: Tensor | None) -> Tensor | None:
+            return t.unflatten(1, (heads, -1)) if isinstance(t, Tensor) and t.dim() == 2 else t
+
+        return self.step(x.unflatten(1, (heads, -1)), coupling, by_head(values), by_head(source)).flatten(1)
+
+    @abstractmethod
+    def step(
         self,
         x: Float[Tensor, "N #H D"],
         coupling: Coupling,
         values: Float[Tensor, "N #H D"] | None = None,
         source: Float[Tensor, "N #H D"] | None = None,
     ) -> Float[Tensor, "N #H D"]:
-        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10."""
+        """The next state of every head, [N, H, D]."""
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""

@@ -77,7 +77,7 @@ class Equilibrium(LaplacianUpdate):
                 f"radius 1, for instance 0.9 * AdjacencyDiffusivity('sym')."
             )
 
-    def forward(
+    def step(
         self,
         x: Float[Tensor, "N #H D"],
         coupling: Coupling,

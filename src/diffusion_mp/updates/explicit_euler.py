@@ -50,7 +50,7 @@ class ExplicitEuler(LaplacianUpdate):
         check_positive(tau, "tau")
         self.tau = float(tau)
 
-    def forward(
+    def step(
         self,
         x: Float[Tensor, "N #H D"],
         coupling: Coupling,

@@ -45,7 +45,7 @@ class HeatKernel(LaplacianUpdate):
             check_positive(tol, "tol")
         self.t, self.tol = float(t), tol
 
-    def forward(
+    def step(
         self,
         x: Float[Tensor, "N #H D"],
         coupling: Coupling,

@@ -54,7 +54,7 @@ class ImplicitEuler(LaplacianUpdate):
         check_counts(max_iter=max_iter)
         self.tau, self.tol, self.max_iter = float(tau), tol, max_iter
 
-    def forward(
+    def step(
         self,
         x: Float[Tensor, "N #H D"],
         coupling: Coupling,
