@@ -164,7 +164,8 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     # a sparse matrix holds one entry per pair; the sum of repeated edges is a different graph to an edge attention
     source, target = joined.edge_index
     size = (joined.num_nodes, joined.num_nodes)
-    matrix = torch.sparse_coo_tensor(torch.stack([target, source]), joined.edge_weight, size).coalesce()
+    pairs = torch.stack([target, source])
+    matrix = torch.sparse_coo_tensor(pairs, joined.edge_weight, size, check_invariants=True).coalesce()
     edge_index = matrix.indices().flip(0)
     expected = module(joined.x, edge_index, matrix.values(), joined.batch, **extra)
     got = module(joined.x, matrix.to_sparse_csr(), None, joined.batch, **extra)
@@ -207,7 +208,8 @@ def _half_precision(case: LayerCase) -> None:
     got, expected = case(brain, instance), case(reference, instance.to(torch.float64))
     expect(got.dtype == torch.bfloat16, f"the output is {got.dtype}, expected bfloat16")
     size = expected.abs().amax(dim=1, keepdim=True)
-    size = size.clamp(min=float(size.median()))  # rounding is relative to what was added up: terms may cancel in a row
+    # Rounding is relative to what was added up: terms may cancel in a row.
+    size = size.clamp(min=float(size.detach().median()))
     expect_close(got.double() / size, expected / size, "autocast", "the output in bfloat16")
 
 
