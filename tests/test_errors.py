@@ -191,6 +191,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "tau negative": (lambda: ExplicitEuler(-0.5), ValueError, r"tau must be finite and > 0; got -0\.5"),
     "tau zero": (lambda: DIFFormer(3, 4, 2, tau=0.0), ValueError, r"tau must be finite and > 0; got 0"),
     "tau infinite": (lambda: ImplicitEuler(float("inf")), ValueError, r"tau must be finite and > 0; got inf"),
+    "x NaN, asked to look": (
+        lambda: DiffusionConv(3, 3, SimpleDiffusivity(), validate=True)(torch.full((4, 3), float("nan"))),
+        ValueError,
+        r"x must be finite; 12 of its 12 entries",
+    ),
     "tau NaN": (lambda: ExplicitEuler(float("nan")), ValueError, r"tau must be finite and > 0; got nan"),
     "tau a word": (lambda: ExplicitEuler("half"), TypeError, r"tau must be a number; got 'half'"),
     "leak negative": (lambda: ExplicitEuler(0.5, leak=-1.0), ValueError, r"leak must be finite and >= 0; got -1"),

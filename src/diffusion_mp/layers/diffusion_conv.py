@@ -11,7 +11,7 @@ from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_probability, check_state, describe
+from diffusion_mp.errors import check_choice, check_counts, check_finite, check_probability, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -37,6 +37,7 @@ class DiffusionConv(nn.Module):
             needs (ERRATA D23).
         steps: how often the update is applied with the one coupling inferred (the K of SGC and APPNP).
         dropout: on the propagated values only; never on what the diffusivity reads or the update keeps (ERRATA D20).
+        validate: look for NaN and infinity in x at every call, which takes a pass over it.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
@@ -64,6 +65,7 @@ class DiffusionConv(nn.Module):
         reads: Literal["state", "values"] = "state",
         steps: int = 1,
         dropout: float = 0.0,
+        validate: bool = False,
     ) -> None:
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, steps=steps)
@@ -83,7 +85,8 @@ class DiffusionConv(nn.Module):
                 f"{cause}, so in_channels must equal the output's channels {total}; got in_channels={in_channels}."
             )
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
-        self.concat, self.keep, self.reads, self.steps, self.dropout = concat, keep, reads, steps, dropout
+        self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
+        self.dropout, self.validate = dropout, validate
         self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value = (
@@ -111,6 +114,8 @@ class DiffusionConv(nn.Module):
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
         check_state(x, channels=self.in_channels)
+        if self.validate:
+            check_finite(x, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(values.flatten(1) if self.reads == "values" else x, graph)
