@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -150,10 +150,10 @@ class Energy:
 
     def _edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [E, H] of a sparse coupling's entries and the squared distances over them."""
-        assert isinstance(self.coupling, SparseCoupling)  # checked at construction
-        source, target = self.coupling.graph.edges
+        coupling = cast(SparseCoupling, self.coupling)  # checked at construction
+        source, target = coupling.graph.edges
         values = (x.unsqueeze(1) if x.dim() == 2 else x).double()
-        return self.coupling.weight.double(), (values[target] - values[source]).square().sum(2)
+        return coupling.weight.double(), (values[target] - values[source]).square().sum(2)
 
     def _weigh(self, x: Tensor) -> Tensor:
         """M x."""

@@ -13,9 +13,10 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
-from diffusion_mp.testing.instances import Instance, hub_instance, join, random_instance
+from diffusion_mp.testing.instances import Instance, hub_instance, join
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws, seeded
 from diffusion_mp.testing.module_laws import (
+    ModuleCase,
     check_compiles,
     check_first_derivatives,
     check_reset_parameters,
@@ -24,29 +25,8 @@ from diffusion_mp.testing.module_laws import (
 
 
 @dataclass(frozen=True)
-class DiffusivityCase:
-    """A way to build the diffusivity, and the sizes of the instances it is tried on."""
-
-    build: Callable[[], Diffusivity]
-    channels: int
-    edges: bool
-    compile: bool
-    seed: int
-    fresh: bool
-
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
-
-    def module(self, dtype: torch.dtype = torch.float64) -> Diffusivity:
-        with seeded(self.seed):
-            return self.build().to(dtype).eval()
-
-    def instance(self, num_nodes: int = 7, generator: torch.Generator | None = None) -> Instance:
-        return random_instance(num_nodes, self.channels, generator or self.generator(), edges=self.edges)
-
-    def batch(self) -> list[Instance]:
-        generator = self.generator()
-        return [self.instance(size, generator) for size in (5, 2, 7, 5)]
+class DiffusivityCase(ModuleCase[Diffusivity]):
+    """A way to build the diffusivity, and how it is called."""
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
         coupling: Coupling = module(instance.x, self.graph(instance))

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.instances import Instance, hub_instance, join, random_instance
+from diffusion_mp.testing.instances import Instance, hub_instance, join
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws, seeded
 from diffusion_mp.testing.module_laws import (
+    ModuleCase,
     check_compiles,
     check_first_derivatives,
     check_reset_parameters,
@@ -29,30 +30,10 @@ def _nothing(x: Tensor) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class LayerCase:
-    """A way to build the layer, how to call it, and the sizes of the instances it is tried on."""
+class LayerCase(ModuleCase[nn.Module]):
+    """A way to build the layer, and how to call it."""
 
-    build: Callable[[], nn.Module]
-    channels: int
-    edges: bool
     extra: Extra
-    compile: bool
-    seed: int
-    fresh: bool
-
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
-
-    def module(self, dtype: torch.dtype = torch.float64) -> nn.Module:
-        with seeded(self.seed):
-            return self.build().to(dtype).eval()
-
-    def instance(self, num_nodes: int = 7, generator: torch.Generator | None = None) -> Instance:
-        return random_instance(num_nodes, self.channels, generator or self.generator(), edges=self.edges)
-
-    def batch(self) -> list[Instance]:
-        generator = self.generator()
-        return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
     def __call__(self, module: nn.Module, at: Instance, **options: Any) -> Any:
         return module(at.x, at.edge_index, at.edge_weight, at.batch, **self.extra(at.x), **options)
@@ -93,7 +74,7 @@ def check_layer(
     channels = in_channels if in_channels is not None else getattr(sample, "in_channels", None)
     if not isinstance(channels, int):
         raise ValueError(f"{type(sample).__name__} has no attribute in_channels; pass check_layer(..., in_channels=C)")
-    case = LayerCase(build, channels, edges, extra, compile, seed, fresh)
+    case = LayerCase(build, channels, edges, compile, seed, fresh, extra)
     run_laws(type(sample).__name__, LAYER_LAWS, case, skip)
 
 

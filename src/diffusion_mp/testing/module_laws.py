@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
+from diffusion_mp.testing.instances import Instance, random_instance
 from diffusion_mp.testing.laws import expect, expect_close, seeded
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class ModuleCase(Generic[M]):
+    """A way to build the module, and the sizes of the instances it is tried on."""
+
+    build: Callable[[], M]
+    channels: int
+    edges: bool
+    compile: bool
+    seed: int
+    fresh: bool
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+    def module(self, dtype: torch.dtype = torch.float64) -> M:
+        with seeded(self.seed):
+            return self.build().to(dtype).eval()
+
+    def instance(self, num_nodes: int = 7, generator: torch.Generator | None = None) -> Instance:
+        return random_instance(num_nodes, self.channels, generator or self.generator(), edges=self.edges)
+
+    def batch(self) -> list[Instance]:
+        generator = self.generator()
+        return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
 
 def check_first_derivatives(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> None:

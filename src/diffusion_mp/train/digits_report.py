@@ -73,8 +73,7 @@ def write_report(folder: Path, results: list[Result], data: Data, options: argpa
         writer.writeheader()
         writer.writerows(rows)
 
-    model = next(result.model for result in reversed(results) if result.method == "DIFFormer-s")
-    assert model is not None  # DIFFormer-s is a network, so it was kept
+    model = next(result.model for result in reversed(results) if result.method == "DIFFormer-s" and result.model)
     energies = _draw_energy(folder / "energy.png", model, data)
     _draw_embedding(folder / "embedding.png", _last_state(model, data), data.y)
 

@@ -4,13 +4,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
-from diffusion_mp.updates.linear_solve import solve
+from diffusion_mp.errors import SingularSystemError
+from diffusion_mp.updates.base import Form, working_precision
+from diffusion_mp.updates.solved import SolvedUpdate
 from diffusion_mp.updates.spectrum import laplacian_extremes, resolution
 
 
-class Equilibrium(LaplacianUpdate):
+class Equilibrium(SolvedUpdate):
     r"""The steady state of the diffusion with source and leak (Eq. 10 of TfD, Wu, Wipf & Yan, 2025, made well posed).
 
     .. math:: (\Delta + \kappa) x^* = \beta h
@@ -41,8 +41,6 @@ class Equilibrium(LaplacianUpdate):
         ValueError: an argument out of range, shapes that do not fit.
     """
 
-    needs_symmetric = True
-
     def __init__(
         self,
         form: Form = "conservative",
@@ -52,11 +50,7 @@ class Equilibrium(LaplacianUpdate):
         tol: float | None = None,
         max_iter: int = 1000,
     ) -> None:
-        super().__init__(form, beta=beta, leak=leak)
-        if tol is not None:
-            check_positive(tol, "tol")
-        check_counts(max_iter=max_iter)
-        self.tol, self.max_iter = tol, max_iter
+        super().__init__(form, beta=beta, leak=leak, tol=tol, max_iter=max_iter)
 
     def check(self, coupling: Coupling) -> None:
         """Refuse asymmetric couplings, and a system without a unique solution."""
@@ -89,11 +83,5 @@ class Equilibrium(LaplacianUpdate):
             source = x if values is None else values
         self.validate(x, coupling, values, source)
         b = self.beta * working_precision(source, max(x.size(1), coupling.heads))
-        solution = solve(
-            self.laplacian(coupling, b.dtype, self.leak),
-            b,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            what=f"the steady state with leak={self.leak:g}",
-        )
+        solution = self.solve(coupling, self.leak, b, f"the steady state with leak={self.leak:g}")
         return solution.to(source.dtype)

@@ -4,12 +4,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
-from diffusion_mp.updates.linear_solve import solve
+from diffusion_mp.errors import check_positive
+from diffusion_mp.updates.base import Form, working_precision
+from diffusion_mp.updates.solved import SolvedUpdate
 
 
-class ImplicitEuler(LaplacianUpdate):
+class ImplicitEuler(SolvedUpdate):
     r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, by matrix-free conjugate gradients.
 
     .. math:: (I + \tau (\Delta + \kappa)) x' = v + \tau \beta h
@@ -35,8 +35,6 @@ class ImplicitEuler(LaplacianUpdate):
         ValueError: an argument out of range, a missing source, shapes that do not fit.
     """
 
-    needs_symmetric = True
-
     def __init__(
         self,
         tau: float,
@@ -47,12 +45,9 @@ class ImplicitEuler(LaplacianUpdate):
         tol: float | None = None,
         max_iter: int = 1000,
     ) -> None:
-        super().__init__(form, beta=beta, leak=leak)
+        super().__init__(form, beta=beta, leak=leak, tol=tol, max_iter=max_iter)
         check_positive(tau, "tau")
-        if tol is not None:
-            check_positive(tol, "tol")
-        check_counts(max_iter=max_iter)
-        self.tau, self.tol, self.max_iter = float(tau), tol, max_iter
+        self.tau = float(tau)
 
     def step(
         self,
@@ -67,13 +62,7 @@ class ImplicitEuler(LaplacianUpdate):
         if source is not None and self.beta != 0.0:
             b = b + self.beta * source
         # Divided by τ, the system keeps the scale of Δ however long the step: (Δ + κ + 1/τ) x′ = v/τ + βh.
-        solution = solve(
-            self.laplacian(coupling, b.dtype, self.leak + 1.0 / self.tau),
-            b,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            what=f"the implicit step of tau={self.tau:g}",
-        )
+        solution = self.solve(coupling, self.leak + 1.0 / self.tau, b, f"the implicit step of tau={self.tau:g}")
         return solution.to(values.dtype)
 
     def extra_repr(self) -> str:
