@@ -196,7 +196,7 @@ class Graph:
         return self._segments
 
     @property
-    def ptr(self) -> Int[Tensor, graphs_plus_one]:
+    def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
         """Row boundaries [B+1] of the graphs, on the CPU."""
         return torch.tensor([0, self.num_nodes]) if self.segments is None else self.segments
 
@@ -211,7 +211,7 @@ class Graph:
         return 0 if self.edge_index is None else self.edge_index.size(1)
 
     @property
-    def batch(self) -> Int[Tensor, N]:
+    def batch(self) -> Int[Tensor, " N"]:
         """Graph number of every row."""
         if self._batch is not None:
             return self._batch
@@ -229,11 +229,17 @@ class Graph:
         """
         return torch.empty(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index
 
-    def weights(self, like: Tensor) -> Float[Tensor, E]:
+    def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
         if self.edge_weight is None:
             return like.new_ones(self.edges.size(1))
         return self.edge_weight.to(like)
+
+    def _own_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
+        """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
+        if self.edge_weight is None:
+            return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
+        return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
     @property
     def csr(self) -> Compressed:
@@ -259,16 +265,11 @@ class Graph:
         bounds = torch.arange(self.num_nodes + 1, device=node.device)
         return Compressed(torch.searchsorted(ordered, bounds), order)
 
-    def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, N]:
+    def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
         """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17)."""
         check_choice(direction, "direction", ["in", "out"])
         node = self.edges[1 if direction == "in" else 0]
-        like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=node.device)
-        weight = (
-            like.new_ones(node.numel())
-            if self.edge_weight is None
-            else self.edge_weight.to(dtype or self.edge_weight.dtype)
-        )
+        weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
@@ -285,9 +286,7 @@ class Graph:
 
     def _looped(self, policy: SelfLoops) -> Graph:
         edge_index = self.edges
-        weight = self.weights(
-            torch.empty(0, device=edge_index.device) if self.edge_weight is None else self.edge_weight
-        )
+        weight = self._own_weights()
         is_loop = edge_index[0] == edge_index[1]
         loop_weight = weight.new_ones(self.num_nodes)
         if policy in ("remove", "remaining"):
@@ -311,9 +310,7 @@ class Graph:
         return self._derive("undirected", self._symmetrized)
 
     def _symmetrized(self) -> Graph:
-        weight = self.weights(
-            torch.empty(0, device=self.edges.device) if self.edge_weight is None else self.edge_weight
-        )
+        weight = self._own_weights()
         return self._with_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1), torch.cat([weight, weight]) * 0.5)
 
     def _derive(self, name: str, make: Callable[[], Graph]) -> Graph:

@@ -117,7 +117,7 @@ class Coupling(ABC):
                 stacklevel=3,
             )
 
-    def dirichlet(self, x: Tensor) -> Float[Tensor, heads]:
+    def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
         r"""Σ_ij s_ij ‖x_i − x_j‖², one number per head, by one product: Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c = column
         sums.
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 
-def same_graph(ptr: Int[Tensor, bounds], a: Int[Tensor, "*rows"], b: Int[Tensor, "*cols"]) -> Bool[Tensor, ...]:
+def same_graph(ptr: Int[Tensor, " bounds"], a: Int[Tensor, "*rows"], b: Int[Tensor, "*cols"]) -> Bool[Tensor, " ..."]:
     """Whether nodes ``a`` and ``b`` (broadcast against each other) lie in one graph."""
     # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
     starts = ptr[1:].to(a.device)

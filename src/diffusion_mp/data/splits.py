@@ -14,9 +14,9 @@ from torch_geometric.data import Data
 class Split(NamedTuple):
     """Three boolean masks [N], disjoint; nodes in none of them are unlabelled or left over."""
 
-    train: Bool[Tensor, N]
-    val: Bool[Tensor, N]
-    test: Bool[Tensor, N]
+    train: Bool[Tensor, " N"]
+    val: Bool[Tensor, " N"]
+    test: Bool[Tensor, " N"]
 
     @classmethod
     def of(cls, data: Data, column: int = 0) -> Split:
@@ -43,13 +43,13 @@ class Split(NamedTuple):
         return data
 
 
-def label_mask(y: Int[Tensor, N]) -> Bool[Tensor, N]:
+def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
     """True where a node has a label; −1 (any negative number) says that it has none."""
     return y >= 0
 
 
 def random_split_per_class(
-    y: Int[Tensor, N],
+    y: Int[Tensor, " N"],
     per_class: int,
     num_val: int,
     num_test: int | None,

@@ -89,7 +89,7 @@ class AdjacencyDiffusivity(Diffusivity):
             nonnegative=True,
         )
 
-    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, E]:
+    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, " E"]:
         # Entries are as exact as the state, and never below float32.
         weight = graph.weights(x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)))
         source, target = graph.edges

@@ -46,9 +46,6 @@ class Instance:
         weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
-    def without_edges(self) -> Instance:
-        return replace(self, edge_index=None, edge_weight=None)
-
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
         """Node k of the result is node permutation[k]; the edges are listed in another order too.
 
