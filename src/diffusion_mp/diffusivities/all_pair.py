@@ -6,14 +6,12 @@ from abc import abstractmethod
 from typing import Literal, TypedDict, Unpack, cast
 
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn.functional import normalize as unit_rows
+from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.couplings.low_rank import reciprocal
-from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
-from diffusion_mp.errors import check_choice, check_counts, check_positive
+from diffusion_mp.errors import check_choice, check_positive
 from diffusion_mp.graph import Graph
 
 
@@ -21,14 +19,14 @@ class AllPairOptions(TypedDict, total=False):
     """The options that all-pair diffusivities share; see :class:`AllPairDiffusivity`."""
 
     heads: int
-    projection: Literal["separate", "tied"] | None
+    projection: Projection
     head_channels: int | None
-    normalize: Literal["row", "frobenius"] | None
+    normalize: Normalization
     form: Literal["inner", "distance"]
     row_stochastic: bool
 
 
-class AllPairDiffusivity(Diffusivity):
+class AllPairDiffusivity(QueryKeyDiffusivity):
     r"""s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph (Wu, Wipf & Yan 2025, Eq. 17).
 
     Args:
@@ -53,34 +51,17 @@ class AllPairDiffusivity(Diffusivity):
         channels: int | None = None,
         *,
         heads: int = 1,
-        projection: Literal["separate", "tied"] | None = None,
+        projection: Projection = None,
         head_channels: int | None = None,
-        normalize: Literal["row", "frobenius"] | None = "row",
+        normalize: Normalization = "row",
         form: Literal["inner", "distance"] = "inner",
         row_stochastic: bool = True,
     ) -> None:
-        super().__init__()
-        check_counts(heads=heads)
-        check_choice(projection, "projection", [None, "separate", "tied"])
-        check_choice(normalize, "normalize", ["row", "frobenius", None])
+        super().__init__(channels, heads, projection, head_channels, normalize)
         check_choice(form, "form", ["inner", "distance"])
-        if channels is not None:
-            check_counts(channels=channels)
-        if projection is None and channels is not None and channels % heads:
-            raise ValueError(
-                f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
-            )
-        self.channels, self.heads = channels, heads
-        self.projection, self.normalize, self.form = projection, normalize, form
+        self.form = form
         self.row_stochastic = row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
-        if projection is not None:
-            if channels is None:
-                raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
-            width = heads * (head_channels or channels)
-            self.query = nn.Linear(channels, width, bias=False)
-            if projection == "separate":
-                self.key = nn.Linear(channels, width, bias=False)
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {form=}): an energy is known for "
             f"projection=None, normalize=None, form='distance' (ERRATA D8, D18), for the softmax with channels given."
@@ -97,32 +78,6 @@ class AllPairDiffusivity(Diffusivity):
             return self.penalty_of(None if self.channels is None else self.channels // self.heads)
         return None
 
-    def queries_and_keys(
-        self, x: Float[Tensor, "N C"], graph: Graph
-    ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
-        """q and k as f sees them; the same object where they are equal."""
-        if self.projection is None:
-            if x.size(1) % self.heads:
-                raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = x.unflatten(1, (self.heads, -1))
-        else:
-            q = self.query(x).unflatten(1, (self.heads, -1))
-        q_normal = self._normalized(q, graph)
-        if self.projection != "separate":
-            return q_normal, q_normal
-        return q_normal, self._normalized(self.key(x).unflatten(1, (self.heads, -1)), graph)
-
-    def _normalized(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
-        if self.normalize == "row":
-            return unit_rows(q, dim=2)
-        if self.normalize is None:
-            return q
-        square = q.square().sum((1, 2))
-        if graph.is_single:
-            return q * reciprocal(square.sum().sqrt())
-        per_graph = square.new_zeros(graph.num_graphs).index_add(0, graph.batch.to(q.device), square)
-        return q * reciprocal(per_graph.sqrt())[graph.batch.to(q.device), None, None]
-
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
@@ -136,10 +91,7 @@ class AllPairDiffusivity(Diffusivity):
         )
 
     def extra_repr(self) -> str:
-        return (
-            f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}, "
-            f"form={self.form!r}, row_stochastic={self.row_stochastic}"
-        )
+        return f"{super().extra_repr()}, form={self.form!r}, row_stochastic={self.row_stochastic}"
 
 
 class SimpleDiffusivity(AllPairDiffusivity):

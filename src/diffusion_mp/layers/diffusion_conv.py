@@ -85,6 +85,7 @@ class DiffusionConv(nn.Module):
                 f"{cause}, so in_channels must equal the output's channels {total}; got in_channels={in_channels}."
             )
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.head_channels = out_channels
         self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
         self.dropout, self.validate = dropout, validate
         self.diffusivity = diffusivity
@@ -134,7 +135,7 @@ class DiffusionConv(nn.Module):
 
     def _by_head(self, x: Tensor) -> Tensor:
         """A state [N, C] as values: cut into heads if they are concatenated again, else shared by all of them."""
-        return x.unflatten(1, (-1, self.out_channels)) if self.concat else x.unsqueeze(1)
+        return x.unflatten(1, (-1, self.head_channels)) if self.concat else x.unsqueeze(1)
 
     def _join(self, out: Tensor) -> Tensor:
         if self.concat:

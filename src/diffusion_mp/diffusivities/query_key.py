@@ -1,0 +1,89 @@
+"""Queries and keys: what every attention reads of the state."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize as unit_rows
+
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.graph import Graph
+
+Projection = Literal["separate", "tied"] | None
+Normalization = Literal["row", "frobenius"] | None
+
+
+class QueryKeyDiffusivity(Diffusivity):
+    r"""Attention over all nodes of a graph: queries q and keys k of the state, by head.
+
+    Args:
+        channels: C of the state. Needed with projections; otherwise ``None`` leaves it open.
+        heads: H. Without projections the channels are cut into H pieces.
+        projection: ``None``: q = k = x; ``"separate"``: q = W_Q x, k = W_K x; ``"tied"``: W_Q = W_K.
+        head_channels: channels of a projected head; C by default.
+        normalize: ``"row"``: every query and key has unit norm; ``"frobenius"``: one norm over all nodes, heads and
+            channels of a graph; ``None``: vectors as they are.
+    """
+
+    def __init__(
+        self,
+        channels: int | None,
+        heads: int,
+        projection: Projection,
+        head_channels: int | None,
+        normalize: Normalization,
+    ) -> None:
+        super().__init__()
+        check_counts(heads=heads)
+        check_choice(projection, "projection", [None, "separate", "tied"])
+        check_choice(normalize, "normalize", ["row", "frobenius", None])
+        if channels is not None:
+            check_counts(channels=channels)
+        if head_channels is not None:
+            check_counts(head_channels=head_channels)
+        if projection is None and channels is not None and channels % heads:
+            raise ValueError(
+                f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
+            )
+        self.channels, self.heads = channels, heads
+        self.projection, self.normalize = projection, normalize
+        if projection is not None:
+            if channels is None:
+                raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
+            width = heads * (head_channels or channels)
+            self.query = nn.Linear(channels, width, bias=False)
+            if projection == "separate":
+                self.key = nn.Linear(channels, width, bias=False)
+
+    def queries_and_keys(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+        """q and k as the attention sees them; the same object where they are equal."""
+        if self.projection is None:
+            if x.size(1) % self.heads:
+                raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
+            q = x.unflatten(1, (self.heads, -1))
+        else:
+            q = self.query(x).unflatten(1, (self.heads, -1))
+        q_normal = self._normalized(q, graph)
+        if self.projection != "separate":
+            return q_normal, q_normal
+        return q_normal, self._normalized(self.key(x).unflatten(1, (self.heads, -1)), graph)
+
+    def _normalized(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        if self.normalize == "row":
+            return unit_rows(q, dim=2)
+        if self.normalize is None:
+            return q
+        square = q.square().sum((1, 2))
+        if graph.is_single:
+            return q * reciprocal(square.sum().sqrt())
+        per_graph = square.new_zeros(graph.num_graphs).index_add(0, graph.batch.to(q.device), square)
+        return q * reciprocal(per_graph.sqrt())[graph.batch.to(q.device), None, None]
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
