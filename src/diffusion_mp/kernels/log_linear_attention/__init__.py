@@ -1,0 +1,9 @@
+"""Attention through positive features given by their logarithms, with samples of log weights: O(N), safe in float32."""
+
+from diffusion_mp.kernels.log_linear_attention.op import (
+    log_linear_entries,
+    log_linear_logsumexp,
+    log_linear_product,
+)
+
+__all__ = ["log_linear_entries", "log_linear_logsumexp", "log_linear_product"]
