@@ -9,6 +9,7 @@ from diffusion_mp.couplings import (
     IdentityCoupling,
     LowRankCoupling,
     PairwiseCoupling,
+    ReweightedCoupling,
     ScaledCoupling,
     SparseCoupling,
     SumCoupling,
@@ -22,6 +23,7 @@ from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
+    SGFormerDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
     SoftmaxDiffusivity,
@@ -52,8 +54,9 @@ from diffusion_mp.layers import (
     GINConv,
     MLPConv,
     SGConv,
+    SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SGFormer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
 __version__ = "0.1.0"
@@ -95,7 +98,11 @@ __all__ = [
     "PairwiseCoupling",
     "Penalty",
     "QuadraticPenalty",
+    "ReweightedCoupling",
     "SGConv",
+    "SGFormer",
+    "SGFormerConv",
+    "SGFormerDiffusivity",
     "ScaledCoupling",
     "SigmoidDiffusivity",
     "SigmoidPenalty",

@@ -17,6 +17,13 @@ REFERENCES: dict[str, str] = {
   booktitle = {International Conference on Learning Representations},
   year      = {2023}
 }""",
+    "wu2023sgformer": """@inproceedings{wu2023sgformer,
+  title     = {{SGFormer}: Simplifying and Empowering Transformers for Large-Graph Representations},
+  author    = {Wu, Qitian and Zhao, Wentao and Yang, Chenxiao and Zhang, Hengrui and Nie, Fan and Jiang, Haitian and
+               Bian, Yatao and Yan, Junchi},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2023}
+}""",
     "kipf2017gcn": """@inproceedings{kipf2017gcn,
   title     = {Semi-Supervised Classification with Graph Convolutional Networks},
   author    = {Kipf, Thomas N. and Welling, Max},

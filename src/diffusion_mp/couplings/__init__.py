@@ -5,6 +5,7 @@ from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
 
@@ -13,11 +14,13 @@ __all__ = [
     "IdentityCoupling",
     "LowRankCoupling",
     "PairwiseCoupling",
+    "ReweightedCoupling",
     "ScaledCoupling",
     "Score",
     "SparseCoupling",
     "SumCoupling",
     "UniformCoupling",
     "distance_features",
+    "row_normalized",
     "with_constant",
 ]

@@ -11,6 +11,7 @@ from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumD
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
+from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 
 __all__ = [
     "AdjacencyDiffusivity",
@@ -21,6 +22,7 @@ __all__ = [
     "GaussianDiffusivity",
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
+    "SGFormerDiffusivity",
     "ScaledDiffusivity",
     "SigmoidDiffusivity",
     "SimpleDiffusivity",

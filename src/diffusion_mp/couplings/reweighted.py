@@ -1,0 +1,88 @@
+"""A coupling with its rows and columns rescaled: degree normalisations of every kind."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.errors import describe
+
+
+class ReweightedCoupling(Coupling):
+    r"""s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
+
+    Args:
+        coupling: S.
+        row, column: r and c [N, H]; one head broadcasts; ``None`` stands for ones.
+        symmetric, row_stochastic, nonnegative: promises about s′.
+
+    Raises:
+        ValueError: r or c has other nodes than S, or heads that do not match.
+    """
+
+    def __init__(
+        self,
+        coupling: Coupling,
+        row: Tensor | None = None,
+        column: Tensor | None = None,
+        *,
+        symmetric: bool = False,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
+    ) -> None:
+        heads = coupling.heads
+        for name, weight in (("row", row), ("column", column)):
+            if weight is None:
+                continue
+            fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
+            if not fits or (1 not in (heads, weight.size(1)) and weight.size(1) != heads):
+                raise ValueError(
+                    f"{name} must be [num_nodes, heads] with {coupling.num_nodes} nodes and one head or as many as the "
+                    f"others, who have {heads}; got {describe(weight)}."
+                )
+            heads = max(heads, weight.size(1))
+        super().__init__(
+            coupling.num_nodes,
+            heads,
+            torch.empty(0, dtype=coupling.dtype, device=coupling.device),
+            symmetric=symmetric,
+            row_stochastic=row_stochastic,
+            nonnegative=nonnegative,
+        )
+        self.coupling, self.row, self.column = coupling, row, column
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        inner = v if self.column is None else self.column.unsqueeze(2).to(v.dtype) * v
+        moved = self.coupling.matmul(inner)
+        return moved if self.row is None else self.row.unsqueeze(2).to(v.dtype) * moved
+
+    def _transpose(self) -> Coupling:
+        return ReweightedCoupling(self.coupling.T, self.column, self.row, nonnegative=self.nonnegative)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        inner = (
+            self.coupling.degree()
+            if self.column is None
+            else self.coupling.matmul(self.column.to(self.dtype).unsqueeze(2)).squeeze(2)
+        )
+        return (inner if self.row is None else self.row * inner).expand(-1, self.heads)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        source, target = edge_index
+        entries = self.coupling.at(edge_index)
+        entries = entries if self.row is None else self.row[target] * entries
+        return entries if self.column is None else entries * self.column[source]
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        dense = self.coupling.to_dense()
+        dense = dense if self.row is None else self.row.t().unsqueeze(2) * dense
+        return dense if self.column is None else dense * self.column.t().unsqueeze(1)
+
+
+def row_normalized(coupling: Coupling) -> ReweightedCoupling:
+    """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row."""
+    degree = reciprocal(coupling.degree())
+    return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=coupling.nonnegative)

@@ -1,0 +1,124 @@
+"""``SGFormer``: one layer of global attention beside a GNN."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import check_counts, check_positive, check_probability, check_state
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import SGFormerConv
+from diffusion_mp.models.gnn import ConvName, DiffusionGNN
+
+
+class SGFormer(nn.Module):
+    r"""SGFormer (slides, "SGFormer"; Wu et al. 2023b): one attention over all pairs, and a GNN on the same embedding.
+
+    Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
+    Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
+
+    Without observed edges Z_O = Z. ``layer_norm=False`` leaves both norms out. Dropout acts on what is propagated and
+    on Z_O, never on what the attention reads (ERRATA D20).
+
+    Args:
+        in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
+        heads, beta, normalize, projection: of the attention, see :class:`SGFormerConv`.
+        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels.
+        alpha: α in [0, 1], the weight of GN.
+        shared_encoder: GN reads Z⁽⁰⁾, as the slides say; ``False``: X through an encoder of its own, as the released
+            code does.
+        layer_norm: normalise in the encoders and after the attention.
+        dropout: rate of the attention's values and of Z_O.
+        gnn_dropout: rate inside GN; ``None``: the same.
+
+    Shapes:
+        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+
+    Raises:
+        TypeError, ValueError: an option or the input does not fit.
+    """
+
+    references = SGFormerConv.references
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        heads: int = 1,
+        num_gnn_layers: int = 2,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        gnn: ConvName = "gcn",
+        normalize: Literal["row", "frobenius"] = "row",
+        projection: Literal["separate", "tied"] | None = "separate",
+        shared_encoder: bool = True,
+        layer_norm: bool = True,
+        dropout: float = 0.0,
+        gnn_dropout: float | None = None,
+    ) -> None:
+        super().__init__()
+        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        check_counts(num_gnn_layers=num_gnn_layers)
+        check_probability(dropout, "dropout")
+        check_positive(alpha, "alpha", allow_zero=True)
+        if alpha > 1:
+            raise ValueError(f"alpha must lie in [0, 1], the weight of the GNN beside the attention; got {alpha}.")
+        self.in_channels, self.alpha, self.dropout = in_channels, alpha, dropout
+
+        def encoder() -> nn.Module:
+            norm = nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
+            return nn.Sequential(nn.Linear(in_channels, hidden_channels), norm, nn.ReLU())
+
+        self.encoder = encoder()
+        self.gnn_encoder = None if shared_encoder else encoder()
+        self.conv = SGFormerConv(
+            hidden_channels,
+            hidden_channels,
+            heads,
+            beta=beta,
+            projection=projection,
+            normalize=normalize,
+            dropout=dropout,
+        )
+        self.norm = nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
+        self.gnn = DiffusionGNN(
+            hidden_channels,
+            hidden_channels,
+            hidden_channels,
+            num_gnn_layers,
+            conv=gnn,
+            dropout=dropout if gnn_dropout is None else gnn_dropout,
+        )
+        self.decoder = nn.Linear(hidden_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, in the order of the constructor."""
+        for child in self.children():
+            reset(child)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+        """Logits [N, out_channels]; with ``return_coupling`` also the operator of the attention, in a list."""
+        check_state(x, channels=self.in_channels)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        initial = self.encoder(x)
+        z, coupling = self.conv(initial, graph, return_coupling=True)
+        z = self.norm(z)
+        if graph.edge_index is not None:
+            observed = self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
+            z = (1 - self.alpha) * z + self.alpha * observed
+        logits = self.decoder(dropout(z, self.dropout, self.training))
+        return (logits, [coupling]) if return_coupling else logits
