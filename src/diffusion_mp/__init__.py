@@ -7,6 +7,7 @@ from diffusion_mp.cite import cite
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
+    LogLowRankCoupling,
     LowRankCoupling,
     PairwiseCoupling,
     ReweightedCoupling,
@@ -93,6 +94,7 @@ __all__ = [
     "IdentityDiffusivity",
     "ImplicitEuler",
     "LabelPropagation",
+    "LogLowRankCoupling",
     "LowRankCoupling",
     "MLPConv",
     "PairwiseCoupling",

@@ -3,6 +3,7 @@
 from diffusion_mp.couplings.base import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
+from diffusion_mp.couplings.log_low_rank import LogLowRankCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
@@ -12,6 +13,7 @@ from diffusion_mp.couplings.sparse import SparseCoupling
 __all__ = [
     "Coupling",
     "IdentityCoupling",
+    "LogLowRankCoupling",
     "LowRankCoupling",
     "PairwiseCoupling",
     "ReweightedCoupling",

@@ -1,0 +1,99 @@
+"""Low-rank couplings with positive features, given by their logarithms: kernelised softmax and its samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.low_rank import check_features
+from diffusion_mp.couplings.ragged import same_graph
+from diffusion_mp.errors import describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.log_linear_attention import (
+    log_linear_entries,
+    log_linear_logsumexp,
+    log_linear_product,
+)
+
+
+class LogLowRankCoupling(Coupling):
+    r"""s_ij = (1/K) Σ_s p^s_ij,  p^s_ij = φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls}, within a graph.
+
+    The mean of K low-rank couplings that share their features φ = exp(log_query), ψ = exp(log_key) and differ in the
+    weights of the senders.
+
+    Everything happens in log space with one shift per feature, sample, head and graph: no feature overflows and no
+    row loses all of its mass, whatever the range of the logarithms. A product costs O(N K F D) time and O(N (F + D))
+    memory, forward and backward: the samples are accumulated.
+
+    Args:
+        log_query: logarithms of the features of the receivers [N, H, F].
+        log_key: logarithms of the features of the senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is one sample without.
+        normalize: divide each row of each sample by its sum; otherwise s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js}.
+        symmetric: a promise about S as it is in the end.
+    """
+
+    def __init__(
+        self,
+        log_query: Float[Tensor, "N H F"],
+        log_key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        log_weight: Float[Tensor, "N H K"] | None = None,
+        *,
+        normalize: bool = True,
+        symmetric: bool = False,
+    ) -> None:
+        check_features(log_query, log_key)
+        if log_weight is None:
+            log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
+        elif log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
+            raise ValueError(
+                f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "
+                f"and a sample at least; got {describe(log_weight)}."
+            )
+        super().__init__(
+            *log_query.shape[:2], log_query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
+        )
+        self.log_query, self.log_key, self.ptr = log_query, log_key, ptr
+        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns.
+        self.col_shift = log_weight
+        self.row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
+        if normalize:
+            self.row_shift = self.row_shift - log_linear_logsumexp(log_query, log_key, log_weight, ptr)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        factors = (self.log_query, self.log_key, self.row_shift, self.col_shift)
+        log_query, log_key, row_shift, col_shift = (t.expand(-1, v.size(1), -1) for t in factors)
+        return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
+
+    def _transpose(self) -> Coupling:
+        transposed = LogLowRankCoupling(self.log_key, self.log_query, self.ptr, self.row_shift, normalize=False)
+        transposed.row_shift = self.col_shift
+        return transposed
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
+
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        source, target = edge_index
+        log_entries = log_linear_entries(Graph(self.num_nodes, edge_index).pattern, self.log_query, self.log_key)
+        log_entries = log_entries + (self.row_shift[target] + self.col_shift[source]).logsumexp(2)
+        if self.ptr is None:
+            return log_entries
+        return log_entries.masked_fill(~same_graph(self.ptr, target, source).unsqueeze(1), -torch.inf)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.log_at(edge_index).exp()
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        pairs = torch.stack([nodes.repeat(self.num_nodes), nodes.repeat_interleave(self.num_nodes)])
+        return self.at(pairs).t().reshape(self.heads, self.num_nodes, self.num_nodes)
