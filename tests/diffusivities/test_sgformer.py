@@ -1,0 +1,141 @@
+"""SGFormer's attention against its formula written out densely, and what ERRATA G1 and G2 say about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import ReweightedCoupling
+from diffusion_mp.diffusivities import SGFormerDiffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing import tolerance
+
+C, HEADS = 6, 3
+SIZES = (5, 1, 9)
+PTR = torch.tensor([0, 5, 6, 15])
+RTOL, ATOL = tolerance("parity", torch.float64)
+
+
+def build(normalize: str, **options: Any) -> SGFormerDiffusivity:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return SGFormerDiffusivity(C, heads=HEADS, normalize=normalize, **options).double()  # type: ignore[arg-type]
+
+
+def state(num_nodes: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    return torch.randn(num_nodes, C, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def dense_attention(x: Tensor, query: Tensor, key: Tensor, normalize: str) -> Tensor:
+    """[H, n, n] of one graph, entry by entry as the slides have it."""
+    n = x.size(0)
+    q, k = (x @ weight.T for weight in (query, key))
+    if normalize == "frobenius":
+        q, k = (t / torch.linalg.norm(t) for t in (q, k))
+    q, k = (torch.stack(t.chunk(HEADS, dim=1)) for t in (q, k))
+    if normalize == "row":
+        q, k = (t / torch.linalg.vector_norm(t, dim=2, keepdim=True) for t in (q, k))
+    pairs = torch.eye(n, dtype=x.dtype) + q @ k.transpose(1, 2) / n
+    return pairs / pairs.sum(2, keepdim=True)
+
+
+@pytest.mark.parametrize("projection", ["separate", "tied"])
+@pytest.mark.parametrize("normalize", ["row", "frobenius"])
+def test_dense_oracle(normalize: str, projection: str) -> None:
+    """Products and all gradients, in a batch of three graphs each of which is normalised by itself."""
+    diffusivity = build(normalize, projection=projection, head_channels=4)
+    key = diffusivity.key if projection == "separate" else diffusivity.query
+    x = state(15).requires_grad_()
+    v = state(15, seed=2).unsqueeze(1).requires_grad_()
+    leaves = [x, v, *diffusivity.parameters()]
+
+    coupling = diffusivity(x, Graph(15, ptr=PTR))
+    got = coupling @ v
+    blocks = [dense_attention(part, diffusivity.query.weight, key.weight, normalize) for part in x.split(SIZES)]
+    dense = torch.stack([torch.block_diag(*(block[h] for block in blocks)) for h in range(HEADS)])
+    expected = torch.einsum("hij,jd->ihd", dense, v[:, 0])
+
+    torch.testing.assert_close(coupling.to_dense(), dense, rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(got, expected, rtol=RTOL, atol=ATOL)
+    upstream = state(15, seed=3).unsqueeze(1)
+    for ours, theirs in zip(
+        torch.autograd.grad((got * upstream).sum(), leaves),
+        torch.autograd.grad((expected * upstream).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize("normalize", ["row", "frobenius"])
+def test_exported_attention_is_the_operator_used(normalize: str) -> None:
+    """ERRATA G2: the identity is part of it, so its rows sum to one; without it they would not."""
+    x, v = state(15), state(15, seed=2).unsqueeze(1)
+    coupling = build(normalize)(x, Graph(15, ptr=PTR))
+    dense = coupling.to_dense()
+    ones = torch.ones(HEADS, 15, dtype=torch.float64)
+    torch.testing.assert_close(dense.sum(2), ones, rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(coupling.degree(), ones.T, rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(coupling @ v, torch.einsum("hij,jd->ihd", dense, v[:, 0]), rtol=RTOL, atol=ATOL)
+    nodes = torch.arange(15)
+    entries = coupling.at(torch.cartesian_prod(nodes, nodes).T.contiguous())  # (source, target)
+    torch.testing.assert_close(entries.view(15, 15, HEADS).permute(2, 1, 0), dense, rtol=RTOL, atol=ATOL)
+
+    assert isinstance(coupling, ReweightedCoupling)
+    released = dense - torch.diag_embed(coupling.row.T)
+    assert (released.sum(2) - 1).abs().min() > 0.1
+
+
+def test_frobenius_attention_vanishes_with_the_number_of_nodes() -> None:
+    """ERRATA G1: at most 1/n of the values; the row-wise form keeps its strength."""
+    for num_nodes, dtype, change in ((1_000, torch.float64, 1e-4), (169_000, torch.float32, 1e-6)):
+        x = state(num_nodes, dtype)
+        v = state(num_nodes, dtype, seed=2).unsqueeze(1)
+        with torch.no_grad():
+            coupling = build("frobenius").to(dtype)(x)
+            assert isinstance(coupling, ReweightedCoupling)
+            added = coupling.coupling @ v - v
+            # a little slack for float32: added is a difference of rounded sums
+            assert (added.norm(dim=(0, 2)) <= v.norm() / num_nodes + 1e-6 * v.norm() * (dtype == torch.float32)).all()
+            assert ((coupling @ v) - v).norm() < change * v.expand(-1, HEADS, -1).norm()
+            row = build("row").to(dtype)(x + 1)  # a state with a mean, as after a ReLU
+            assert ((row @ v) - v).norm() > 0.01 * v.norm()
+
+
+def test_the_bound_is_attained() -> None:
+    """Constant vectors make ‖(1/n) Q̃K̃ᵀV‖ = ‖V‖/n, so no smaller bound holds."""
+    diffusivity = SGFormerDiffusivity(2, projection=None, normalize="frobenius")
+    coupling = diffusivity(torch.ones(1_000, 2, dtype=torch.float64))
+    v = torch.ones(1_000, 1, 3, dtype=torch.float64)
+    assert isinstance(coupling, ReweightedCoupling)
+    added = coupling.coupling @ v - v
+    torch.testing.assert_close(added, v / 1_000, rtol=RTOL, atol=ATOL)
+
+
+def test_large_graphs_train_the_queries_row_by_row() -> None:
+    """Two clusters at N = 100 000: the product is neither V nor its mean, and W_Q gets a gradient."""
+    num_nodes = 100_000
+    sign = torch.where(torch.arange(num_nodes) % 2 == 0, 1.0, -1.0)
+    x = sign[:, None] + 0.1 * state(num_nodes, torch.float32)
+    diffusivity = build("row").float()
+    v = sign.view(-1, 1, 1)
+    out = diffusivity(x) @ v
+    assert (out - v).norm() > 0.01 * v.norm()
+    assert (out - v.mean()).norm() > 0.1 * v.norm()
+    (gradient,) = torch.autograd.grad((out * v).mean(), diffusivity.query.weight)
+    assert gradient.norm() > 1e-4
+
+
+def test_a_node_that_points_away_from_itself() -> None:
+    """One node with k = −q has D = 0: a zero row with finite gradients, not 0/0."""
+    diffusivity = SGFormerDiffusivity(1).double()
+    with torch.no_grad():
+        diffusivity.query.weight.fill_(1.0)
+        diffusivity.key.weight.fill_(-1.0)
+    x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    out = diffusivity(x) @ x.unsqueeze(1)
+    assert out.item() == 0
+    for gradient in torch.autograd.grad(out.sum(), [x, *diffusivity.parameters()]):
+        assert gradient.isfinite().all()

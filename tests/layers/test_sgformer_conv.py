@@ -1,0 +1,126 @@
+"""SGFormerConv: the slides' equation, PyG's attention on one unpadded graph, and batches, where PyG's differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn.attention import SGFormerAttention
+from torch_geometric.utils import to_dense_batch
+
+from diffusion_mp.layers import SGFormerConv
+from diffusion_mp.testing import tolerance
+
+C = 6
+BATCH = torch.tensor([0] * 5 + [1] * 9)
+RTOL, ATOL = tolerance("parity", torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _double_and_own_randomness() -> Iterator[None]:
+    """PyG's attention makes a tensor of ones of the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def state(num_nodes: int = 14, seed: int = 1) -> Tensor:
+    return torch.randn(num_nodes, C, generator=torch.Generator().manual_seed(seed))
+
+
+def twins(heads: int) -> tuple[SGFormerConv, SGFormerAttention, list[tuple[Tensor, Tensor]]]:
+    ours = SGFormerConv(C, C, heads, beta=1.0)
+    theirs = SGFormerAttention(C, heads, head_channels=C)
+    assert ours.value is not None
+    pairs = [
+        (ours.diffusivity.query.weight, theirs.q.weight),
+        (ours.diffusivity.key.weight, theirs.k.weight),
+        (ours.value.weight, theirs.v.weight),
+    ]
+    with torch.no_grad():
+        for mine, other in pairs:
+            other.copy_(mine)
+    return ours, theirs, pairs
+
+
+@pytest.mark.parametrize("normalize", ["row", "frobenius"])
+@pytest.mark.parametrize("beta", [0.3, 1.0])
+def test_the_equation_of_the_slides(normalize: str, beta: float) -> None:
+    """Two heads, another Z⁽⁰⁾ than x, one graph: values and the gradient of everything."""
+    conv = SGFormerConv(C, C, 2, beta=beta, normalize=normalize)  # type: ignore[arg-type]
+    x, initial = state(9).requires_grad_(), state(9, seed=2).requires_grad_()
+    got = conv(x, source=initial) if beta < 1 else conv(x)
+
+    q, k, v = (
+        torch.stack((x @ weight.T).chunk(2, dim=1))
+        for weight in (conv.diffusivity.query.weight, conv.diffusivity.key.weight, conv.value.weight)
+    )
+    dim = 2 if normalize == "row" else (0, 1, 2)
+    q, k = (t / t.square().sum(dim, keepdim=True).sqrt() for t in (q, k))
+    d = 1 + (q @ k.transpose(1, 2)).sum(2, keepdim=True) / 9
+    mixed = beta * ((v + q @ (k.transpose(1, 2) @ v) / 9) / d).mean(0) + (1 - beta) * initial
+
+    torch.testing.assert_close(got, mixed, rtol=RTOL, atol=ATOL)
+    leaves = [x, *conv.parameters(), *([initial] if beta < 1 else [])]
+    upstream = state(9, seed=3)
+    for ours, theirs in zip(
+        torch.autograd.grad((got * upstream).sum(), leaves),
+        torch.autograd.grad((mixed * upstream).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_parity_with_pyg_on_one_graph(heads: int) -> None:
+    ours, theirs, pairs = twins(heads)
+    x = state()
+    mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    got, expected = ours(mine), theirs(other.unsqueeze(0)).squeeze(0)
+    torch.testing.assert_close(got, expected, rtol=RTOL, atol=ATOL)
+    got.square().sum().backward()
+    expected.square().sum().backward()
+    for a, b in [(mine, other), *pairs]:
+        torch.testing.assert_close(a.grad, b.grad, rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_batch_mates_change_nothing_here_and_something_in_pyg(heads: int) -> None:
+    ours, theirs, _ = twins(heads)
+    x = state()
+    alone = torch.cat([ours(x[:5]), ours(x[5:])])
+    torch.testing.assert_close(ours(x, batch=BATCH), alone, rtol=RTOL, atol=ATOL)
+
+    padded, mask = to_dense_batch(x, BATCH)
+    theirs_batched = theirs(padded, mask)[mask]
+    torch.testing.assert_close(theirs_batched[5:], alone[5:], rtol=RTOL, atol=ATOL)  # the largest graph has no padding
+    assert (theirs_batched[:5] - alone[:5]).abs().max() > 1e-2  # padded keys and the padded size are in the others
+
+
+def test_edges_are_not_read() -> None:
+    conv, x = SGFormerConv(C, C), state(5)
+    star = torch.tensor([[1, 2, 3], [0, 0, 0]])  # node 4 is isolated
+    torch.testing.assert_close(conv(x, star), conv(x), rtol=0, atol=0)
+
+
+def test_the_initial_state_is_x_by_default() -> None:
+    conv, x = SGFormerConv(C, C, beta=0.4), state(5)
+    torch.testing.assert_close(conv(x), conv(x, source=x), rtol=0, atol=0)
+    out, coupling = conv(x, return_coupling=True)
+    moved = (coupling @ conv.value(x).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(out, 0.4 * moved + 0.6 * x, rtol=RTOL, atol=ATOL)
+
+
+def test_dropout_acts_on_the_values_only() -> None:
+    conv, x = SGFormerConv(C, C, dropout=0.5), state(5)
+    _, clean = conv.eval()(x, return_coupling=True)
+    noisy, coupling = conv.train()(x, return_coupling=True)
+    torch.testing.assert_close(coupling.to_dense(), clean.to_dense(), rtol=0, atol=0)
+    assert not torch.equal(noisy, conv.eval()(x))
