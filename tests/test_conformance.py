@@ -19,9 +19,11 @@ from diffusion_mp.couplings import (
     LogLowRankCoupling,
     LowRankCoupling,
     PairwiseCoupling,
+    ReweightedCoupling,
     SparseCoupling,
     UniformCoupling,
     distance_features,
+    row_normalized,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -31,6 +33,7 @@ from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
+    SGFormerDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
     SoftmaxDiffusivity,
@@ -48,8 +51,9 @@ from diffusion_mp.layers import (
     GINConv,
     MLPConv,
     SGConv,
+    SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SGFormer
 from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
@@ -129,6 +133,28 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-gaussian-symmetric": lambda: tied("exp", False),
     "pairwise-distance-sigmoid": lambda: tied("sigmoid", False),
     "pairwise-float32": lambda: PairwiseCoupling(*features(2, dtype=torch.float32), PTR),
+    "reweighted-ragged": lambda: ReweightedCoupling(
+        LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)
+    ),
+    "reweighted-rows": lambda: ReweightedCoupling(PairwiseCoupling(*features(1)), leaf(11, 3)),
+    "reweighted-columns-ragged": lambda: ReweightedCoupling(
+        SparseCoupling(graph(True), nonnegative=True), None, leaf(11, 2, positive=True), nonnegative=True
+    ),
+    "reweighted-symmetric": lambda: ReweightedCoupling(
+        UniformCoupling(11, PTR, dtype=torch.float64),
+        *2 * [leaf(11, 2, positive=True)],
+        symmetric=True,
+        nonnegative=True,
+    ),
+    "reweighted-float32": lambda: ReweightedCoupling(
+        LowRankCoupling(*features(2, dtype=torch.float32), PTR), leaf(11, 2, dtype=torch.float32)
+    ),
+    "row-normalized-ragged": lambda: row_normalized(
+        LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)
+    ),
+    "row-normalized-sum": lambda: row_normalized(
+        IdentityCoupling(11, dtype=torch.float64) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
+    ),
     "scaled": lambda: 0.5 * LowRankCoupling(*features(2), PTR),
     "scaled-negative": lambda: -2.0 * SparseCoupling(graph(True), nonnegative=True),
     "scaled-learnable": lambda: leaf() * PairwiseCoupling(*features(2), PTR),
@@ -213,6 +239,11 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"edge-{name}": partial(EdgeDiffusivity, name) for name in ("quadratic", "simple", "sigmoid", "gaussian")},
     "edge-softmax": lambda: EdgeDiffusivity(SoftmaxPenalty(6)),
     "edge-symmetric": lambda: EdgeDiffusivity("sigmoid", row_stochastic=False, self_loops="remaining"),
+    "sgformer": lambda: SGFormerDiffusivity(6),
+    "sgformer-heads": lambda: SGFormerDiffusivity(6, heads=2, head_channels=3),
+    "sgformer-tied": lambda: SGFormerDiffusivity(6, heads=3, projection="tied"),
+    "sgformer-no-projection": lambda: SGFormerDiffusivity(heads=2, projection=None),
+    "sgformer-frobenius": lambda: SGFormerDiffusivity(6, heads=2, normalize="frobenius"),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
     "scaled-learnable": learnable_half,
     "scaled-by-head": lambda: torch.tensor([0.5, 2.0]) * SimpleDiffusivity(heads=2),
@@ -307,6 +338,12 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer-conv-softmax": (lambda: DIFFormerConv(4, 4, kernel="softmax", self_loops="keep", tau=0.2), {}),
     "difformer-conv-gaussian": (lambda: DIFFormerConv(4, 4, kernel="gaussian", normalize=None, transform=False), {}),
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
+    "sgformer-conv": (lambda: SGFormerConv(4, 4), {}),
+    "sgformer-conv-no-edges": (lambda: SGFormerConv(4, 4, beta=1.0), {"edges": False}),
+    "sgformer-conv-source": (lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True), {"extra": source}),
+    "sgformer-conv-concat": (lambda: SGFormerConv(4, 2, 2, projection="tied", concat=True), {}),
+    "sgformer-conv-no-transform": (lambda: SGFormerConv(4, 4, 2, projection=None, transform=False), {}),
+    "sgformer-conv-frobenius": (lambda: SGFormerConv(4, 4, 2, normalize="frobenius"), {}),
     "mlp": (lambda: MLPConv(4, 3), {}),
     "gcn": (lambda: GCNConv(4, 3), {}),
     "gcn-keep": (lambda: GCNConv(4, 3, self_loops="keep", bias=False), {}),
@@ -334,6 +371,19 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
         f"gnn-{conv}": (partial(DiffusionGNN, 4, 6, 3, 2, conv=conv, heads=2, alpha=0.2), {})
         for conv in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
     },
+    "sgformer": (lambda: SGFormer(4, 6, 3), {}),
+    "sgformer-no-edges": (lambda: SGFormer(4, 6, 3), {"edges": False}),
+    "sgformer-released": (
+        lambda: SGFormer(
+            4, 6, 3, heads=2, num_gnn_layers=1, alpha=0.8, beta=0.9, shared_encoder=False, dropout=0.2, gnn_dropout=0.5
+        ),
+        {},
+    ),
+    "sgformer-frobenius": (
+        lambda: SGFormer(4, 6, 3, gnn="gat", normalize="frobenius", projection="tied", layer_norm=False),
+        {},
+    ),
+    "sgformer-no-projection": (lambda: SGFormer(4, 6, 3, heads=2, projection=None, gnn="sgc", beta=1.0), {}),
     "gnn-one-layer": (lambda: DiffusionGNN(4, 6, 3, 1, conv="gat", dropout=0.0), {}),
 }
 
