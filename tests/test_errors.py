@@ -10,19 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.couplings import (
+    IdentityCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+)
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     EdgeDiffusivity,
     GATDiffusivity,
     GaussianDiffusivity,
+    SGFormerDiffusivity,
     SimpleDiffusivity,
 )
 from diffusion_mp.energies import Energy, certify
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import APPNPConv, DIFFormerConv, DiffusionConv, GATConv, GCNConv, GCNIIConv
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
+from diffusion_mp.layers import APPNPConv, DIFFormerConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, SGFormerConv
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SGFormer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
@@ -188,6 +195,30 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"bandwidth must be finite and > 0; got 0",
     ),
+    "SGFormer without a normalisation": (
+        lambda: SGFormerDiffusivity(3, normalize=None),
+        ValueError,
+        r"normalize must be 'row' or 'frobenius'; got None\. Row sums",
+    ),
+    "SGFormer's beta zero": (lambda: SGFormerConv(3, 3, beta=0.0), ValueError, r"beta must lie in \(0, 1\].*got 0\.0"),
+    "SGFormer's beta above one": (
+        lambda: SGFormer(3, 4, 2, beta=1.5),
+        ValueError,
+        r"beta must lie in \(0, 1\].*got 1\.5",
+    ),
+    "SGFormer's beta a word": (
+        lambda: SGFormerConv(3, 3, beta="half"),
+        TypeError,
+        r"beta must be a number; got 'half'",
+    ),
+    "SGFormer's alpha above one": (
+        lambda: SGFormer(3, 4, 2, alpha=1.5),
+        ValueError,
+        r"alpha must lie in \[0, 1\].*1\.5",
+    ),
+    "SGFormer's channels differ": (lambda: SGFormerConv(3, 5), ValueError, r"in_channels must equal the output's"),
+    "SGFormer without GNN layers": (lambda: SGFormer(3, 4, 2, num_gnn_layers=0), ValueError, r"num_gnn_layers must be"),
+    "SGFormer with another GNN": (lambda: SGFormer(3, 4, 2, gnn="sage"), ValueError, r"gnn must be one of"),
     "tau negative": (lambda: ExplicitEuler(-0.5), ValueError, r"tau must be finite and > 0; got -0\.5"),
     "tau zero": (lambda: DIFFormer(3, 4, 2, tau=0.0), ValueError, r"tau must be finite and > 0; got 0"),
     "tau infinite": (lambda: ImplicitEuler(float("inf")), ValueError, r"tau must be finite and > 0; got inf"),
@@ -236,6 +267,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"1 nodes? of the graph ha.*degree zero",
     ),
     # couplings
+    "weights of rows for other nodes": (
+        lambda: ReweightedCoupling(ring(), torch.rand(5, 1)),
+        ValueError,
+        r"row must be \[num_nodes, heads\] with 4 nodes",
+    ),
     "values of rank two": (
         lambda: IdentityCoupling(4) @ X,
         ValueError,

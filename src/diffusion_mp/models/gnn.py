@@ -71,7 +71,7 @@ def _gcnii(plan: _Plan) -> Iterator[DiffusionConv]:
     yield MLPConv(plan.hidden, plan.channels[-1])
 
 
-_CONVS: dict[str, Callable[[_Plan], Iterator[DiffusionConv]]] = {
+CONVS: dict[str, Callable[[_Plan], Iterator[DiffusionConv]]] = {
     "mlp": _mlp,
     "gcn": _gcn,
     "sgc": _sgc,
@@ -116,13 +116,13 @@ class DiffusionGNN(nn.Module):
         super().__init__()
         check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
         check_counts(num_layers=num_layers, heads=heads)
-        check_choice(conv, "conv", _CONVS)
+        check_choice(conv, "conv", CONVS)
         check_probability(dropout, "dropout")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
         self.in_channels, self.dropout = in_channels, dropout
         channels = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        self.convs = nn.ModuleList(_CONVS[conv](_Plan(channels, hidden_channels, heads, dropout, alpha, theta)))
+        self.convs = nn.ModuleList(CONVS[conv](_Plan(channels, hidden_channels, heads, dropout, alpha, theta)))
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""

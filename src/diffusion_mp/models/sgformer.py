@@ -9,10 +9,10 @@ from torch.nn.functional import dropout
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_positive, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
-from diffusion_mp.models.gnn import ConvName, DiffusionGNN
+from diffusion_mp.models.gnn import CONVS, ConvName, DiffusionGNN
 
 
 class SGFormer(nn.Module):
@@ -65,6 +65,7 @@ class SGFormer(nn.Module):
         super().__init__()
         check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
         check_counts(num_gnn_layers=num_gnn_layers)
+        check_choice(gnn, "gnn", CONVS)
         check_probability(dropout, "dropout")
         check_positive(alpha, "alpha", allow_zero=True)
         if alpha > 1:
