@@ -1,11 +1,148 @@
-"""The operations on log features."""
+"""Registration of the operations on log features: shape inference, autograd, no second derivative."""
 
+from typing import Any, Optional
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.graph import Pattern
-from diffusion_mp.kernels.log_linear_attention import reference
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.log_linear_attention import blocked
+from diffusion_mp.kernels.log_linear_attention import entries as chunked
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+
+
+@torch.library.custom_op("diffusion_mp::log_linear_logsumexp", mutates_args=())
+def _logsumexp(log_q: Tensor, log_k: Tensor, col_shift: Tensor, ptr: Optional[Tensor]) -> Tensor:  # noqa: UP045
+    with without_autocast(log_q):
+        return blocked.logsumexp(log_q, log_k, col_shift, ptr)
+
+
+@_logsumexp.register_fake
+def _(log_q: Tensor, log_k: Tensor, col_shift: Tensor, ptr: Tensor | None) -> Tensor:
+    return torch.empty_like(col_shift, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("diffusion_mp::log_linear_product", mutates_args=())
+def _product(
+    log_q: Tensor,
+    log_k: Tensor,
+    v: Tensor,
+    row_shift: Tensor,
+    col_shift: Tensor,
+    ptr: Optional[Tensor],  # noqa: UP045
+) -> Tensor:
+    with without_autocast(log_q):
+        return blocked.product(log_q, log_k, v, row_shift, col_shift, ptr)
+
+
+@_product.register_fake
+def _(log_q: Tensor, log_k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("diffusion_mp::log_linear_product_backward", mutates_args=())
+def _product_backward(
+    grad: Tensor,
+    scale: Optional[Tensor],  # noqa: UP045
+    log_q: Tensor,
+    log_k: Tensor,
+    v: Tensor,
+    row_shift: Tensor,
+    col_shift: Tensor,
+    ptr: Optional[Tensor],  # noqa: UP045
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    with without_autocast(log_q):
+        return blocked.product_backward(grad, scale, log_q, log_k, v, row_shift, col_shift, ptr)
+
+
+@_product_backward.register_fake
+def _(
+    grad: Tensor,
+    scale: Tensor | None,
+    log_q: Tensor,
+    log_k: Tensor,
+    v: Tensor,
+    row_shift: Tensor,
+    col_shift: Tensor,
+    ptr: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv, da, db = (
+        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k, v, row_shift, col_shift)
+    )
+    return dq, dk, dv, da, db
+
+
+@torch.library.custom_op("diffusion_mp::log_linear_entries", mutates_args=())
+def _entries(target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
+    with without_autocast(log_q):
+        return chunked.entries(target, source, log_q, log_k)
+
+
+@_entries.register_fake
+def _(target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
+    return log_q.new_empty(target.size(0), log_q.size(1))
+
+
+@torch.library.custom_op("diffusion_mp::log_linear_entries_backward", mutates_args=())
+def _entries_backward(
+    grad: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    with without_autocast(log_q):
+        return chunked.entries_backward(grad, target, source, log_q, log_k, out)
+
+
+@_entries_backward.register_fake
+def _(grad: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))  # type: ignore[return-value]
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+    raise RuntimeError(
+        "attention through log features is once differentiable: its backward recomputes its factors and has no "
+        "derivative itself. For second derivatives build the coupling's to_dense()."
+    )
+
+
+for backward in (_product_backward, _entries_backward):
+    backward.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+
+
+def _setup_logsumexp(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+def _logsumexp_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # The derivative of L_is by an exponent is the weight exp(· − L_is): a product with one value per node.
+    log_q, log_k, col_shift, ptr, lse = ctx.saved_tensors
+    one = lse.new_ones(lse.size(0), lse.size(1), 1)
+    dq, dk, _, _, db = _product_backward(one, grad, log_q, log_k, one, -lse, col_shift, ptr)
+    return dq, dk, db, None
+
+
+_logsumexp.register_autograd(_logsumexp_backward, setup_context=_setup_logsumexp)
+
+
+def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_product_backward(grad, None, *ctx.saved_tensors), None)
+
+
+_product.register_autograd(_backward_product, setup_context=_setup_product)
+
+
+def _setup_entries(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+def _backward_entries(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (None, None, *_entries_backward(grad, *ctx.saved_tensors))
+
+
+_entries.register_autograd(_backward_entries, setup_context=_setup_entries)
 
 
 def log_linear_logsumexp(
@@ -14,9 +151,13 @@ def log_linear_logsumexp(
     col_shift: Float[Tensor, "N H K"],
     ptr: Tensor | None = None,
 ) -> Float[Tensor, "N H K"]:
-    """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph; in at least float32."""
+    """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
+
+    The log-normaliser of a row, always in at least float32. O(N K F) time, O(N (K + F)) memory, also in the backward
+    pass; once differentiable.
+    """
     (log_q, log_k, col_shift), _ = accumulating(log_q, log_k, col_shift)
-    return reference.log_linear_logsumexp(log_q, log_k, col_shift, ptr)
+    return _logsumexp(log_q, log_k, col_shift, ptr)
 
 
 def log_linear_product(
@@ -27,14 +168,30 @@ def log_linear_product(
     col_shift: Float[Tensor, "N H K"],
     ptr: Tensor | None = None,
 ) -> Float[Tensor, "N H D"]:
-    """out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph."""
+    r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
+
+    With a = −logsumexp − log K and b the samples' log weights it is the mean over K samples of row-normalised kernel
+    attention (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its
+    transpose. Nothing leaves log space before the largest exponent of every feature and sample is subtracted.
+
+    Args:
+        log_q, log_k: logarithms of the positive features of receivers and senders. v: values.
+        row_shift, col_shift: a and b, one number per node, head and sample.
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+
+    O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass: the [N, H, K F] factors exist for a block of
+    nodes at a time. Once differentiable; the result has the dtype of ``v``.
+    """
     (log_q, log_k, row_shift, col_shift, v), dtype = accumulating(log_q, log_k, row_shift, col_shift, v)
-    return reference.log_linear_product(log_q, log_k, v, row_shift, col_shift, ptr).to(dtype)
+    return _product(log_q, log_k, v, row_shift, col_shift, ptr).to(dtype)
 
 
 def log_linear_entries(
     pattern: Pattern, log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"]
 ) -> Float[Tensor, "E H"]:
-    """log Σ_r exp(log_q_row(e),r + log_k_col(e),r), the logarithm of the entry of every pair e."""
+    """log Σ_r exp(log_q_row(e),r + log_k_col(e),r), the logarithm of every entry e of a pattern. O(E H F) time.
+
+    In at least float32; once differentiable.
+    """
     (log_q, log_k), _ = accumulating(log_q, log_k)
-    return reference.log_linear_entries(pattern.row, pattern.col, log_q, log_k)
+    return _entries(pattern.row, pattern.col, log_q, log_k)

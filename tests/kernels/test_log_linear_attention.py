@@ -1,0 +1,206 @@
+"""Attention through log features against its dense reference in double precision, and where float32 is hard."""
+
+from functools import partial
+
+import pytest
+import torch
+from test_kernels import BATCHES, DOUBLE, assert_same, randn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.log_linear_attention import (
+    blocked,
+    entries,
+    log_linear_entries,
+    log_linear_logsumexp,
+    log_linear_product,
+    reference,
+)
+from diffusion_mp.testing import tolerance
+
+FEATURES, CHANNELS, SAMPLES = 5, 3, 4
+
+
+@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
+def batch(request) -> tuple[Tensor | None, int]:
+    sizes, num_nodes = request.param
+    return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
+
+
+def draw(n: int, generator: torch.Generator, *, heads: int = 2, samples: int = SAMPLES, dtype=DOUBLE) -> list[Tensor]:
+    """log_q, log_k, v, row_shift, col_shift."""
+    widths = (FEATURES, FEATURES, CHANNELS, samples, samples)
+    return [randn(n, heads, width, generator=generator, dtype=dtype) for width in widths]
+
+
+@pytest.mark.parametrize("samples", [1, SAMPLES])
+@pytest.mark.parametrize("block", [333, 1 << 18])
+def test_the_product_equals_its_reference(batch, block, samples, generator, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", block)
+    ptr, n = batch
+    assert_same(
+        partial(log_linear_product, ptr=ptr),
+        partial(reference.log_linear_product, ptr=ptr),
+        draw(n, generator, samples=samples),
+        generator,
+    )
+
+
+@pytest.mark.parametrize("samples", [1, SAMPLES])
+@pytest.mark.parametrize("block", [333, 1 << 18])
+def test_the_logsumexp_equals_its_reference(batch, block, samples, generator, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", block)
+    ptr, n = batch
+    log_q, log_k, _, _, col_shift = draw(n, generator, samples=samples)
+    assert_same(
+        partial(log_linear_logsumexp, ptr=ptr),
+        partial(reference.log_linear_logsumexp, ptr=ptr),
+        [log_q, log_k, col_shift],
+        generator,
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200)])
+def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monkeypatch):
+    monkeypatch.setattr(entries, "CHUNK", chunk)
+    edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
+    source, target = edge_index
+    log_q, log_k, *_ = draw(nodes, generator)
+    assert_same(
+        partial(log_linear_entries, Graph(nodes, edge_index).pattern),
+        partial(reference.log_linear_entries, target, source),
+        [log_q, log_k],
+        generator,
+    )
+
+
+def extreme(generator: torch.Generator) -> list[Tensor]:
+    """log_q and log_k around ±10⁴, thousands of nats apart between features, samples and nodes; v and col_shift.
+
+    All are multiples of 1/8 below 2¹⁶, so that their sums are exact in float32 as well.
+    """
+    log_q, log_k, v, _, col_shift = (t.detach() for t in draw(40, generator))
+    log_q, log_k = (1e4 * t.sign() + 3e3 * t for t in (log_q, log_k))
+    return [torch.round(8 * t) / 8 for t in (log_q, log_k, v, 500 * col_shift)]
+
+
+def test_exponents_thousands_of_nats_apart_cost_float32_no_accuracy_in_the_product(generator):
+    log_q, log_k, v, col_shift = extreme(generator)
+    lse = reference.log_linear_logsumexp(log_q, log_k, col_shift)
+    inputs = [log_q, log_k, v, -torch.round(8 * lse) / 8, col_shift]
+    weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
+
+    def run(product, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        out = product(*leaves)
+        return [out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves)]
+
+    got = run(log_linear_product, torch.float32)
+    expected = run(reference.log_linear_product, DOUBLE)
+    assert expected[0].abs().max() > 1  # rows weigh about one: nothing is compared with an underflow
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, **tolerance("product", torch.float32)._asdict())
+
+
+def test_exponents_thousands_of_nats_apart_leave_the_logsumexp_finite_and_right(generator):
+    log_q, log_k, _, col_shift = extreme(generator)
+    weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
+
+    def run(logsumexp, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in (log_q, log_k, col_shift)]
+        out = logsumexp(*leaves)
+        return [out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves)]
+
+    got = run(log_linear_logsumexp, torch.float32)
+    expected = run(reference.log_linear_logsumexp, DOUBLE)
+    torch.testing.assert_close(got[0].double(), expected[0], rtol=1e-6, atol=0)
+    # float32 rounds a result between 2¹⁵ and 2¹⁶ by 2⁻⁹ twice; the weights exp(· − L) inherit that as a relative error.
+    assert expected[0].abs().max() < 2**16
+    for mine, theirs in zip(got[1:], expected[1:], strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=2**-8, atol=2**-8 * weight.abs().max().item())
+
+
+def test_a_nan_stays_in_its_graph(generator):
+    sizes = [3, 1, 3, 40, 0, 3]
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    clean = draw(int(ptr[-1]), generator)
+    poisoned = [t.detach().clone() for t in clean]
+    for t in poisoned:
+        t[4:7] = torch.nan  # all of the third graph
+        t.requires_grad_()
+    elsewhere = torch.ones(int(ptr[-1]), dtype=torch.bool)
+    elsewhere[4:7] = False
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        log_q, log_k, v, row_shift, col_shift = inputs
+        lse = log_linear_logsumexp(log_q, log_k, col_shift, ptr)
+        out = log_linear_product(log_q, log_k, v, row_shift - lse, col_shift, ptr)
+        return [lse, out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+    for mine, theirs in zip(run(poisoned), run(clean), strict=True):
+        assert mine[4:7].isnan().all()
+        assert torch.equal(mine[elsewhere], theirs[elsewhere])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_accumulates_in_float32(dtype, generator):
+    """A mean of 5 000 ones is one; a sum in bfloat16 would stop at 256, in half precision at 2 048."""
+    n = 5000
+    zero, one = torch.zeros(n, 1, FEATURES, dtype=dtype), torch.ones(n, 1, 1, dtype=dtype)
+    shift = torch.zeros(n, 1, 2, dtype=dtype)
+    lse = log_linear_logsumexp(zero, zero, shift)
+    torch.testing.assert_close(lse, torch.full((n, 1, 2), float(n * FEATURES)).log())
+    assert torch.equal(log_linear_product(zero, zero, one, -lse, shift), 2 * one)
+    edge = Graph(2, torch.tensor([[0], [1]])).pattern
+    torch.testing.assert_close(log_linear_entries(edge, zero[:2], zero[:2]), torch.full((1, 1), float(FEATURES)).log())
+
+
+def test_the_operations_are_once_differentiable_and_say_so(generator):
+    log_q, log_k, v, row_shift, col_shift = draw(4, generator)
+    pattern = Graph(4, torch.tensor([[0, 1], [1, 2]])).pattern
+    for out in (
+        log_linear_logsumexp(log_q, log_k, col_shift),
+        log_linear_product(log_q, log_k, v, row_shift, col_shift),
+        log_linear_entries(pattern, log_q, log_k),
+    ):
+        (grad,) = torch.autograd.grad(out.sum(), log_q, create_graph=True)
+        with pytest.raises(RuntimeError, match="once differentiable"):
+            grad.sum().backward()
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_registered_operations_pass_opcheck(ragged, generator):
+    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
+    log_q, log_k, v, row_shift, col_shift = draw(9, generator, dtype=torch.float32)
+    ops = torch.ops.diffusion_mp
+    torch.library.opcheck(ops.log_linear_logsumexp.default, (log_q, log_k, col_shift, ptr))
+    torch.library.opcheck(ops.log_linear_product.default, (log_q, log_k, v, row_shift, col_shift, ptr))
+    target, source = torch.randint(0, 9, (2, 20), generator=generator)
+    torch.library.opcheck(ops.log_linear_entries.default, (target, source, log_q, log_k))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation returned."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.entries = max([self.entries, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+        return out
+
+
+@pytest.mark.parametrize("size", [1, 20, 2000])
+def test_no_tensor_is_larger_than_a_block_or_an_input(size, generator, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", 1 << 13)
+    n = 2000
+    ptr = torch.arange(0, n + 1, size)
+    log_q, log_k, v, row_shift, col_shift = (t.detach() for t in draw(n, generator))
+    with Largest() as largest:
+        lse = blocked.logsumexp(log_q, log_k, col_shift, ptr)
+        blocked.product(log_q, log_k, v, -lse, col_shift, ptr)
+        blocked.product_backward(v, lse, log_q, log_k, v, row_shift, col_shift, ptr)
+    assert largest.entries <= max(log_q.numel(), blocked.BLOCK)
