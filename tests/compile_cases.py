@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import SimpleDiffusivity
 from diffusion_mp.layers import GATConv, GCNConv
-from diffusion_mp.models import DIFFormer
+from diffusion_mp.models import DIFFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 
 
@@ -47,12 +47,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     ),
     "difformer-a": (lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), False),
     "difformer-s-mean-graph": (lambda: DIFFormer(8, 6, 3, 1, graph="mean"), True),
+    "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
+    "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
+    "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "gat-graph": (lambda: GATConv(8, 3, 2), True),
 }
 
 
-QUICK = ("difformer-s", "difformer-s-graph", "gat-graph")
+QUICK = ("difformer-s", "difformer-s-graph", "sgformer-graph", "gat-graph")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,13 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
             torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
 
 
-def test_a_ragged_batch_is_captured_too() -> None:
-    module = seeded(lambda: DIFFormer(8, 6, 3, 1)).eval()
+@pytest.mark.parametrize(
+    "build",
+    [lambda: DIFFormer(8, 6, 3, 1), lambda: SGFormer(8, 6, 3, normalize="frobenius")],
+    ids=["difformer", "sgformer"],
+)
+def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
+    module = seeded(build).eval()
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
     rtol, atol = tolerance("product", torch.float32)
     for num_nodes in (12, 19):

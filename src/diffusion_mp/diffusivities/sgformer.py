@@ -67,5 +67,6 @@ def _graph_size(graph: Graph, like: Tensor) -> Tensor | int:
     """n, the nodes of the graph that each row [N, 1, 1] belongs to."""
     if graph.is_single:
         return graph.num_nodes
-    sizes = graph.ptr.diff().to(like)
-    return sizes[graph.batch.to(like.device)][:, None, None]
+    # (Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.)
+    bounds, batch = graph.ptr.to(like.device), graph.batch.to(like.device)
+    return (bounds[batch + 1] - bounds[batch])[:, None, None].to(like)
