@@ -6,6 +6,7 @@ from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.log_low_rank import LogLowRankCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.polynomial import PolynomialCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
@@ -16,6 +17,7 @@ __all__ = [
     "LogLowRankCoupling",
     "LowRankCoupling",
     "PairwiseCoupling",
+    "PolynomialCoupling",
     "ReweightedCoupling",
     "ScaledCoupling",
     "Score",

@@ -102,6 +102,10 @@ class Coupling(ABC):
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """log s_ij of listed pairs; kinds that hold logarithms give them where s_ij itself would underflow."""
+        return self.at(edge_index).log()
+
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         """[H, N, N], the oracle of every test; warns above 2²⁶ entries."""
         self._warn_if_large()

@@ -68,14 +68,17 @@ class PairwiseCoupling(Coupling):
         return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.log_at(edge_index).exp()
+
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         s = sddmm(Graph(self.num_nodes, edge_index).pattern, self.query, self.key)
         log_entries = log_score(s, self.score) + self.row_shift[target] + self.col_shift[source]
         if self.ptr is not None:
-            # Masked before exp: across graphs a shift bounds nothing, and inf · 0 would be NaN.
+            # Masked before any exp: across graphs a shift bounds nothing, and inf · 0 would be NaN.
             within = same_graph(self.ptr, target, source)
             log_entries = log_entries.masked_fill(~within.unsqueeze(1), -torch.inf)
-        return log_entries.exp()
+        return log_entries
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()

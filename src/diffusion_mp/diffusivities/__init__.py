@@ -7,21 +7,25 @@ from diffusion_mp.diffusivities.all_pair import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
+from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, auxiliary_loss, edge_loss
 from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
+from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 
 __all__ = [
     "AdjacencyDiffusivity",
     "AllPairDiffusivity",
+    "AuxiliaryLoss",
     "Diffusivity",
     "EdgeDiffusivity",
     "GATDiffusivity",
     "GaussianDiffusivity",
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
+    "RelationalBias",
     "SGFormerDiffusivity",
     "ScaledDiffusivity",
     "SigmoidDiffusivity",
@@ -29,4 +33,6 @@ __all__ = [
     "SoftmaxDiffusivity",
     "SumDiffusivity",
     "UniformDiffusivity",
+    "auxiliary_loss",
+    "edge_loss",
 ]

@@ -1,0 +1,86 @@
+"""A polynomial of a coupling: several hops, matrix-free."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.errors import describe
+
+
+class PolynomialCoupling(Coupling):
+    r"""Σ_{p=1..P} c_p Sᵖ, by Horner's rule: S(c₁v + S(c₂v + …)), P products of S and no power of it.
+
+    Args:
+        coupling: S.
+        coefficients: c [P], or [P, H] with one polynomial per head.
+        nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
+
+    Raises:
+        ValueError: the coefficients have another shape, or heads that do not match those of S.
+    """
+
+    def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
+        by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
+        fits = by_head.dim() == 2 and by_head.numel() > 0
+        if not fits or (1 not in (coupling.heads, by_head.size(1)) and by_head.size(1) != coupling.heads):
+            raise ValueError(
+                f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
+                f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
+            )
+        self.coupling, self.coefficients = coupling, by_head
+        super().__init__(
+            coupling.num_nodes,
+            max(coupling.heads, by_head.size(1)),
+            torch.empty(0, dtype=coupling.dtype, device=coupling.device),
+            nonnegative=nonnegative,
+        )
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether S is, asked when somebody wants to know: a sparse S has to look at its entries."""
+        return self._symmetric or self.coupling.symmetric
+
+    @symmetric.setter
+    def symmetric(self, value: bool) -> None:
+        self._symmetric = value
+
+    @property
+    def T(self) -> Coupling:
+        """The polynomial of Sᵀ."""
+        turned = self.coupling.T
+        return self if turned is self.coupling else self._of(turned)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
+        inner = coefficients[-1] * v
+        for c in coefficients[:-1].flip(0):
+            inner = c * v + self.coupling.matmul(inner)
+        return self.coupling.matmul(inner)
+
+    def _transpose(self) -> Coupling:
+        return self._of(self.coupling.T)
+
+    def _of(self, coupling: Coupling) -> Coupling:
+        return PolynomialCoupling(coupling, self.coefficients, nonnegative=self.nonnegative)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """O(E) for P = 1; beyond, an entry counts walks, and the inherited products with unit vectors do that."""
+        if self.coefficients.size(0) > 1:
+            return super().at(edge_index)
+        return self.coefficients[0].to(self.dtype) * self.coupling.at(edge_index)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        power = base = self.coupling.to_dense()
+        coefficients = self.coefficients.to(self.dtype)[:, :, None, None]
+        dense = coefficients[0] * power
+        for c in coefficients[1:]:
+            power = power @ base
+            dense = dense + c * power
+        return dense

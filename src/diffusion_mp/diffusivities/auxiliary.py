@@ -1,0 +1,78 @@
+"""Losses beside the task's own: what they are, where modules leave them, and how a training step collects them."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.graph import Graph
+
+
+def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
+    r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, how unlikely attention π makes the observed edges, in O(E).
+
+    One layer's part of the edge-level regularisation (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022;
+    ERRATA N5), to be minimised; a model adds its layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the
+    receiver u, so that unit weights give the slides' 1/d_u. The mean is over all N nodes of a batch, and over heads.
+
+    Args:
+        coupling: π; its rows should sum to one.
+        graph: the observed edges; an edge of weight zero is none.
+
+    Returns:
+        A 0-dimensional tensor of at least float32, differentiable; zero where no edge was observed.
+
+    Raises:
+        ValueError: the graph has no ``edge_index`` at all, or other nodes than the coupling.
+    """
+    if graph.edge_index is None:
+        raise ValueError(
+            "edge_loss compares the coupling with observed edges; got a graph without edge_index. "
+            "Pass one (an empty [2, 0] one if no edge was observed), or leave the loss out."
+        )
+    if coupling.num_nodes != graph.num_nodes:
+        raise ValueError(
+            f"coupling and graph must have the same nodes; got {coupling.num_nodes} and {graph.num_nodes} nodes."
+        )
+    target = graph.edge_index[1]
+    log_entries = coupling.log_at(graph.edge_index)
+    log_entries = log_entries.to(torch.promote_types(log_entries.dtype, torch.float32))
+    weight = graph.weights(log_entries)
+    degree = weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
+    share = (weight * reciprocal(degree)[target]).unsqueeze(1)
+    # 0 log 0 = 0
+    log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)
+    return -(share * log_entries).sum() / max(graph.num_nodes * coupling.heads, 1)
+
+
+class AuxiliaryLoss:
+    """Where a module leaves the auxiliary loss of its last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
+
+    ``value`` is a 0-dimensional tensor, or ``None`` where nothing is to be added: a module sets it anew on every
+    forward pass, to ``None`` in evaluation. Copies and pickles of a module start with an empty one, since a tensor in
+    the middle of a computation can be neither copied nor saved.
+    """
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
+        return AuxiliaryLoss, ()
+
+
+def auxiliary_loss(model: nn.Module) -> Tensor:
+    """The sum of what the last forward pass left in any module of ``model``; zero where that is nothing.
+
+    >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
+
+    Weights (λ/L) are already in it. A module that ran several times in one pass counts with its last run.
+    """
+    holders = [getattr(module, "auxiliary", None) for module in model.modules()]
+    values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss) and holder.value is not None]
+    if not values:
+        return next(model.parameters(), torch.zeros(())).new_zeros(())
+    return reduce(torch.add, values)
