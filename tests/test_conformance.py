@@ -19,6 +19,7 @@ from diffusion_mp.couplings import (
     LogLowRankCoupling,
     LowRankCoupling,
     PairwiseCoupling,
+    PolynomialCoupling,
     ReweightedCoupling,
     SparseCoupling,
     UniformCoupling,
@@ -33,6 +34,7 @@ from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
+    RelationalBias,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
@@ -155,6 +157,15 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "row-normalized-sum": lambda: row_normalized(
         IdentityCoupling(11, dtype=torch.float64) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
     ),
+    "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
+    "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
+    "polynomial-by-head-ragged": lambda: PolynomialCoupling(
+        SparseCoupling(graph(True), nonnegative=True), leaf(2, 3, positive=True), nonnegative=True
+    ),
+    "polynomial-symmetric": lambda: PolynomialCoupling(symmetric_low_rank(), leaf(2, 2)),
+    "polynomial-float32": lambda: PolynomialCoupling(
+        PairwiseCoupling(*features(2, dtype=torch.float32), PTR), torch.tensor([0.5, 0.25], dtype=torch.float64)
+    ),
     "scaled": lambda: 0.5 * LowRankCoupling(*features(2), PTR),
     "scaled-negative": lambda: -2.0 * SparseCoupling(graph(True), nonnegative=True),
     "scaled-learnable": lambda: leaf() * PairwiseCoupling(*features(2), PTR),
@@ -237,6 +248,12 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "gat-add": lambda: GATDiffusivity(6, 2, self_loops="add"),
     "gat-remove": lambda: GATDiffusivity(6, 2, self_loops="remove"),
     **{f"edge-{name}": partial(EdgeDiffusivity, name) for name in ("quadratic", "simple", "sigmoid", "gaussian")},
+    "relational-bias": RelationalBias,
+    "relational-bias-hops": lambda: RelationalBias(2, hops=3, normalization="row", self_loops="add"),
+    "relational-bias-undirected": lambda: RelationalBias(
+        2, hops=2, normalization="sym", self_loops="remaining", direction="undirected"
+    ),
+    "relational-bias-pyg": lambda: RelationalBias(normalization="sym", self_loops="remove", direction="pyg"),
     "edge-softmax": lambda: EdgeDiffusivity(SoftmaxPenalty(6)),
     "edge-symmetric": lambda: EdgeDiffusivity("sigmoid", row_stochastic=False, self_loops="remaining"),
     "sgformer": lambda: SGFormerDiffusivity(6),

@@ -136,6 +136,16 @@ def _at(case: CouplingCase) -> None:
     )
 
 
+def _log_at(case: CouplingCase) -> None:
+    """exp(S.log_at(edge_index)) is the entries of a non-negative S, and the gradient at positive ones is that of log"""
+    if not case.coupling.nonnegative:
+        return
+    got, expected = case.coupling.log_at(case.pairs).exp(), dense_entries(case.dense, case.pairs)
+    expect_close(got, expected, "entries", "exp(S.log_at(pairs))")
+    pairs = case.pairs[:, (expected > 0).all(1)]
+    _expect_gradients(case, [("S.log_at(pairs)", case.coupling.log_at(pairs), dense_entries(case.dense, pairs).log())])
+
+
 def _dirichlet(case: CouplingCase) -> None:
     """S.dirichlet(x) is Σ_ij s_ij ‖x_i − x_j‖² per head, for x [N, C] and [N, H, D]"""
     flat, headed = case.values()[:, 0], case.values()
@@ -219,13 +229,19 @@ def _gradients(case: CouplingCase) -> None:
         ("S.at(pairs)", case.coupling.at(pairs), dense_entries(case.dense, pairs)),
         ("S.dirichlet(v)", case.coupling.dirichlet(v), dense_dirichlet(case.dense, v)),
     ]
-    leaves = [v, *(leaf for leaf in leaf_tensors(*(r[1] for r in routes), *(r[2] for r in routes)) if leaf is not v)]
+    _expect_gradients(case, routes, v)
+
+
+def _expect_gradients(case: CouplingCase, routes: list[tuple[str, Tensor, Tensor]], *leaves: Tensor) -> None:
+    """The gradients of (name, ours, the oracle's), in what is given and in every leaf that either was computed from."""
+    found = leaf_tensors(*(r[1] for r in routes), *(r[2] for r in routes))
+    targets = [*leaves, *(leaf for leaf in found if all(leaf is not given for given in leaves))]
     for name, got, expected in routes:
         weight = case.random(*expected.shape)
         for number, (ours, oracle) in enumerate(
-            zip(_grads((weight * got).sum(), leaves), _grads((weight * expected).sum(), leaves), strict=True)
+            zip(_grads((weight * got).sum(), targets), _grads((weight * expected).sum(), targets), strict=True)
         ):
-            to = "v" if number == 0 else f"leaf {number} of shape {tuple(leaves[number].shape)}"
+            to = "v" if number < len(leaves) else f"leaf {number} of shape {tuple(targets[number].shape)}"
             expect_close(ours, oracle, "gradient", f"the gradient of {name} with respect to {to}")
 
 
@@ -275,6 +291,7 @@ COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
     _adjoint,
     _degree,
     _at,
+    _log_at,
     _dirichlet,
     _linearity,
     _declared_properties,
