@@ -34,6 +34,7 @@ from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
+    KernelizedSoftmaxDiffusivity,
     RelationalBias,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
@@ -52,10 +53,11 @@ from diffusion_mp.layers import (
     GCNIIConv,
     GINConv,
     MLPConv,
+    NodeFormerConv,
     SGConv,
     SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SGFormer
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, NodeFormer, SGFormer
 from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
@@ -233,6 +235,14 @@ def learnable_half() -> Diffusivity:
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
+    "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),
+    "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(
+        6, heads=2, head_channels=3, num_features=5, logits="scaled_dot", num_samples=2
+    ),
+    "kernelized-state": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection=None, num_features=40, tau=0.5),
+    "kernelized-tied": lambda: KernelizedSoftmaxDiffusivity(6, projection="tied", normalize="row", num_samples=0),
+    "kernelized-frobenius": lambda: KernelizedSoftmaxDiffusivity(6, normalize="frobenius", num_samples=0),
+    "kernelized-edges": lambda: KernelizedSoftmaxDiffusivity(6, edge_regularization=0.5),
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
     **{
@@ -286,6 +296,8 @@ def test_diffusivities_pass_the_shape_checks(name: str) -> None:
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
 def test_diffusivities_obey_the_laws(name: str) -> None:
     skip = dict(FROBENIUS) if "frobenius" in name else {}
+    if getattr(DIFFUSIVITIES[name](), "num_samples", 0):
+        skip["same in training"] = "in training it samples Gumbel noise; with num_samples=0 it does not"
     if name == "adjacency-error":
         skip = dict.fromkeys(("isolated nodes", "edge cases"), "a node of degree zero is refused, as asked")
     check_diffusivity(DIFFUSIVITIES[name], skip=skip, edges=True if "augmented" in name else None)
@@ -361,6 +373,17 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "sgformer-conv-concat": (lambda: SGFormerConv(4, 2, 2, projection="tied", concat=True), {}),
     "sgformer-conv-no-transform": (lambda: SGFormerConv(4, 4, 2, projection=None, transform=False), {}),
     "sgformer-conv-frobenius": (lambda: SGFormerConv(4, 4, 2, normalize="frobenius"), {}),
+    "nodeformer-conv": (lambda: NodeFormerConv(4, 3, 2), {}),
+    "nodeformer-conv-no-edges": (lambda: NodeFormerConv(4, 3), {"edges": False}),
+    "nodeformer-conv-normalized": (
+        lambda: NodeFormerConv(4, 3, 2, head_channels=5, relational_bias="sym", hops=2, logits="scaled_dot"),
+        {},
+    ),
+    "nodeformer-conv-row": (lambda: NodeFormerConv(4, 4, relational_bias="row", normalize="row", num_samples=0), {}),
+    "nodeformer-conv-no-bias": (
+        lambda: NodeFormerConv(4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False),
+        {},
+    ),
     "mlp": (lambda: MLPConv(4, 3), {}),
     "gcn": (lambda: GCNConv(4, 3), {}),
     "gcn-keep": (lambda: GCNConv(4, 3, self_loops="keep", bias=False), {}),
@@ -384,6 +407,13 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer-softmax": (lambda: DIFFormer(4, 6, 3, 1, kernel="softmax", projection="tied", self_loops="add"), {}),
     "difformer-gaussian": (lambda: DIFFormer(4, 6, 3, 1, kernel="gaussian", heads=2), {}),
     "difformer-frobenius": (lambda: DIFFormer(4, 6, 3, 1, projection="separate", normalize="frobenius"), {}),
+    "nodeformer": (lambda: NodeFormer(4, 6, 3, heads=2), {}),
+    "nodeformer-no-edges": (lambda: NodeFormer(4, 6, 3, 1), {"edges": False}),
+    "nodeformer-max": (lambda: NodeFormer(4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2), {}),
+    "nodeformer-last": (
+        lambda: NodeFormer(4, 6, 3, 1, jump=None, layer_norm=False, edge_regularization=0.0, hops=2, tau=0.5),
+        {},
+    ),
     **{
         f"gnn-{conv}": (partial(DiffusionGNN, 4, 6, 3, 2, conv=conv, heads=2, alpha=0.2), {})
         for conv in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")

@@ -17,6 +17,7 @@ from diffusion_mp.couplings import (
     SumCoupling,
     UniformCoupling,
 )
+from diffusion_mp.diagnostics import kernel_error
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     Diffusivity,
@@ -25,6 +26,7 @@ from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
+    KernelizedSoftmaxDiffusivity,
     RelationalBias,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
@@ -58,10 +60,11 @@ from diffusion_mp.layers import (
     GCNIIConv,
     GINConv,
     MLPConv,
+    NodeFormerConv,
     SGConv,
     SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SGFormer
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, NodeFormer, SGFormer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
 __version__ = "0.1.0"
@@ -97,10 +100,13 @@ __all__ = [
     "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
+    "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LogLowRankCoupling",
     "LowRankCoupling",
     "MLPConv",
+    "NodeFormer",
+    "NodeFormerConv",
     "PairwiseCoupling",
     "Penalty",
     "PolynomialCoupling",
@@ -129,4 +135,5 @@ __all__ = [
     "cite",
     "edge_loss",
     "energy_bounds",
+    "kernel_error",
 ]

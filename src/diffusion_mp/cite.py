@@ -24,6 +24,20 @@ REFERENCES: dict[str, str] = {
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2023}
 }""",
+    "wu2022nodeformer": """@inproceedings{wu2022nodeformer,
+  title     = {{NodeFormer}: A Scalable Graph Structure Learning Transformer for Node Classification},
+  author    = {Wu, Qitian and Zhao, Wentao and Li, Zenan and Wipf, David and Yan, Junchi},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2022}
+}""",
+    "choromanski2021performer": """@inproceedings{choromanski2021performer,
+  title     = {Rethinking Attention with Performers},
+  author    = {Choromanski, Krzysztof and Likhosherstov, Valerii and Dohan, David and Song, Xingyou and Gane, Andreea
+               and Sarlos, Tamas and Hawkins, Peter and Davis, Jared and Mohiuddin, Afroz and Kaiser, Lukasz and
+               Belanger, David and Colwell, Lucy and Weller, Adrian},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021}
+}""",
     "kipf2017gcn": """@inproceedings{kipf2017gcn,
   title     = {Semi-Supervised Classification with Graph Convolutional Networks},
   author    = {Kipf, Thomas N. and Welling, Max},

@@ -57,9 +57,8 @@ class LogLowRankCoupling(Coupling):
                 f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "
                 f"and a sample at least; got {describe(log_weight)}."
             )
-        super().__init__(
-            *log_query.shape[:2], log_query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
-        )
+        nodes, heads = log_query.shape[:2]
+        super().__init__(nodes, heads, log_query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key, self.ptr = log_query, log_key, ptr
         # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns.
         self.col_shift = log_weight

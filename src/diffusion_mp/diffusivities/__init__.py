@@ -12,6 +12,7 @@ from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumD
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
+from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 
@@ -25,6 +26,7 @@ __all__ = [
     "GaussianDiffusivity",
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
+    "KernelizedSoftmaxDiffusivity",
     "RelationalBias",
     "SGFormerDiffusivity",
     "ScaledDiffusivity",

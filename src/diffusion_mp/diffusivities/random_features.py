@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,9 +25,14 @@ def orthogonal_directions(
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
-def log_positive_features(a: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]) -> Float[Tensor, "N H m"]:
-    r"""log φ(a)_r = w_r·a − ½‖a‖² − ½ log m, with E[φ(a)·φ(b)] = exp(a·b); in at least float32, also under autocast."""
+def positive_features(
+    a: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
+) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+    r"""w_r·a and −½‖a‖²: log φ(a)_r is their sum, less ½ log m, with E[φ(a)·φ(b)] = exp(a·b).
+
+    They come apart because the second is one weight for all features of a node: that of a query cancels from its row
+    of a normalised attention, and left in it would cost digits. In at least float32, also under autocast.
+    """
     (a, directions), _ = accumulating(a, directions)
     with without_autocast(a):
-        half = 0.5 * a.square().sum(2, keepdim=True)
-        return a @ directions.t() - (half + 0.5 * math.log(directions.size(0)))
+        return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)

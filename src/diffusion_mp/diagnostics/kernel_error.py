@@ -1,0 +1,77 @@
+"""``kernel_error``: how far random-feature attention is from the softmax that it estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
+from diffusion_mp.diffusivities.kernelized_softmax import estimate
+from diffusion_mp.diffusivities.random_features import orthogonal_directions
+from diffusion_mp.errors import check_counts, describe
+from diffusion_mp.graph import Graph
+
+# Columns of S compared at once: the memory is N times this, never N².
+COLUMNS = 512
+
+
+@torch.no_grad()
+def kernel_error(
+    diffusivity: KernelizedSoftmaxDiffusivity,
+    x: Float[Tensor, "N C"],
+    num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+    *,
+    graph: Graph | None = None,
+    draws: int = 10,
+    generator: torch.Generator | None = None,
+) -> dict[int, float]:
+    r"""m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and over heads, S the exact softmax at state x.
+
+    It falls like m^-½ (slides, Theorem 1), at the temperature of the diffusivity, τ or τ√d. A value near or above 1
+    says that m features do not carry this attention: raise m or τ, or bound the queries and keys (``normalize="row"``).
+
+    Args:
+        diffusivity: whose queries, keys and temperature are meant; its own features stay as they are.
+        x: the state, such as the input of a trained layer.
+        num_features: the m to try.
+        graph: boundaries of a ragged batch; ``None`` is one graph.
+        draws: of the features, for every m.
+        generator: draws them; by default one with seed 0.
+
+    Takes O(N² m) time and O(N (m + 512)) memory.
+    """
+    if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
+        raise TypeError(
+            f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. "
+            f"In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
+        )
+    check_counts(draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)})
+    exact = diffusivity.exact(x, graph)
+    graph = Graph.coerce(x, graph)
+    q, k = diffusivity.scaled_queries_and_keys(x, graph)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+
+    def distance(m: int) -> float:
+        directions = orthogonal_directions(m, q.size(2), generator).to(q.device, q.dtype)
+        return _relative_distance(estimate(q, k, directions, graph), exact)
+
+    return {m: sum(distance(m) for _ in range(draws)) / draws for m in num_features}
+
+
+def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
+    """‖R − S‖_F / ‖S‖_F, the mean over heads, a block of columns at a time."""
+    nodes = approximate.num_nodes
+    difference = torch.zeros(approximate.heads, dtype=torch.float64)
+    total = torch.zeros_like(difference)
+    for first in range(0, nodes, COLUMNS):
+        width = min(COLUMNS, nodes - first)
+        columns = torch.zeros(nodes, 1, width, dtype=approximate.dtype, device=approximate.device)
+        columns[first : first + width, 0] = torch.eye(width, dtype=approximate.dtype, device=approximate.device)
+        wanted = exact.matmul(columns)
+        difference += (approximate.matmul(columns) - wanted).double().square().sum((0, 2)).cpu()
+        total += wanted.double().square().sum((0, 2)).cpu()
+    return float((difference / total).sqrt().mean()) if nodes else 0.0

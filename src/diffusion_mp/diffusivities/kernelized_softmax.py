@@ -1,0 +1,164 @@
+"""``KernelizedSoftmaxDiffusivity``: NodeFormer's attention, softmax over all pairs in O(N) by random features."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCoupling
+from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
+from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.random_features import orthogonal_directions, positive_features
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.gumbel import gumbel
+from diffusion_mp.kernels.precision import accumulating
+
+# Seeds that every torch.Generator accepts.
+MAX_SEED = 2**62
+
+
+class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
+    r"""Kernelised Gumbel-softmax over all nodes of a graph (Wu et al. 2022; slides, Algorithm 1).
+
+    In training, with g_js ~ Gumbel(0, 1) for every sender, head and sample s:
+
+        s_ij = (1/K) Σ_s φ(q_i/√τ)·φ(k_j/√τ) e^{g_js/τ} / Σ_l φ(q_i/√τ)·φ(k_l/√τ) e^{g_ls/τ}
+
+    and in evaluation, or with ``num_samples=0``, the same without noise. φ are positive orthogonal random features,
+    E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ; :func:`kernel_error` measures how
+    well. The error grows with the norms of q/√τ and k/√τ and falls like m^-½: ``normalize="row"`` or
+    ``logits="scaled_dot"`` keep it in bounds.
+
+    Only keys carry the noise, it cancels from the queries (ERRATA N1). Everything is computed in log space and in at
+    least float32 (N2, N4): no row overflows or loses its mass, for any τ and any norm. Training and evaluation use one
+    τ (N8). Time is O(N K m D), memory O(N (m + D)): the samples are accumulated.
+
+    The features and the state of the noise are buffers: they move, save and load with the module, and a resumed run
+    repeats. The noise is a function of that state, which every training call advances; the global random state is never
+    touched (N3). A forward pass that is repeated (activation checkpointing) draws new noise: do not checkpoint it.
+
+    Args:
+        channels: C of the state.
+        heads, projection, head_channels, normalize: see :class:`QueryKeyDiffusivity`; the slides have W_Q and W_K.
+        num_features: m.
+        tau: τ, the temperature.
+        logits: ``"dot"``, q·k, as in the slides, or ``"scaled_dot"``, q·k/√d with d the channels of a head, as in the
+            released code (ERRATA N6).
+        num_samples: K; 0 for no noise at all.
+        edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise. It is recorded in training, if
+            there is a graph, and collected by :func:`auxiliary_loss`.
+        generator: draws the features and the seed of the noise; by default the one that draws all parameters.
+    """
+
+    directions: Tensor
+    noise_state: Tensor
+    row_stochastic = True
+    why_no_penalty = (
+        "softmax attention is normalised by rows, with separate queries and keys, and the features only estimate it: "
+        "no energy is known. SoftmaxDiffusivity(channels, normalize=None, form='distance') is the kind that has one."
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        projection: Projection = "separate",
+        head_channels: int | None = None,
+        normalize: Normalization = None,
+        num_features: int = 32,
+        tau: float = 0.25,
+        logits: Literal["dot", "scaled_dot"] = "dot",
+        num_samples: int = 10,
+        edge_regularization: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(channels, heads, projection, head_channels, normalize)
+        check_counts(channels=channels, num_features=num_features)
+        if num_samples != 0:
+            check_counts(num_samples=num_samples)
+        check_positive(tau, "tau")
+        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
+        check_choice(logits, "logits", ["dot", "scaled_dot"])
+        self.dim = channels // heads if projection is None else head_channels or channels
+        self.tau, self.logits, self.num_samples = float(tau), logits, num_samples
+        self.edge_regularization = edge_regularization
+        self.auxiliary = AuxiliaryLoss()
+        self.register_buffer("directions", torch.empty(num_features, self.dim))
+        self.register_buffer("noise_state", torch.zeros(2, dtype=torch.long))
+        self.redraw(generator)
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw new features, and a new seed for the noise. Nothing else ever does, but ``reset_parameters``."""
+        self.directions.copy_(orthogonal_directions(self.directions.size(0), self.dim, generator))
+        seed = torch.randint(MAX_SEED, (), generator=generator)
+        self.noise_state.copy_(torch.stack([seed, torch.zeros_like(seed)]))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.redraw()
+
+    @property
+    def temperature(self) -> float:
+        """What q·k is divided by: τ, or τ√d (ERRATA N6)."""
+        return self.tau if self.logits == "dot" else self.tau * math.sqrt(self.dim)
+
+    def scaled_queries_and_keys(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+        """q and k over the root of the temperature, in at least float32; the same object where they are equal."""
+        q, k = self.queries_and_keys(x, graph)
+        (wide_q, wide_k), _ = accumulating(q, k)
+        scale = self.temperature**-0.5
+        scaled = scale * wide_q
+        return scaled, scaled if q is k else scale * wide_k
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        q, k = self.scaled_queries_and_keys(x, graph)
+        noisy = self.training and self.num_samples > 0
+        regularized = self.training and self.edge_regularization > 0 and graph.edge_index is not None
+        self.auxiliary.value = None
+        if regularized or not noisy:
+            coupling = estimate(q, k, self.directions, graph)
+            if regularized:
+                self.auxiliary.value = self.edge_regularization * edge_loss(coupling, graph)
+        if noisy:
+            noise = gumbel(self.noise_state, k, self.num_samples) / self.tau
+            self.noise_state[1] += 1
+            coupling = estimate(q, k, self.directions, graph, noise)
+        return coupling
+
+    def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
+        """The softmax that the features estimate, exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature), O(N²)."""
+        check_state(x, channels=self.channels)
+        graph = Graph.coerce(x, graph)
+        return PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, num_features={self.directions.size(0)}, tau={self.tau:g}, "
+            f"logits={self.logits!r}, num_samples={self.num_samples}"
+        )
+
+
+def estimate(
+    q: Float[Tensor, "N H D"],
+    k: Float[Tensor, "N H D"],
+    directions: Float[Tensor, "m D"],
+    graph: Graph,
+    noise: Float[Tensor, "N H K"] | None = None,
+) -> LogLowRankCoupling:
+    r"""φ(q_i)·φ(k_j) e^{g_js} / Σ_l φ(q_i)·φ(k_l) e^{g_ls}, the mean over the samples s of the noise g (if any)."""
+    log_query, _ = positive_features(q, directions)
+    log_key, log_weight = positive_features(k, directions)
+    return LogLowRankCoupling(
+        log_query,
+        log_query if q is k else log_key,
+        graph.segments,
+        log_weight if noise is None else log_weight + noise,
+    )

@@ -1,0 +1,93 @@
+"""``NodeFormerConv``: kernelised attention over all pairs, and the observed graph as a bias if there is one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.diffusivities import (
+    Diffusivity,
+    GraphAugmentedDiffusivity,
+    KernelizedSoftmaxDiffusivity,
+    RelationalBias,
+)
+from diffusion_mp.diffusivities.query_key import Normalization, Projection
+from diffusion_mp.errors import check_choice
+from diffusion_mp.layers.diffusion_conv import DiffusionConv
+from diffusion_mp.updates import ExplicitEuler
+
+
+class NodeFormerConv(DiffusionConv):
+    r"""One layer of NodeFormer (Wu et al. 2022; slides, Algorithm 1 and "Input Graphs as Relational Bias").
+
+    z_u = W_O ‖_h [ Σ_v s^h_uv v^h_v + Σ_p σ(b_ph) Σ_v (A^p)_uv v^h_v ],  v = W_V x, with the kernelised
+    Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 of the coupling S + Σ_p σ(b_p) A^p.
+    Without observed edges it is attention alone (ERRATA N9).
+
+    Args:
+        in_channels, heads: as in :class:`DiffusionConv`.
+        out_channels: channels after W_O, and of every head unless ``head_channels`` is given.
+        head_channels: of queries, keys and values.
+        tau, num_features, num_samples, logits, projection, normalize, edge_regularization, generator: of the attention,
+            see :class:`KernelizedSoftmaxDiffusivity`.
+        relational_bias: how observed edges are added: ``"sum"``, the plain sum of the slides, ``"sym"`` or ``"row"``,
+            normalised by degrees (the released code is of this kind, ERRATA N7), or ``None``.
+        hops: P, how far the bias reaches.
+        bias: of W_O.
+        options: further ones of :class:`DiffusionConv` (``dropout``, ``validate``).
+    """
+
+    references = ("wu2022nodeformer", "choromanski2021performer")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        head_channels: int | None = None,
+        tau: float = 0.25,
+        num_features: int = 32,
+        num_samples: int = 10,
+        logits: Literal["dot", "scaled_dot"] = "dot",
+        projection: Projection = "separate",
+        normalize: Normalization = None,
+        relational_bias: Literal["sum", "sym", "row"] | None = "sum",
+        hops: int = 1,
+        edge_regularization: float = 0.0,
+        generator: torch.Generator | None = None,
+        bias: bool = True,
+        **options: Any,
+    ) -> None:
+        check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
+        width = head_channels or out_channels
+        diffusivity: Diffusivity = KernelizedSoftmaxDiffusivity(
+            in_channels,
+            heads=heads,
+            projection=projection,
+            head_channels=width if projection else None,
+            normalize=normalize,
+            num_features=num_features,
+            tau=tau,
+            logits=logits,
+            num_samples=num_samples,
+            edge_regularization=edge_regularization,
+            generator=generator,
+        )
+        if relational_bias is not None:
+            diffusivity = GraphAugmentedDiffusivity(
+                diffusivity, RelationalBias(heads, hops=hops, normalization=relational_bias)
+            )
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, width, diffusivity, update, heads, concat=True, bias=False, **options)
+        self.out_channels = out_channels
+        self.mix = nn.Linear(heads * width, out_channels, bias=bias)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.mix.reset_parameters()
+
+    def output(self, out: Tensor) -> Tensor:
+        return self.mix(out)

@@ -1,0 +1,110 @@
+"""``NodeFormer``: a Transformer over nodes in linear time, with the observed graph as bias and as supervision."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import dropout, elu
+from torch_geometric.nn import JumpingKnowledge
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability, check_state
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import NodeFormerConv
+
+
+class NodeFormer(nn.Module):
+    r"""NodeFormer (Wu et al. 2022; slides, Algorithm 1): an input layer, L attention layers, an output layer.
+
+    Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O [Z^(0) ‖ … ‖ Z^(L)].
+
+    The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss, so that
+    the slides' objective L_s + λ L_e is, with PyTorch or Lightning,
+
+    >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
+
+    Without a graph the model simply runs, and nothing is recorded (ERRATA N9).
+
+    Args:
+        in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
+        num_layers: L.
+        heads: H, concatenated and mixed by a linear layer.
+        edge_regularization: λ.
+        residual: add the state that a layer started from.
+        layer_norm: normalise after the input layer and after every layer.
+        activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
+        jump: what the output layer reads: ``"cat"``, all states (the slides), ``"max"`` of them, or ``None``, the last.
+        dropout: rate, after the input layer and after every layer.
+        options: further ones of :class:`NodeFormerConv` (``tau``, ``num_features``, ``num_samples``, ``hops``, …).
+
+    Shapes:
+        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        heads: int = 1,
+        edge_regularization: float = 1.0,
+        residual: bool = True,
+        layer_norm: bool = True,
+        activation: Literal["elu"] | None = None,
+        jump: Literal["cat", "max"] | None = "cat",
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        check_counts(num_layers=num_layers)
+        check_choice(activation, "activation", ["elu", None])
+        check_choice(jump, "jump", ["cat", "max", None])
+        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
+        check_probability(dropout, "dropout")
+        self.in_channels, self.residual, self.activation, self.dropout = in_channels, residual, activation, dropout
+        self.encoder = nn.Linear(in_channels, hidden_channels)
+        self.convs = nn.ModuleList(
+            NodeFormerConv(
+                hidden_channels, hidden_channels, heads, edge_regularization=edge_regularization / num_layers, **options
+            )
+            for _ in range(num_layers)
+        )
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)
+        )
+        self.jump = None if jump is None else JumpingKnowledge(jump)
+        self.decoder = nn.Linear((num_layers + 1 if jump == "cat" else 1) * hidden_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, in the order of the constructor."""
+        for child in self.children():
+            reset(child)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+        """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
+        check_state(x, channels=self.in_channels)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        x = dropout(elu(self.norms[0](self.encoder(x))), self.dropout, self.training)
+        states, couplings = [x], []
+        for conv, norm in zip(self.convs, self.norms[1:], strict=True):
+            moved, coupling = conv(x, graph, return_coupling=True)
+            x = norm(moved + x if self.residual else moved)
+            x = elu(x) if self.activation == "elu" else x
+            x = dropout(x, self.dropout, self.training)
+            states.append(x)
+            couplings.append(coupling)
+        logits = self.decoder(x if self.jump is None else self.jump(states))
+        return (logits, couplings) if return_coupling else logits

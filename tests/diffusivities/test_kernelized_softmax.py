@@ -1,0 +1,261 @@
+"""NodeFormer's attention: the slides' formula in double, its limits, its noise, and its behaviour at extremes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from diffusion_mp import Graph, KernelizedSoftmaxDiffusivity, kernel_error
+from diffusion_mp.diffusivities.random_features import orthogonal_directions, positive_features
+from diffusion_mp.kernels.gumbel import gumbel
+from diffusion_mp.testing.laws import seeded
+
+DOUBLE = torch.float64
+
+
+def build(channels: int = 6, **options) -> KernelizedSoftmaxDiffusivity:
+    with seeded(7):
+        return KernelizedSoftmaxDiffusivity(channels, generator=torch.Generator().manual_seed(7), **options).double()
+
+
+def algorithm_1(module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | None) -> Tensor:
+    """Lines 2 to 8 of Algorithm 1 (slides) written out for V = I, the Gumbel factor on the queries too (ERRATA N1)."""
+    heads, tau, w = module.heads, module.temperature, module.directions
+
+    def phi(a: Tensor) -> Tensor:
+        return torch.exp(a @ w.t() - a.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w))
+
+    q = phi((x @ module.query.weight.t()).view(len(x), heads, -1) / math.sqrt(tau))
+    k = phi((x @ module.key.weight.t()).view(len(x), heads, -1) / math.sqrt(tau))
+    dense = []
+    for head in range(heads):
+        samples = []
+        for s in range(1 if g is None else g.size(2)):
+            factor = (
+                torch.ones(len(x), 1, dtype=x.dtype) if g is None else torch.exp(g[:, head, s] / module.tau)[:, None]
+            )
+            q_s, k_s = factor * q[:, head], factor * k[:, head]
+            samples.append((q_s @ k_s.t()) / (q_s @ k_s.sum(0))[:, None])
+        dense.append(torch.stack(samples).mean(0))
+    return torch.stack(dense)
+
+
+@pytest.mark.parametrize("logits", ["dot", "scaled_dot"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_coupling_is_the_slides_formula_in_values_and_gradients(logits, training, generator):
+    module = build(heads=2, head_channels=3, num_features=9, num_samples=4, tau=0.5, logits=logits).train(training)
+    x = torch.randn(17, 6, generator=generator, dtype=DOUBLE, requires_grad=True)
+    v = torch.randn(17, 2, 5, generator=generator, dtype=DOUBLE)
+    noise = gumbel(module.noise_state, x[:, :2, None], 4) if training else None
+    coupling, expected = module(x), algorithm_1(module, x, noise)
+    torch.testing.assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
+    wanted = torch.einsum("hij,jhd->ihd", expected, v)
+    torch.testing.assert_close(coupling @ v, wanted, rtol=0, atol=1e-10)
+    weight = torch.randn(17, 2, 5, generator=generator, dtype=DOUBLE)
+    leaves = (x, module.query.weight, module.key.weight)
+    for got, want in zip(
+        torch.autograd.grad((weight * (coupling @ v)).sum(), leaves),
+        torch.autograd.grad((weight * wanted).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_directions_are_orthogonal_in_blocks_and_gaussian_one_by_one(generator):
+    w = orthogonal_directions(20_000 * 3, 3, generator).double().view(-1, 3, 3)
+    gram = w @ w.transpose(1, 2)
+    assert (gram - torch.diag_embed(gram.diagonal(dim1=1, dim2=2))).abs().max() < 1e-5
+    rows = w.reshape(-1, 3)
+    assert rows.mean(0).abs().max() < 0.02
+    assert ((rows.t() @ rows) / len(rows) - torch.eye(3)).abs().max() < 0.02
+    assert abs(rows.norm(dim=1).pow(4).mean() - 15) < 0.4  # E‖w‖⁴ = d (d + 2)
+
+
+def test_features_estimate_the_exponential_kernel_without_bias(generator):
+    a, b = torch.randn(2, 1, 1, 4, generator=generator, dtype=DOUBLE) / 3
+    estimates = []
+    for _ in range(4000):
+        w = orthogonal_directions(8, 4, generator).double()
+        estimates.append(torch.exp(sum(positive_features(a, w)) + sum(positive_features(b, w))).mean())
+    estimates = torch.stack(estimates)
+    error = estimates.std() / math.sqrt(len(estimates))
+    assert abs(estimates.mean() - torch.exp((a * b).sum())) < 4 * error
+
+
+@pytest.mark.parametrize(
+    ("options", "norm"),
+    [({}, 0.5), ({"logits": "scaled_dot", "heads": 2}, 1.0), ({"normalize": "row", "tau": 2.0}, 5.0)],
+)
+def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(options, norm, generator):
+    """Where the features resolve the kernel: a feature's relative variance is e^(‖q + k‖²/τ) − 1, moderate here."""
+    x = torch.randn(60, 6, generator=generator, dtype=DOUBLE)
+    x = norm * x / x.norm(dim=1, keepdim=True)
+    errors = kernel_error(build(**options), x, draws=40)
+    assert list(errors) == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+    slope = np.polyfit(np.log(list(errors)), np.log(list(errors.values())), 1)[0]
+    assert abs(slope + 0.5) < 0.1, (slope, errors)
+
+
+def test_the_error_is_measured_at_the_stated_temperature(generator):
+    """exact() is the softmax of q·k/τ (or q·k/(τ√d)); a factor in the temperature would leave an error at any m."""
+    x = torch.randn(30, 6, generator=generator, dtype=DOUBLE) / 5
+    for logits, tau in (("dot", 0.25), ("scaled_dot", 0.25 * math.sqrt(6))):
+        module = build(logits=logits)
+        assert module.temperature == pytest.approx(tau)
+        q, k = x @ module.query.weight.t(), x @ module.key.weight.t()
+        torch.testing.assert_close(module.exact(x).to_dense()[0], torch.softmax(q @ k.t() / tau, dim=1))
+    assert kernel_error(build(), x, [16, 4096], draws=5)[4096] < 0.05
+
+
+def concentrating(tau: float) -> tuple[KernelizedSoftmaxDiffusivity, Tensor, Tensor]:
+    """A layer and a graph of six nodes whose softmax probabilities are known; every query is the same."""
+    module = KernelizedSoftmaxDiffusivity(
+        2, head_channels=1, num_features=4096, tau=tau, num_samples=1, generator=torch.Generator().manual_seed(1)
+    )
+    with torch.no_grad():
+        module.query.weight.copy_(torch.tensor([[1.0, 0.0]]))
+        module.key.weight.copy_(torch.tensor([[0.0, 1.0]]))
+    # |q + k| ≤ 0.4: the relative error of a kernel value is 3 % and less, and τ times that shifts the logits.
+    keys = torch.tensor([0.0, -0.1, -0.2, -0.4, -0.6, -0.8])
+    x = torch.stack([torch.full_like(keys, 0.4), keys], dim=1)
+    return module, x, torch.softmax(0.4 * keys, dim=0)
+
+
+def rows_of_first_nodes(module: KernelizedSoftmaxDiffusivity, x: Tensor, copies: int) -> Tensor:
+    """Row 0 of S in every copy of the graph, [copies, 6]."""
+    first = torch.arange(copies) * 6
+    pairs = torch.stack([first[:, None] + torch.arange(6), first[:, None].expand(-1, 6)]).flatten(1)
+    with torch.no_grad():
+        return module(x.repeat(copies, 1), Graph(6 * copies, ptr=torch.arange(copies + 1) * 6)).at(pairs).view(-1, 6)
+
+
+def test_samples_concentrate_with_the_probabilities_of_the_softmax():
+    """Theorem 2 of the slides, over 10 000 draws: batches of 500 copies of the graph, every one with its own noise."""
+    module, x, probability = concentrating(0.1)
+    rows = torch.cat([rows_of_first_nodes(module, x, 500) for _ in range(20)])
+    counts = torch.bincount(rows.argmax(dim=1), minlength=6)
+    assert counts.sum() == 10_000
+    assert chisquare(counts.numpy(), 10_000 * probability.double().numpy()).pvalue > 0.01
+    assert chisquare(counts.numpy()).pvalue < 1e-10  # the test can tell: uniform draws would not pass
+
+
+def test_a_sample_becomes_one_hot_as_the_temperature_falls():
+    shares = []
+    for tau in (1.0, 0.3, 0.1):
+        module, x, _ = concentrating(tau)
+        largest = rows_of_first_nodes(module, x, 200).amax(dim=1)
+        shares.append(float((largest > 0.9).float().mean()))
+    assert shares[0] < 0.2 < shares[1] < 0.7 < shares[2], shares
+
+
+def test_noise_is_its_own_and_repeats(generator):
+    x = torch.randn(20, 6, generator=generator, dtype=DOUBLE)
+
+    def run() -> list[Tensor]:
+        module = build(num_samples=3)
+        return [module(x).to_dense().detach() for _ in range(3)] + [module.eval()(x).to_dense().detach()]
+
+    first, second = run(), run()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+    module = build(num_samples=3)
+    state = torch.get_rng_state()
+    module(x.requires_grad_()).to_dense().square().sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_state_dict_resumes_the_noise(generator):
+    x = torch.randn(20, 6, generator=generator, dtype=DOUBLE)
+    module = build(num_samples=3)
+    module(x)
+    saved = {name: value.clone() for name, value in module.state_dict().items()}
+    assert {"directions", "noise_state"} <= set(saved)
+    expected = module(x).to_dense()
+    other = KernelizedSoftmaxDiffusivity(6, num_samples=3).double()
+    assert not torch.equal(other(x).to_dense(), expected)
+    other.load_state_dict(saved)
+    assert torch.equal(other(x).to_dense(), expected)
+
+
+def test_features_change_on_request_only(generator):
+    module = build()
+    x = torch.randn(20, 6, generator=generator, dtype=DOUBLE)
+    features = module.directions.clone()
+    module.train()(x)
+    module.eval()(x)
+    assert torch.equal(module.directions, features)
+    module.redraw(torch.Generator().manual_seed(3))
+    assert not torch.equal(module.directions, features)
+    other = build()
+    other.redraw(torch.Generator().manual_seed(3))
+    assert torch.equal(module.directions, other.directions)
+    assert torch.equal(module.noise_state, other.noise_state)
+
+
+def test_training_and_evaluation_use_one_temperature(generator):
+    x = torch.randn(20, 6, generator=generator, dtype=DOUBLE)
+    module = build(num_samples=0, tau=0.3)
+    assert torch.equal(module.train()(x).to_dense(), module.eval()(x).to_dense())
+    # the mean over many samples is near the noiseless attention of τ = 0.3 only if the noise is divided by it too
+    assert module.temperature == module.tau == 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tau", [1.0, 0.25, 0.1, 0.01])
+def test_a_large_graph_stays_finite_at_any_temperature(tau, dtype, generator):
+    module = KernelizedSoftmaxDiffusivity(8, tau=tau, num_samples=2, generator=generator).to(dtype)
+    x = (3 * torch.randn(100_000, 8, generator=generator)).to(dtype).requires_grad_()
+    v = torch.randn(100_000, 1, 4, generator=generator).to(dtype)
+    out = module(x) @ v
+    assert out.isfinite().all()
+    assert out.dtype == dtype
+    out.float().square().mean().backward()
+    for tensor in (x, module.query.weight, module.key.weight):
+        assert tensor.grad.isfinite().all()
+    mean = v.float().mean(0)
+    assert (out.float() - mean).abs().max() > 0.05  # and it has not silently become the plain mean (ERRATA N4)
+
+
+def test_no_norm_makes_the_attention_uniform_or_empty(generator):
+    """With norms of 300 every feature under- or overflows float32; a row keeps its mass (ERRATA N2, N4)."""
+    x = 300 * torch.randn(50, 6, generator=generator)
+    for training in (True, False):
+        dense = build().float().train(training)(x).to_dense()
+        # exponents of 10⁴ have an absolute rounding error of 10⁻³ in float32
+        torch.testing.assert_close(dense.sum(2), torch.ones(1, 50), rtol=5e-3, atol=0)
+        assert dense.amax(dim=2).min() > 0.1  # uniform would be 0.02
+        reference = build().train(training)(x.double()).to_dense()
+        torch.testing.assert_close(dense.double(), reference, rtol=0, atol=2e-2)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tau": 0.0}, "tau must be finite and > 0"),
+        ({"num_features": 0}, "num_features must be at least 1"),
+        ({"num_samples": -1}, "num_samples must be at least 1"),
+        ({"logits": "cosine"}, "logits must be one of 'dot', 'scaled_dot'; got 'cosine'"),
+        ({"edge_regularization": -1.0}, "edge_regularization must be finite and >= 0"),
+        ({"heads": 4, "projection": None}, "heads must divide channels"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        KernelizedSoftmaxDiffusivity(6, **options)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_kernel_error_says_what_it_needs():
+    from diffusion_mp import SimpleDiffusivity
+
+    with pytest.raises(TypeError, match="must be a KernelizedSoftmaxDiffusivity; got"):
+        kernel_error(SimpleDiffusivity(), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="draws must be at least 1"):
+        kernel_error(build(), torch.zeros(3, 6), draws=0)
