@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Data
 
+from diffusion_mp import auxiliary_loss
 from diffusion_mp.data import Split, load_planetoid, random_split_per_class
 from diffusion_mp.models import DIFFormer, DiffusionGNN
 
@@ -85,7 +86,8 @@ def train(recipe: Recipe, data: Data, split: Split, epochs: int) -> tuple[float,
         model.train()
         optimizer.zero_grad()
         logits = model(data.x, data.edge_index)
-        F.cross_entropy(logits[split.train], data.y[split.train]).backward()
+        loss = F.cross_entropy(logits[split.train], data.y[split.train]) + auxiliary_loss(model)
+        loss.backward()
         optimizer.step()
 
         model.eval()

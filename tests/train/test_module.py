@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
+from diffusion_mp.diffusivities import AuxiliaryLoss
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule
 from diffusion_mp.train.datamodules import FullGraphDataModule
@@ -83,6 +84,33 @@ def test_learns(optimizer):
     trainer = quiet_trainer(max_epochs=60)
     trainer.fit(model, datamodule=Toy())
     assert trainer.callback_metrics["train_acc"] == 1
+
+
+class Regularised(Fixed):
+    """Records three times the mean square of its logits while it trains."""
+
+    def __init__(self, logits):
+        super().__init__(logits)
+        self.auxiliary = AuxiliaryLoss()
+
+    def forward(self, x, edge_index=None, edge_weight=None):
+        self.auxiliary.value = 3 * self.logits.square().mean() if self.training else None
+        return self.logits
+
+
+@pytest.mark.parametrize("model", [Fixed, Regularised])
+def test_auxiliary_losses_are_added_and_logged_apart(model):
+    data, logits = Toy().data, torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    module = NodeClassifier(model(logits.detach().clone()), lr=0.0, weight_decay=0.0)
+    gradients, trainer = [], quiet_trainer(max_epochs=1)
+    module.model.logits.register_hook(gradients.append)
+    trainer.fit(module, datamodule=Toy())
+    own = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+    extra = 3 * logits.square().mean() if model is Regularised else torch.zeros(())
+    torch.testing.assert_close(trainer.callback_metrics["train_loss"], own)
+    assert ("train_aux_loss" in trainer.callback_metrics) == (model is Regularised)
+    torch.testing.assert_close(trainer.callback_metrics.get("train_aux_loss", torch.zeros(())), extra)
+    torch.testing.assert_close(gradients, list(torch.autograd.grad(own + extra, logits)))
 
 
 @pytest.mark.usefixtures("no_typecheck")

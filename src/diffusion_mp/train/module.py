@@ -11,6 +11,8 @@ from torch_geometric.data import Data
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from diffusion_mp.diffusivities import auxiliary_loss
+
 from .losses import node_cross_entropy
 
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -20,8 +22,9 @@ class NodeClassifier(pl.LightningModule):
     """Trains `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
 
     A step sees the whole graph; train_mask, val_mask and test_mask say which logits are read. Logged: train_loss,
-    train_acc, val_loss, val_acc, test_loss, test_acc, and val_score, which is val_acc with ties broken by the lower
-    val_loss (what checkpoints and early stopping watch).
+    train_acc, train_aux_loss (the sum of what modules record for `auxiliary_loss`, where one does), val_loss, val_acc,
+    test_loss, test_acc, and val_score, which is val_acc with ties broken by the lower val_loss (what checkpoints and
+    early stopping watch).
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
@@ -73,8 +76,12 @@ class NodeClassifier(pl.LightningModule):
         self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=int(mask.sum()))
 
     def training_step(self, batch: Data, batch_idx: int) -> Tensor:
-        """Cross-entropy over the training nodes."""
-        return self._evaluate(batch, "train", self.train_accuracy)[0]
+        """Cross-entropy over the training nodes, plus what the model's modules recorded (`auxiliary_loss`)."""
+        loss, mask = self._evaluate(batch, "train", self.train_accuracy)
+        auxiliary = auxiliary_loss(self.model)
+        if auxiliary.requires_grad:
+            self._log("train_aux_loss", auxiliary, mask)
+        return loss + auxiliary
 
     def validation_step(self, batch: Data, batch_idx: int) -> None:
         """Loss and accuracy over the validation nodes, and the score that chooses the epoch."""
