@@ -14,6 +14,7 @@ from diffusion_mp.couplings import (
     IdentityCoupling,
     LowRankCoupling,
     PairwiseCoupling,
+    PolynomialCoupling,
     ReweightedCoupling,
     SparseCoupling,
 )
@@ -22,8 +23,10 @@ from diffusion_mp.diffusivities import (
     EdgeDiffusivity,
     GATDiffusivity,
     GaussianDiffusivity,
+    RelationalBias,
     SGFormerDiffusivity,
     SimpleDiffusivity,
+    edge_loss,
 )
 from diffusion_mp.energies import Energy, certify
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
@@ -271,6 +274,32 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: ReweightedCoupling(ring(), torch.rand(5, 1)),
         ValueError,
         r"row must be \[num_nodes, heads\] with 4 nodes",
+    ),
+    "polynomial without a term": (
+        lambda: PolynomialCoupling(ring(), torch.rand(0)),
+        ValueError,
+        r"coefficients must be \[degree\] or \[degree, heads\] with a degree of at least 1.*\[0\]",
+    ),
+    "polynomial with other heads": (
+        lambda: PolynomialCoupling(SparseCoupling(Graph(4, EDGES), torch.rand(3, 2)), torch.rand(2, 3)),
+        ValueError,
+        r"coefficients must be .* one head or those of the coupling, which has 2; got .*\[2, 3\]",
+    ),
+    "relational bias without a hop": (lambda: RelationalBias(hops=0), ValueError, r"hops must be at least 1; got 0"),
+    "relational bias without a graph": (
+        lambda: RelationalBias()(X),
+        ValueError,
+        r"RelationalBias works on observed edges; got a graph without any",
+    ),
+    "edge loss without a graph": (
+        lambda: edge_loss(ring(), Graph(4)),
+        ValueError,
+        r"edge_loss compares the coupling with observed edges; got a graph without edge_index\. Pass one",
+    ),
+    "edge loss of another graph": (
+        lambda: edge_loss(ring(), Graph(5, EDGES)),
+        ValueError,
+        r"coupling and graph must have the same nodes; got 4 and 5",
     ),
     "values of rank two": (
         lambda: IdentityCoupling(4) @ X,

@@ -1,0 +1,201 @@
+"""The edge loss against the slides' double sum, and auxiliary losses from a module to the training step."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from diffusion_mp import Graph, LogLowRankCoupling, LowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxiliary_loss, edge_loss
+
+DOUBLE = torch.float64
+N, H, E = 11, 2, 24
+PTR = torch.tensor([0, 4, 4, 5, N])
+
+
+def attention(kind: str, query: Tensor, key: Tensor, ptr: Tensor | None) -> Coupling:
+    if kind == "softmax":
+        return PairwiseCoupling(query, key, ptr)
+    if kind == "log-low-rank":
+        return LogLowRankCoupling(query, key, ptr, key[:, :, :2])
+    return LowRankCoupling(query.abs(), key.abs(), ptr, normalize=True, nonnegative=True)
+
+
+def draw(generator: torch.Generator, ptr: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, edges within graphs (self-loops and repeated ones among them) and weights, some of them zero."""
+    query, key = (torch.randn(N, H, 3, generator=generator, dtype=DOUBLE, requires_grad=True) for _ in range(2))
+    edges = torch.randint(N, (2, E), generator=generator)
+    if ptr is not None:
+        member = torch.repeat_interleave(torch.arange(len(ptr) - 1), ptr.diff())
+        edges = edges[:, member[edges[0]] == member[edges[1]]]
+    edges = torch.cat([edges, edges[:, :3]], dim=1)
+    weight = torch.rand(edges.size(1), generator=generator, dtype=DOUBLE) + 0.2
+    weight[3] = 0
+    return query, key, edges, weight
+
+
+def double_sum(pi: Tensor, adjacency: Tensor) -> Tensor:
+    """−(1/N) Σ_u Σ_v (a_uv / d_u) log π_uv of dense π [H, N, N], head by head, term by term; then the mean of heads."""
+    total = pi.new_zeros(())
+    for u in range(len(adjacency)):
+        for v in range(len(adjacency)):
+            if adjacency[u, v] > 0:
+                total = total - adjacency[u, v] / adjacency[u].sum() * pi[:, u, v].log().mean()
+    return total / len(adjacency)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log-low-rank", "low-rank"])
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "unit"])
+@pytest.mark.parametrize("ptr", [None, PTR], ids=["single", "batch"])
+def test_the_edge_loss_is_the_slides_double_sum(kind, weighted, ptr, generator):
+    query, key, edges, weight = draw(generator, ptr)
+    graph = Graph(N, edges, weight if weighted else None, ptr=ptr)
+    adjacency = torch.zeros(N, N, dtype=DOUBLE)
+    adjacency.index_put_((edges[1], edges[0]), weight if weighted else torch.ones_like(weight), accumulate=True)
+    coupling = attention(kind, query, key, ptr)
+    got, expected = edge_loss(coupling, graph), double_sum(coupling.to_dense(), adjacency)
+    assert got.dim() == 0
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    for ours, oracle in zip(
+        *(torch.autograd.grad(loss, (query, key), retain_graph=True) for loss in (got, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log-low-rank", "low-rank"])
+def test_the_edge_loss_is_differentiable_in_features_and_weights(kind, generator):
+    query, key, edges, weight = draw(generator, None)
+    weight = (weight + 0.1).requires_grad_()
+    assert gradcheck(
+        lambda q, k, w: edge_loss(attention(kind, q, k, None), Graph(N, edges, w)), (query, key, weight), fast_mode=True
+    )
+
+
+def test_the_degree_is_that_of_the_receiver():
+    """Two senders into node 2, none elsewhere: each counts half of the row of node 2, whatever the columns hold."""
+    query = torch.tensor([0.0, 0, 1], dtype=DOUBLE).view(3, 1, 1)
+    key = torch.tensor([1.0, 2, 3], dtype=DOUBLE).view(3, 1, 1)
+    row = torch.tensor([1.0, 2, 3], dtype=DOUBLE).log_softmax(0)
+    loss = edge_loss(PairwiseCoupling(query, key), Graph(3, torch.tensor([[0, 1], [2, 2]])))
+    torch.testing.assert_close(loss, -(row[0] + row[1]) / 2 / 3)
+
+
+def test_attention_that_follows_the_graph_has_the_smallest_loss():
+    """p0(v|u) = 1/d_u minimises it, at the mean entropy of the rows (slides, "Key observation")."""
+    edges = torch.tensor([[0, 1, 2, 0], [1, 0, 0, 2]])
+    graph = Graph(3, edges)
+    share = torch.tensor([1, 0.5, 0.5, 1], dtype=DOUBLE)
+    best = edge_loss(SparseCoupling(graph, share, row_stochastic=True, nonnegative=True), graph)
+    torch.testing.assert_close(best, torch.tensor(2, dtype=DOUBLE).log() / 3)
+    skewed = torch.tensor([1, 0.6, 0.4, 1], dtype=DOUBLE)
+    assert edge_loss(SparseCoupling(graph, skewed, row_stochastic=True, nonnegative=True), graph) > best
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_entries_too_small_for_a_float_still_have_a_logarithm(dtype):
+    query = torch.tensor([[1.0], [1.0]], dtype=dtype).unsqueeze(1).requires_grad_()
+    key = torch.tensor([[0.0], [256.0]], dtype=dtype).unsqueeze(1)
+    graph = Graph(2, torch.tensor([[0], [1]]))
+    for kind in ("softmax", "log-low-rank"):
+        coupling = PairwiseCoupling(query, key) if kind == "softmax" else LogLowRankCoupling(0 * query, -key)
+        edge = torch.tensor([[0], [1]]) if kind == "softmax" else torch.tensor([[1], [0]])
+        assert coupling.at(edge).item() == 0
+        loss = edge_loss(coupling, Graph(2, edge))
+        assert loss.dtype == torch.float32
+        assert loss.item() == 128
+    assert torch.autograd.grad(edge_loss(PairwiseCoupling(query, key), graph), query)[0].isfinite().all()
+
+
+def test_no_edge_is_no_loss():
+    none = torch.zeros(2, 0, dtype=torch.long)
+    query = torch.rand(4, 1, 2, requires_grad=True)
+    loss = edge_loss(PairwiseCoupling(query, query), Graph(4, none))
+    assert loss.item() == 0
+    assert torch.equal(torch.autograd.grad(loss, query)[0], torch.zeros_like(query))
+    assert edge_loss(PairwiseCoupling(query[:0], query[:0]), Graph(0, none)).item() == 0
+
+
+def test_an_edge_of_weight_zero_is_none_even_where_attention_is_zero():
+    graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
+    attention = SparseCoupling(Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True)
+    torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
+
+
+class Recorder(nn.Module):
+    """Attention whose edges are regularised in training."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.attention = SoftmaxDiffusivity(4, projection="separate")
+        self.weight = weight
+        self.auxiliary = AuxiliaryLoss()
+
+    def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
+        coupling, self.auxiliary.value = self.attention(x), None
+        if self.training and edge_index is not None:
+            self.auxiliary.value = self.weight * edge_loss(coupling, Graph.coerce(x, edge_index))
+        return (coupling @ x.unsqueeze(1)).squeeze(1)
+
+
+EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
+
+
+@pytest.fixture
+def x(generator) -> Tensor:
+    return torch.randn(5, 4, generator=generator)
+
+
+def test_the_losses_of_all_modules_are_summed(x):
+    first, second = Recorder(), Recorder(0.25)
+    model = nn.ModuleDict({"first": first, "deep": nn.ModuleList([nn.Sequential(second)]), "mute": nn.Linear(4, 4)})
+    first(x, EDGES)
+    second(x, EDGES)
+    expected = edge_loss(first.attention(x), Graph(5, EDGES)) + 0.25 * edge_loss(second.attention(x), Graph(5, EDGES))
+    total = auxiliary_loss(model)
+    torch.testing.assert_close(total, expected)
+    total.backward()
+    assert all(recorder.attention.query.weight.grad.abs().sum() > 0 for recorder in (first, second))
+
+
+def test_it_is_a_zero_that_can_be_added_where_nothing_was_recorded(x):
+    for model in (Recorder(), Recorder().double(), nn.Linear(4, 4), nn.ReLU()):
+        total = auxiliary_loss(model)
+        assert total.dim() == total.item() == 0
+        assert not total.requires_grad
+    assert auxiliary_loss(Recorder().double()).dtype == DOUBLE
+
+
+def test_every_forward_pass_replaces_what_the_last_one_left(x):
+    """No stale loss: evaluation, and a pass without a graph, leave nothing."""
+    model = Recorder()
+    model(x, EDGES)
+    first = auxiliary_loss(model)
+    model(x.cos(), EDGES)
+    assert auxiliary_loss(model).item() != first.item()
+    model(x)
+    assert auxiliary_loss(model).item() == 0
+    model(x, EDGES)
+    model.eval()(x, EDGES)
+    assert auxiliary_loss(model).item() == 0
+
+
+def test_copies_pickles_and_state_dicts_start_empty(x):
+    model = Recorder()
+    model(x, EDGES)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    copies = [copy.copy(model.auxiliary), copy.deepcopy(model).auxiliary, pickle.loads(pickle.dumps(model)).auxiliary]
+    copies.append(torch.load(buffer, weights_only=False).auxiliary)
+    for copied in copies:
+        assert isinstance(copied, AuxiliaryLoss)
+        assert copied.value is None
+    assert model.auxiliary.value is not None
+    assert set(model.state_dict()) == {"attention.query.weight", "attention.key.weight"}
