@@ -1,0 +1,179 @@
+"""NodeFormer against its equations written out densely: layer, model, auxiliary loss, and a run that repeats."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, elu, layer_norm, linear
+
+from diffusion_mp import NodeFormer, NodeFormerConv, auxiliary_loss, kernel_error
+from diffusion_mp.testing.laws import seeded
+
+DOUBLE = torch.float64
+
+
+def problem(num_nodes: int = 13, channels: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_nodes, channels, generator=generator, dtype=DOUBLE)
+    return x, torch.randint(num_nodes, (2, 4 * num_nodes), generator=generator)
+
+
+def adjacency(num_nodes: int, edge_index: Tensor) -> Tensor:
+    one = torch.ones(edge_index.size(1), dtype=DOUBLE)
+    return torch.zeros(num_nodes, num_nodes, dtype=DOUBLE).index_put((edge_index[1], edge_index[0]), one, True)
+
+
+def attention(conv: NodeFormerConv, x: Tensor) -> Tensor:
+    """The kernelised softmax of every head [H, N, N], without noise."""
+    diffusivity = conv.diffusivity.attention
+    w = diffusivity.directions
+
+    def phi(layer: torch.nn.Linear) -> Tensor:
+        a = layer(x).view(len(x), conv.heads, -1) / diffusivity.tau**0.5
+        return torch.exp(a @ w.t() - a.square().sum(2, keepdim=True) / 2)
+
+    scores = torch.einsum("ihr,jhr->hij", phi(diffusivity.query), phi(diffusivity.key))
+    return scores / scores.sum(2, keepdim=True)
+
+
+def layer_by_hand(conv: NodeFormerConv, x: Tensor, edge_index: Tensor) -> Tensor:
+    """Attention, relational bias Σ_p σ(b_p) A^p, concatenated heads, W_O."""
+    a, b = adjacency(len(x), edge_index), conv.diffusivity.graph_term.bias.sigmoid()
+    mixing = attention(conv, x) + b[0, :, None, None] * a + b[1, :, None, None] * (a @ a)
+    values = conv.value(x).view(len(x), conv.heads, -1)
+    return conv.mix(torch.einsum("hij,jhd->ihd", mixing, values).flatten(1))
+
+
+def test_the_layer_is_its_equation():
+    x, edge_index = problem()
+    conv = NodeFormerConv(4, 5, 3, head_channels=2, hops=2, tau=0.5).double().eval()
+    with torch.no_grad():
+        conv.diffusivity.graph_term.bias.normal_(generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(conv(x, edge_index), layer_by_hand(conv, x, edge_index), rtol=1e-10, atol=1e-10)
+
+
+def test_the_model_is_its_equation():
+    x, edge_index = problem()
+    model = NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5).double().eval()
+    states = [elu(layer_norm(model.encoder(x), (6,)))]
+    for conv in model.convs:
+        states.append(layer_norm(layer_by_hand(conv, states[-1], edge_index) + states[-1], (6,)))
+    expected = linear(torch.cat(states, 1), model.decoder.weight, model.decoder.bias)
+    torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
+    """λ L_e = −λ/(N L) Σ_l Σ_(u,v) (1/d_u) log π_uv (slides; ERRATA N5), heads averaged, π without noise."""
+    x, edge_index = problem()
+    model = NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7).double().train()
+    inputs = []
+    hooks = [conv.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for conv in model.convs]
+    model(x, edge_index)
+    got = auxiliary_loss(model)
+    for hook in hooks:
+        hook.remove()
+    expected, degree = 0.0, adjacency(len(x), edge_index).sum(1)
+    for conv, z in zip(model.convs, inputs, strict=True):
+        pi = attention(conv, z)
+        for source, target in edge_index.t().tolist():
+            expected = expected - pi[:, target, source].log().mean() / degree[target]
+    expected = 0.7 * expected / (2 * len(x))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
+    parameters = [conv.diffusivity.attention.key.weight for conv in model.convs]
+    for ours, theirs in zip(
+        torch.autograd.grad(got, parameters, retain_graph=True),
+        torch.autograd.grad(expected, parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    assert auxiliary_loss(model.eval()) == got  # until the next forward pass,
+    model(x, edge_index)
+    assert auxiliary_loss(model) == 0  # which records nothing in evaluation
+
+
+def test_without_a_graph_it_runs_and_records_nothing():
+    x, _ = problem()
+    model = NodeFormer(4, 6, 3).double().train()
+    assert model(x).shape == (13, 3)
+    assert auxiliary_loss(model) == 0
+
+
+def train(seed: int, steps: int = 4) -> list[Tensor]:
+    """Losses and final parameters of a short run; the noise comes from a generator of its own."""
+    x, edge_index = problem()
+    y = torch.arange(len(x)) % 3
+    with seeded(0):
+        model = NodeFormer(4, 6, 3, heads=2, generator=torch.Generator().manual_seed(seed)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    before = torch.get_rng_state()
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x, edge_index), y) + auxiliary_loss(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    assert torch.equal(torch.get_rng_state(), before)
+    return losses + [parameter.detach() for parameter in model.parameters()]
+
+
+def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not():
+    first, again, other = train(1), train(1), train(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_two_training_steps_see_different_noise():
+    x, edge_index = problem()
+    model = NodeFormer(4, 6, 3).double().train()
+    assert not torch.equal(model(x, edge_index), model(x, edge_index))
+    model.eval()
+    assert torch.equal(model(x, edge_index), model(x, edge_index))
+
+
+def test_a_model_in_the_middle_of_training_is_copied_and_saved():
+    x, edge_index = problem()
+    model = NodeFormer(4, 6, 3).double().train()
+    model(x, edge_index)
+    twin = copy.deepcopy(model)
+    assert auxiliary_loss(twin) == 0
+    assert torch.equal(twin(x, edge_index), model(x, edge_index))
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    with seeded(5):
+        other = NodeFormer(4, 6, 3).double().train()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(other(x, edge_index), model(x, edge_index))
+
+
+def test_the_error_of_a_layer_of_a_model_can_be_measured():
+    x, edge_index = problem()
+    model = NodeFormer(4, 6, 3, logits="scaled_dot").double().eval()
+    _, couplings = model(x, edge_index, return_coupling=True)
+    assert couplings[0].degree().min() >= 1  # attention sums to one, the bias adds to it
+    z = elu(model.norms[0](model.encoder(x)))
+    errors = kernel_error(model.convs[0].diffusivity.attention, z, [16, 1024], draws=5)
+    assert errors[1024] < errors[16]
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"jump": "lstm"}, "jump must be one of 'cat', 'max', None; got 'lstm'"),
+        ({"activation": "relu"}, "activation must be one of 'elu', None"),
+        ({"relational_bias": "mean"}, "relational_bias must be one of 'sum', 'sym', 'row', None"),
+        ({"edge_regularization": float("nan")}, "edge_regularization must be finite"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
+        ({"hops": 0}, "hops must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        NodeFormer(4, 6, 3, **options)
