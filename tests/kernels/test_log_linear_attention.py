@@ -37,8 +37,10 @@ def draw(n: int, generator: torch.Generator, *, heads: int = 2, samples: int = S
 
 @pytest.mark.parametrize("samples", [1, SAMPLES])
 @pytest.mark.parametrize("block", [333, 1 << 18])
-def test_the_product_equals_its_reference(batch, block, samples, generator, monkeypatch):
+@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
+def test_the_product_equals_its_reference(batch, slack, block, samples, generator, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK", block)
+    monkeypatch.setattr(blocked, "SLACK", slack)
     ptr, n = batch
     assert_same(
         partial(log_linear_product, ptr=ptr),
@@ -50,8 +52,10 @@ def test_the_product_equals_its_reference(batch, block, samples, generator, monk
 
 @pytest.mark.parametrize("samples", [1, SAMPLES])
 @pytest.mark.parametrize("block", [333, 1 << 18])
-def test_the_logsumexp_equals_its_reference(batch, block, samples, generator, monkeypatch):
+@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
+def test_the_logsumexp_equals_its_reference(batch, slack, block, samples, generator, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK", block)
+    monkeypatch.setattr(blocked, "SLACK", slack)
     ptr, n = batch
     log_q, log_k, _, _, col_shift = draw(n, generator, samples=samples)
     assert_same(
@@ -77,50 +81,63 @@ def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monke
     )
 
 
-def extreme(generator: torch.Generator) -> list[Tensor]:
-    """log_q and log_k around ±10⁴, thousands of nats apart between features, samples and nodes; v and col_shift.
+def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:
+    """log_q and log_k around ±3·scale, many ``scale`` apart between features, samples and nodes; v and col_shift.
 
     All are multiples of 1/8 below 2¹⁶, so that their sums are exact in float32 as well.
     """
     log_q, log_k, v, _, col_shift = (t.detach() for t in draw(40, generator))
-    log_q, log_k = (1e4 * t.sign() + 3e3 * t for t in (log_q, log_k))
-    return [torch.round(8 * t) / 8 for t in (log_q, log_k, v, 500 * col_shift)]
+    log_q, log_k = (scale * (3 * t.sign() + t) for t in (log_q, log_k))
+    return [torch.round(8 * t) / 8 for t in (log_q, log_k, v, scale * col_shift)]
 
 
-def test_exponents_thousands_of_nats_apart_cost_float32_no_accuracy_in_the_product(generator):
-    log_q, log_k, v, col_shift = extreme(generator)
+# Bounds within the slack of the maxima, about at it, beyond it, and exponents of ±10⁴.
+SCALES = [1.0, 3.0, 7.0, 30.0, 3500.0]
+
+
+def run(function, inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """The value and all gradients, in double."""
+    leaves = [t.to(dtype).requires_grad_() for t in inputs]
+    out = function(*leaves)
+    return [t.double() for t in (out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves))]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_exponents_far_apart_cost_the_product_no_accuracy_in_float32(scale, generator):
+    log_q, log_k, v, col_shift = far_apart(scale, generator)
     lse = reference.log_linear_logsumexp(log_q, log_k, col_shift)
-    inputs = [log_q, log_k, v, -torch.round(8 * lse) / 8, col_shift]
+    row_shift = -torch.round(8 * lse) / 8
     weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
-
-    def run(product, dtype: torch.dtype) -> list[Tensor]:
-        leaves = [t.to(dtype).requires_grad_() for t in inputs]
-        out = product(*leaves)
-        return [out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves)]
-
-    got = run(log_linear_product, torch.float32)
-    expected = run(reference.log_linear_product, DOUBLE)
+    inputs = [log_q, log_k, v, row_shift, col_shift]
+    got = run(log_linear_product, inputs, weight, torch.float32)
+    expected = run(reference.log_linear_product, inputs, weight, DOUBLE)
     assert expected[0].abs().max() > 1  # rows weigh about one: nothing is compared with an underflow
     for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, **tolerance("product", torch.float32)._asdict())
+        torch.testing.assert_close(mine, theirs, **tolerance("product", torch.float32)._asdict())
 
 
-def test_exponents_thousands_of_nats_apart_leave_the_logsumexp_finite_and_right(generator):
-    log_q, log_k, _, col_shift = extreme(generator)
+@pytest.mark.parametrize("scale", SCALES)
+def test_exponents_far_apart_leave_the_logsumexp_finite_and_right_in_float32(scale, generator):
+    log_q, log_k, _, col_shift = far_apart(scale, generator)
     weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
-
-    def run(logsumexp, dtype: torch.dtype) -> list[Tensor]:
-        leaves = [t.to(dtype).requires_grad_() for t in (log_q, log_k, col_shift)]
-        out = logsumexp(*leaves)
-        return [out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves)]
-
-    got = run(log_linear_logsumexp, torch.float32)
-    expected = run(reference.log_linear_logsumexp, DOUBLE)
-    torch.testing.assert_close(got[0].double(), expected[0], rtol=1e-6, atol=0)
-    # float32 rounds a result between 2¹⁵ and 2¹⁶ by 2⁻⁹ twice; the weights exp(· − L) inherit that as a relative error.
-    assert expected[0].abs().max() < 2**16
+    inputs = [log_q, log_k, col_shift]
+    got = run(log_linear_logsumexp, inputs, weight, torch.float32)
+    expected = run(reference.log_linear_logsumexp, inputs, weight, DOUBLE)
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
+    # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
+    rounding = 2**-23 * expected[0].abs().max().item() + tolerance("product", torch.float32).rtol
     for mine, theirs in zip(got[1:], expected[1:], strict=True):
-        torch.testing.assert_close(mine.double(), theirs, rtol=2**-8, atol=2**-8 * weight.abs().max().item())
+        torch.testing.assert_close(mine, theirs, rtol=rounding, atol=rounding * weight.abs().max().item())
+
+
+def test_both_bounds_are_taken(generator):
+    """The bound is separable where one exp per feature and one per sample suffice, and only there."""
+    taken = {
+        scale: isinstance(blocked._bound(log_k, col_shift, slice(0, 40), [slice(0, 40)]), blocked.Separable)
+        for scale in SCALES
+        for _, log_k, _, col_shift in [far_apart(scale, generator)]
+    }
+    assert taken == {1.0: True, 3.0: True, 7.0: False, 30.0: False, 3500.0: False}
 
 
 def test_a_nan_stays_in_its_graph(generator):
@@ -202,5 +219,6 @@ def test_no_tensor_is_larger_than_a_block_or_an_input(size, generator, monkeypat
     with Largest() as largest:
         lse = blocked.logsumexp(log_q, log_k, col_shift, ptr)
         blocked.product(log_q, log_k, v, -lse, col_shift, ptr)
-        blocked.product_backward(v, lse, log_q, log_k, v, row_shift, col_shift, ptr)
+        blocked.logsumexp_backward(row_shift, lse, log_q, log_k, col_shift, ptr)
+        blocked.product_backward(v, log_q, log_k, v, row_shift, col_shift, ptr)
     assert largest.entries <= max(log_q.numel(), blocked.BLOCK)

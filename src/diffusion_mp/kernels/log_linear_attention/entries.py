@@ -23,7 +23,7 @@ def entries(target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor) -> Ten
 
 
 def entries_backward(
-    grad: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, out: Tensor
+    grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of log_q and log_k: every entry's softmax over the features, times its gradient, summed at its ends."""
     dq, dk = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))

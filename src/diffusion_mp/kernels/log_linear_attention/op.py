@@ -23,6 +23,27 @@ def _(log_q: Tensor, log_k: Tensor, col_shift: Tensor, ptr: Tensor | None) -> Te
     return torch.empty_like(col_shift, memory_format=torch.contiguous_format)
 
 
+@torch.library.custom_op("diffusion_mp::log_linear_logsumexp_backward", mutates_args=())
+def _logsumexp_backward(
+    grad: Tensor,
+    lse: Tensor,
+    log_q: Tensor,
+    log_k: Tensor,
+    col_shift: Tensor,
+    ptr: Optional[Tensor],  # noqa: UP045
+) -> tuple[Tensor, Tensor, Tensor]:
+    with without_autocast(log_q):
+        return blocked.logsumexp_backward(grad, lse, log_q, log_k, col_shift, ptr)
+
+
+@_logsumexp_backward.register_fake
+def _(
+    grad: Tensor, lse: Tensor, log_q: Tensor, log_k: Tensor, col_shift: Tensor, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, db = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k, col_shift))
+    return dq, dk, db
+
+
 @torch.library.custom_op("diffusion_mp::log_linear_product", mutates_args=())
 def _product(
     log_q: Tensor,
@@ -44,7 +65,6 @@ def _(log_q: Tensor, log_k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Ten
 @torch.library.custom_op("diffusion_mp::log_linear_product_backward", mutates_args=())
 def _product_backward(
     grad: Tensor,
-    scale: Optional[Tensor],  # noqa: UP045
     log_q: Tensor,
     log_k: Tensor,
     v: Tensor,
@@ -53,13 +73,12 @@ def _product_backward(
     ptr: Optional[Tensor],  # noqa: UP045
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with without_autocast(log_q):
-        return blocked.product_backward(grad, scale, log_q, log_k, v, row_shift, col_shift, ptr)
+        return blocked.product_backward(grad, log_q, log_k, v, row_shift, col_shift, ptr)
 
 
 @_product_backward.register_fake
 def _(
     grad: Tensor,
-    scale: Tensor | None,
     log_q: Tensor,
     log_k: Tensor,
     v: Tensor,
@@ -86,15 +105,16 @@ def _(target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
 
 @torch.library.custom_op("diffusion_mp::log_linear_entries_backward", mutates_args=())
 def _entries_backward(
-    grad: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, out: Tensor
+    grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor
 ) -> tuple[Tensor, Tensor]:
     with without_autocast(log_q):
-        return chunked.entries_backward(grad, target, source, log_q, log_k, out)
+        return chunked.entries_backward(grad, out, target, source, log_q, log_k)
 
 
 @_entries_backward.register_fake
-def _(grad: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))  # type: ignore[return-value]
+def _(grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor) -> tuple[Tensor, Tensor]:
+    dq, dk = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))
+    return dq, dk
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
@@ -104,45 +124,33 @@ def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     )
 
 
-for backward in (_product_backward, _entries_backward):
+for backward in (_logsumexp_backward, _product_backward, _entries_backward):
     backward.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
 
 
-def _setup_logsumexp(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs, output)
-
-
-def _logsumexp_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # The derivative of L_is by an exponent is the weight exp(· − L_is): a product with one value per node.
-    log_q, log_k, col_shift, ptr, lse = ctx.saved_tensors
-    one = lse.new_ones(lse.size(0), lse.size(1), 1)
-    dq, dk, _, _, db = _product_backward(one, grad, log_q, log_k, one, -lse, col_shift, ptr)
-    return dq, dk, db, None
-
-
-_logsumexp.register_autograd(_logsumexp_backward, setup_context=_setup_logsumexp)
-
-
-def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_product_backward(grad, None, *ctx.saved_tensors), None)
+def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output, *inputs)
 
 
-_product.register_autograd(_backward_product, setup_context=_setup_product)
+def _differentiate_logsumexp(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_logsumexp_backward(grad, *ctx.saved_tensors), None)
 
 
-def _setup_entries(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs, output)
+def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_product_backward(grad, *ctx.saved_tensors), None)
 
 
-def _backward_entries(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate_entries(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (None, None, *_entries_backward(grad, *ctx.saved_tensors))
 
 
-_entries.register_autograd(_backward_entries, setup_context=_setup_entries)
+_logsumexp.register_autograd(_differentiate_logsumexp, setup_context=_save_all)
+_product.register_autograd(_differentiate_product, setup_context=_save_inputs)
+_entries.register_autograd(_differentiate_entries, setup_context=_save_all)
 
 
 def log_linear_logsumexp(
