@@ -142,6 +142,17 @@ def test_both_bounds_are_taken(generator):
     assert taken == {1.0: True, 3.0: True, 7.0: False, 14.0: False, 3500.0: False}
 
 
+def test_a_heavy_node_with_small_features_does_not_hide_the_others():
+    """Node 0 has the largest weight, node 1 the larger product: a bound of both maxima would be 200 nats above it."""
+    log_k = torch.tensor([-200.0, 0.0]).view(2, 1, 1)
+    col_shift = torch.tensor([150.0, 0.0]).view(2, 1, 1)
+    lse = log_linear_logsumexp(torch.zeros(2, 1, 1), log_k, col_shift)
+    assert torch.equal(lse, torch.zeros(2, 1, 1))
+    v = torch.tensor([5.0, 7.0]).view(2, 1, 1)
+    out = log_linear_product(torch.zeros(2, 1, 1), log_k, v, -lse, col_shift)
+    assert torch.equal(out, torch.full((2, 1, 1), 7.0))
+
+
 def test_a_nan_stays_in_its_graph(generator):
     sizes = [3, 1, 3, 40, 0, 3]
     ptr = torch.tensor([0, *sizes]).cumsum(0)

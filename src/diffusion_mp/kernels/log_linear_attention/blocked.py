@@ -14,8 +14,8 @@ from torch import Tensor
 
 from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
 
-# Entries of one block of factors over all heads: 1 MiB in float32, so that it stays in cache from exp to product.
-BLOCK = 1 << 18
+# Entries of one block of factors over all heads: 2 MiB in float32, so that it stays in cache from exp to product.
+BLOCK = 1 << 19
 
 # Nats by which a separable bound may exceed a maximum. float32 holds 87 below one; the rest is for small weights.
 SLACK = 40.0
