@@ -113,6 +113,16 @@ def test_entries_too_small_for_a_float_still_have_a_logarithm(dtype):
     assert torch.autograd.grad(edge_loss(PairwiseCoupling(query, key), graph), query)[0].isfinite().all()
 
 
+def test_half_precision_entries_are_summed_in_float32():
+    """Four thousand equal terms: bfloat16 would stop counting at 256."""
+    nodes = torch.arange(4000)
+    graph = Graph(4000, torch.stack([nodes, nodes.roll(1)]))
+    attention = SparseCoupling(graph, torch.full((4000,), 0.25, dtype=torch.bfloat16), nonnegative=True)
+    loss = edge_loss(attention, graph)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, torch.tensor(4.0).log(), rtol=4e-3, atol=0)
+
+
 def test_no_edge_is_no_loss():
     none = torch.zeros(2, 0, dtype=torch.long)
     query = torch.rand(4, 1, 2, requires_grad=True)

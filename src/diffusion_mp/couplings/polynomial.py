@@ -50,8 +50,8 @@ class PolynomialCoupling(Coupling):
     @property
     def T(self) -> Coupling:
         """The polynomial of Sᵀ."""
-        turned = self.coupling.T
-        return self if turned is self.coupling else self._of(turned)
+        turned = self._transpose()
+        return self if turned.coupling is self.coupling else turned
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
@@ -60,11 +60,8 @@ class PolynomialCoupling(Coupling):
             inner = c * v + self.coupling.matmul(inner)
         return self.coupling.matmul(inner)
 
-    def _transpose(self) -> Coupling:
-        return self._of(self.coupling.T)
-
-    def _of(self, coupling: Coupling) -> Coupling:
-        return PolynomialCoupling(coupling, self.coefficients, nonnegative=self.nonnegative)
+    def _transpose(self) -> PolynomialCoupling:
+        return PolynomialCoupling(self.coupling.T, self.coefficients, nonnegative=self.nonnegative)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
