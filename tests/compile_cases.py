@@ -5,15 +5,16 @@ Run by `test_compile.py` in a process without the runtime shape checks, whose wr
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.diffusivities import SimpleDiffusivity
+from diffusion_mp.diffusivities import SimpleDiffusivity, auxiliary_loss
 from diffusion_mp.layers import GATConv, GCNConv
-from diffusion_mp.models import DIFFormer, SGFormer
+from diffusion_mp.models import DIFFormer, NodeFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 
 
@@ -47,6 +48,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     ),
     "difformer-a": (lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), False),
     "difformer-s-mean-graph": (lambda: DIFFormer(8, 6, 3, 1, graph="mean"), True),
+    "nodeformer": (lambda: NodeFormer(8, 6, 3, heads=2), False),
+    "nodeformer-graph": (lambda: NodeFormer(8, 6, 3, 1, heads=2, hops=2), True),
     "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
@@ -55,7 +58,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
-QUICK = ("difformer-s", "difformer-s-graph", "sgformer-graph", "gat-graph")
+QUICK = ("difformer-s", "difformer-s-graph", "nodeformer-graph", "sgformer-graph", "gat-graph")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,27 @@ def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
         x, _, batch = instance(num_nodes)
         got = compiled(x, None, None, batch)
         torch.testing.assert_close(got, module(x, None, None, batch), rtol=rtol, atol=atol)
+
+
+def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
+    """The captured step advances the state of the noise: every call draws the noise that eager execution draws."""
+    module = seeded(lambda: NodeFormer(8, 6, 3, heads=2, num_samples=3)).train()
+    eager = copy.deepcopy(module)
+
+    def step(model: nn.Module, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        return model(x, edge_index), auxiliary_loss(model)
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    rtol, atol = tolerance("product", torch.float32)
+    x, edge_index, _ = instance(12)
+    outputs = []
+    for _ in range(2):
+        got, expected = compiled(module, x, edge_index), step(eager, x, edge_index)
+        assert got[1] > 0
+        for ours, theirs in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+        outputs.append(got[0])
+    assert not torch.equal(*outputs)
 
 
 @pytest.mark.slow
