@@ -6,16 +6,16 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_probability
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.difformer_conv import Kernel
+from diffusion_mp.models.base import GraphModel
 
 
-class DIFFormer(nn.Module):
+class DIFFormer(GraphModel):
     r"""DIFFormer (Wu, Wipf & Yan 2025, Eqs. 53–64): an input layer, K propagation layers, an output layer.
 
     Z^(0) = ReLU(LayerNorm(W_I X + b_I)),  Z^(k+1) = σ′(LayerNorm((1 − τ) Z^(k) + τ P̄^(k))),  Ŷ = Z^(K) W_O + b_O.
@@ -35,8 +35,7 @@ class DIFFormer(nn.Module):
         layer_norm: normalise after the input layer and after every step.
         dropout: rate.
 
-    Shapes:
-        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+    Shapes: see :class:`GraphModel`.
     """
 
     references = DIFFormerConv.references
@@ -62,12 +61,11 @@ class DIFFormer(nn.Module):
         layer_norm: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["relu", None])
         check_probability(dropout, "dropout")
-        self.in_channels, self.activation, self.source, self.dropout = in_channels, activation, source, dropout
+        self.activation, self.source, self.dropout = activation, source, dropout
         self.encoder = nn.Linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(
             DIFFormerConv(
@@ -94,23 +92,7 @@ class DIFFormer(nn.Module):
         )
         self.decoder = nn.Linear(hidden_channels, out_channels)
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
-        check_state(x, channels=self.in_channels)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
         x = relu(self.norms[0](self.encoder(x)))
         initial = x if self.source else None
         couplings = []
@@ -120,4 +102,4 @@ class DIFFormer(nn.Module):
             x = relu(x) if self.activation == "relu" else x
             couplings.append(coupling)
         logits = self.decoder(dropout(x, self.dropout, self.training))
-        return (logits, couplings) if return_coupling else logits
+        return logits, couplings

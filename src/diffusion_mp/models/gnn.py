@@ -9,12 +9,12 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+from diffusion_mp.models.base import GraphModel
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
 
@@ -82,7 +82,7 @@ CONVS: dict[str, Callable[[_Plan], Iterator[DiffusionConv]]] = {
 }
 
 
-class DiffusionGNN(nn.Module):
+class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
     ReLU and dropout stand before every layer that has weights (dropout also on the features).
@@ -96,8 +96,7 @@ class DiffusionGNN(nn.Module):
         alpha: teleport of APPNP and GCNII.
         theta: of GCNII.
 
-    Shapes:
-        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+    Shapes: see :class:`GraphModel`.
     """
 
     def __init__(
@@ -113,33 +112,17 @@ class DiffusionGNN(nn.Module):
         alpha: float = 0.1,
         theta: float = 0.5,
     ) -> None:
-        super().__init__()
-        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", CONVS)
         check_probability(dropout, "dropout")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
-        self.in_channels, self.dropout = in_channels, dropout
+        self.dropout = dropout
         channels = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         self.convs = nn.ModuleList(CONVS[conv](_Plan(channels, hidden_channels, heads, dropout, alpha, theta)))
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew, in the order of the constructor."""
-        reset(self.convs)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
-        check_state(x, channels=self.in_channels)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
         couplings, initial = [], None
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
             has_weights = any(True for _ in conv.parameters())
@@ -150,4 +133,4 @@ class DiffusionGNN(nn.Module):
             x = dropout(x, self.dropout, self.training) if has_weights else x
             x, coupling = conv(x, graph, source=initial if has_source else None, return_coupling=True)
             couplings.append(coupling)
-        return (x, couplings) if return_coupling else x
+        return x, couplings

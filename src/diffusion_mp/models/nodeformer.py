@@ -7,15 +7,15 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 from torch_geometric.nn import JumpingKnowledge
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv
+from diffusion_mp.models.base import GraphModel
 
 
-class NodeFormer(nn.Module):
+class NodeFormer(GraphModel):
     r"""NodeFormer (Wu et al. 2022; slides, Algorithm 1): an input layer, L attention layers, an output layer.
 
     Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O [Z^(0) ‖ … ‖ Z^(L)].
@@ -39,8 +39,7 @@ class NodeFormer(nn.Module):
         dropout: rate, after the input layer and after every layer.
         options: further ones of :class:`NodeFormerConv` (``tau``, ``num_features``, ``num_samples``, ``hops``, …).
 
-    Shapes:
-        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+    Shapes: see :class:`GraphModel`.
     """
 
     def __init__(
@@ -59,14 +58,13 @@ class NodeFormer(nn.Module):
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__()
-        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["elu", None])
         check_choice(jump, "jump", ["cat", "max", None])
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_probability(dropout, "dropout")
-        self.in_channels, self.residual, self.activation, self.dropout = in_channels, residual, activation, dropout
+        self.residual, self.activation, self.dropout = residual, activation, dropout
         self.encoder = nn.Linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(
             NodeFormerConv(
@@ -80,23 +78,7 @@ class NodeFormer(nn.Module):
         self.jump = None if jump is None else JumpingKnowledge(jump)
         self.decoder = nn.Linear((num_layers + 1 if jump == "cat" else 1) * hidden_channels, out_channels)
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
-        check_state(x, channels=self.in_channels)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
         x = dropout(elu(self.norms[0](self.encoder(x))), self.dropout, self.training)
         states, couplings = [x], []
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
@@ -107,4 +89,4 @@ class NodeFormer(nn.Module):
             states.append(x)
             couplings.append(coupling)
         logits = self.decoder(x if self.jump is None else self.jump(states))
-        return (logits, couplings) if return_coupling else logits
+        return logits, couplings

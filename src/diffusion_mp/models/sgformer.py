@@ -6,16 +6,16 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
+from diffusion_mp.models.base import GraphModel
 from diffusion_mp.models.gnn import CONVS, ConvName, DiffusionGNN
 
 
-class SGFormer(nn.Module):
+class SGFormer(GraphModel):
     r"""SGFormer (slides, "SGFormer"; Wu et al. 2023b): one attention over all pairs, and a GNN on the same embedding.
 
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
@@ -35,8 +35,7 @@ class SGFormer(nn.Module):
         dropout: rate of the attention's values and of Z_O.
         gnn_dropout: rate inside GN; ``None``: the same.
 
-    Shapes:
-        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+    Shapes: see :class:`GraphModel`.
 
     Raises:
         TypeError, ValueError: an option or the input does not fit.
@@ -62,15 +61,14 @@ class SGFormer(nn.Module):
         dropout: float = 0.0,
         gnn_dropout: float | None = None,
     ) -> None:
-        super().__init__()
-        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_gnn_layers=num_gnn_layers)
         check_choice(gnn, "gnn", CONVS)
         check_probability(dropout, "dropout")
         check_positive(alpha, "alpha", allow_zero=True)
         if alpha > 1:
             raise ValueError(f"alpha must lie in [0, 1], the weight of the GNN beside the attention; got {alpha}.")
-        self.in_channels, self.alpha, self.dropout = in_channels, alpha, dropout
+        self.alpha, self.dropout = alpha, dropout
 
         def encoder() -> nn.Module:
             norm = nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
@@ -98,23 +96,7 @@ class SGFormer(nn.Module):
         )
         self.decoder = nn.Linear(hidden_channels, out_channels)
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew, in the order of the constructor."""
-        for child in self.children():
-            reset(child)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Logits [N, out_channels]; with ``return_coupling`` also the operator of the attention, in a list."""
-        check_state(x, channels=self.in_channels)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
         initial = self.encoder(x)
         z, coupling = self.conv(initial, graph, return_coupling=True)
         z = self.norm(z)
@@ -122,4 +104,4 @@ class SGFormer(nn.Module):
             observed = self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
             z = (1 - self.alpha) * z + self.alpha * observed
         logits = self.decoder(dropout(z, self.dropout, self.training))
-        return (logits, [coupling]) if return_coupling else logits
+        return logits, [coupling]
