@@ -52,6 +52,15 @@ def test_two_models_on_two_splits(cora, data_root, dataset, capsys):
 
 
 @pytest.mark.data
+@pytest.mark.parametrize("model", ["nodeformer", "sgformer"])
+def test_the_global_models_learn(cora, data_root, model, capsys):
+    options = ["--root", str(data_root / "Planetoid"), "--splits", "1", "--epochs", "25"]
+    assert cora.main([*options, "--model", model]) == 0
+    accuracy = float(capsys.readouterr().out.splitlines()[-1].split()[1])
+    assert accuracy > 55  # the majority class has 30 %
+
+
+@pytest.mark.data
 def test_public_split_says_that_only_weights_differ(cora, data_root, capsys):
     options = ["--root", str(data_root / "Planetoid"), "--split", "public", "--splits", "2", "--epochs", "1"]
     assert cora.main([*options, "--model", "mlp"]) == 0

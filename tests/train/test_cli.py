@@ -30,8 +30,8 @@ def fit(tmp_path, monkeypatch):
     return run
 
 
-def test_there_are_eleven_configurations():
-    assert len(CONFIGS) == 11
+def test_configurations_were_found():
+    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
