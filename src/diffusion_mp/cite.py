@@ -75,6 +75,13 @@ REFERENCES: dict[str, str] = {
   booktitle = {International Conference on Machine Learning},
   year      = {2020}
 }""",
+    "lim2023signnet": """@inproceedings{lim2023signnet,
+  title     = {Sign and Basis Invariant Networks for Spectral Graph Representation Learning},
+  author    = {Lim, Derek and Robinson, Joshua and Zhao, Lingxiao and Smidt, Tess and Sra, Suvrit and Maron, Haggai and
+               Jegelka, Stefanie},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023}
+}""",
     "zhou2004learning": """@inproceedings{zhou2004learning,
   title     = {Learning with Local and Global Consistency},
   author    = {Zhou, Dengyong and Bousquet, Olivier and Lal, Thomas Navin and Weston, Jason and

@@ -4,6 +4,7 @@ from diffusion_mp.layers.difformer_conv import DIFFormerConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.nodeformer_conv import NodeFormerConv
+from diffusion_mp.layers.positional import LaplacianEncoder
 from diffusion_mp.layers.sgformer_conv import SGFormerConv
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GCNConv",
     "GCNIIConv",
     "GINConv",
+    "LaplacianEncoder",
     "MLPConv",
     "NodeFormerConv",
     "SGConv",

@@ -1,0 +1,136 @@
+"""LaplacianEncoder: blind to signs and padding, not to anything else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
+
+from diffusion_mp.data import AddLaplacianPE
+from diffusion_mp.layers import LaplacianEncoder
+from diffusion_mp.testing import tolerance
+
+RTOL, ATOL = tolerance("parity", torch.float64)
+
+
+@pytest.fixture
+def encoder() -> LaplacianEncoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LaplacianEncoder(6).double()
+
+
+def inputs(num_nodes: int = 7, count: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    vectors = torch.randn(num_nodes, count, generator=generator, dtype=torch.float64)
+    values = torch.rand(count, generator=generator, dtype=torch.float64).sort().values.expand(num_nodes, count)
+    return vectors, values
+
+
+@pytest.mark.parametrize("flipped", [[0], [1, 3], [0, 1, 2, 3]])
+def test_signs_do_not_matter(encoder: LaplacianEncoder, flipped: list[int]) -> None:
+    vectors, values = inputs()
+    turned = vectors.clone()
+    turned[:, flipped] *= -1
+    torch.testing.assert_close(encoder(turned, values), encoder(vectors, values), rtol=RTOL, atol=ATOL)
+
+
+def test_one_entry_and_the_eigenvalues_do_matter(encoder: LaplacianEncoder) -> None:
+    vectors, values = inputs()
+    one = vectors.clone()
+    one[2, 1] *= -1.5
+    changed = (encoder(one, values) - encoder(vectors, values)).abs().amax(dim=1) > 1e-6
+    assert changed.tolist() == [i == 2 for i in range(7)]
+    assert not torch.allclose(encoder(vectors, values), encoder(vectors, values.flip(1)))
+    assert not torch.allclose(encoder(vectors, values), encoder(vectors))
+
+
+def test_nodes_and_eigenvectors_in_any_order(encoder: LaplacianEncoder) -> None:
+    vectors, values = inputs()
+    order = torch.tensor([3, 1, 6, 0, 2, 5, 4])
+    torch.testing.assert_close(encoder(vectors[order], values), encoder(vectors, values)[order], rtol=RTOL, atol=ATOL)
+    turned = encoder(vectors.flip(1), values.flip(1))
+    torch.testing.assert_close(turned, encoder(vectors, values), rtol=RTOL, atol=ATOL)
+
+
+def test_padding_does_not_enter(encoder: LaplacianEncoder) -> None:
+    vectors, values = inputs()
+    for filler in (0.0, 3.0, float("nan")):
+        padded = [torch.cat([t, torch.full((7, 2), filler, dtype=t.dtype)], dim=1) for t in (vectors, values)]
+        mask = (torch.arange(6) < 4).expand(7, 6)
+        torch.testing.assert_close(encoder(*padded, mask), encoder(vectors, values), rtol=RTOL, atol=ATOL)
+
+
+def test_a_padded_graph_of_the_transform_is_encoded_as_if_it_asked_for_fewer(encoder: LaplacianEncoder) -> None:
+    path = Data(edge_index=to_undirected(torch.tensor([[0, 1, 2], [1, 2, 3]])), num_nodes=4)
+    encodings = []
+    for k in (3, 8):
+        data = AddLaplacianPE(k)(path)
+        fields = (data.laplacian_eigenvectors.double(), data.laplacian_eigenvalues.double(), data.laplacian_mask)
+        encodings.append(encoder(*fields))
+    torch.testing.assert_close(encodings[0], encodings[1], rtol=RTOL, atol=ATOL)
+
+
+def test_the_equation(encoder: LaplacianEncoder) -> None:
+    vectors, values = inputs(3, 2)
+    (a, b), (c, d) = ((net[0], net[2]) for net in (encoder.phi, encoder.rho))
+    for i in range(3):
+        total = torch.zeros(12, dtype=torch.float64)
+        for r in range(2):
+            for sign in (1, -1):
+                total = total + b(silu(a(torch.stack([sign * vectors[i, r], values[i, r]]))))
+        torch.testing.assert_close(encoder(vectors, values)[i], d(silu(c(total))), rtol=RTOL, atol=ATOL)
+
+
+def test_small_entries_are_seen(encoder: LaplacianEncoder) -> None:
+    """φ(v) + φ(−v) is even, so its slope at 0 is 0; it must not be flat around it as with a ReLU."""
+    vectors, values = inputs(1)
+    curvature = encoder(vectors * 1e-2, values) - encoder(vectors * 0, values)
+    assert (curvature.abs() > 1e-10).all()
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(0, 4), (1, 4), (3, 0)])
+def test_no_node_and_no_eigenvector(encoder: LaplacianEncoder, nodes: int, count: int) -> None:
+    out = encoder(*inputs(nodes, count))
+    assert out.shape == (nodes, 6)
+    assert torch.isfinite(out).all()
+
+
+def test_gradients_reach_every_parameter(encoder: LaplacianEncoder) -> None:
+    encoder(*inputs()).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
+
+
+def test_reset_parameters_equals_a_fresh_one() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        fresh = LaplacianEncoder(4, 5)
+        torch.manual_seed(3)
+        used = LaplacianEncoder(4, 5)
+        torch.manual_seed(3)
+        used.reset_parameters()
+    for mine, other in zip(used.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert repr(fresh) == "LaplacianEncoder(4, hidden_channels=5)"
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_it_compiles(encoder: LaplacianEncoder) -> None:
+    vectors, values = inputs()
+    mask = values > values[0, 0]
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(vectors, values, mask), encoder(vectors, values, mask), rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_refusals(encoder: LaplacianEncoder) -> None:
+    vectors, values = inputs()
+    with pytest.raises(ValueError, match=r"eigenvalues must have the shape \[7, 4\] of eigenvectors; got \[7, 3\]"):
+        encoder(vectors, values[:, 1:])
+    with pytest.raises(ValueError, match=r"mask must have the shape \[7, 4\]"):
+        encoder(vectors, values, torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="hidden_channels must be at least 1"):
+        LaplacianEncoder(3, 0)
