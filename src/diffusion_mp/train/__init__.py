@@ -9,12 +9,25 @@ from .losses import mean_squared_error, node_cross_entropy
 
 if TYPE_CHECKING:
     from .datamodules import DigitsDataModule, PlanetoidDataModule
+    from .metrics import weighted_accuracy
     from .module import NodeClassifier
 
-__all__ = ["DigitsDataModule", "NodeClassifier", "PlanetoidDataModule", "mean_squared_error", "node_cross_entropy"]
+__all__ = [
+    "DigitsDataModule",
+    "NodeClassifier",
+    "PlanetoidDataModule",
+    "mean_squared_error",
+    "node_cross_entropy",
+    "weighted_accuracy",
+]
 
 # Lightning is loaded with the first of these, so that the losses work and the command line can complain without it.
-_LAZY = {"NodeClassifier": "module", "DigitsDataModule": "datamodules", "PlanetoidDataModule": "datamodules"}
+_LAZY = {
+    "NodeClassifier": "module",
+    "DigitsDataModule": "datamodules",
+    "PlanetoidDataModule": "datamodules",
+    "weighted_accuracy": "metrics",
+}
 
 
 def __getattr__(name: str) -> Any:
