@@ -1,0 +1,75 @@
+"""The plain truth about one row: exact by a sort, differentiable on the support."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from diffusion_mp.kernels.sparse_flow import newton
+
+
+def scaled_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, ...]:
+    r"""p = c/c_max, t = c_max (θ − θ₀), κ = 1/(α c_max), b = 1 − θ₀/α, θ₀, log c_max and 1/α of every row.
+
+    θ₀ is the smallest threshold of an entry that conducts: then Σ_j c_j max(μ − θ_j, 0) + μ/α = 1 reads
+    Σ_j p_j max(ν − t_j, 0) + κν = b with ν = c_max (μ − θ₀), and neither side cancels.
+    """
+    inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
+    open_ = log_conductance.detach() > -math.inf
+    shape = (*threshold.shape[:-1], 1)
+    if threshold.size(-1):
+        top = log_conductance.detach().amax(-1, keepdim=True)
+        top = top.masked_fill(top == -math.inf, 0.0)
+        lowest = threshold.detach().masked_fill(~open_, math.inf).amin(-1, keepdim=True)
+        lowest = lowest.masked_fill(lowest == math.inf, 0.0)
+    else:
+        top = lowest = threshold.new_zeros(shape)
+    weight = (log_conductance - top).exp()
+    shifted = (threshold - lowest) * top.exp()
+    return weight, shifted, (inverse * (-top).exp()).expand(shape), 1 - inverse * lowest, lowest, top, inverse
+
+
+def _on_support(active: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Flow and potential, given who flows: a linear equation, and so differentiable any number of times."""
+    weight, shifted, leak, total, lowest, top, inverse = rows
+    weight, shifted = weight.masked_fill(~active, 0.0), shifted.masked_fill(~active, 0.0)
+    slope = weight.sum(-1, keepdim=True) + leak
+    root = (total + (weight * shifted).sum(-1, keepdim=True)) / slope.masked_fill(slope == 0, math.inf)
+    flow = (weight * (root - shifted)).masked_fill(~active, 0.0)
+    # Where nothing flows μ is α, or unknown (0) when the flow is conserved but nothing conducts.
+    idle = 1 / inverse.masked_fill(inverse == 0, math.inf)
+    potential = torch.where(active.any(-1, keepdim=True), lowest + root * (-top).exp(), idle)
+    return flow, potential.squeeze(-1)
+
+
+def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    r"""argmin_z ½Σ_j z_j²/c_j + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)², exactly, by one sort (SFi-Former, Eqs. 6 and 9).
+
+    z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. Returns the flow z [..., n] and the
+    potential μ [...]; a row without an entry that conducts (log c = −∞) flows nowhere and has μ = α, or 0 for α = ∞.
+
+    Args:
+        log_conductance: log c [..., n] with c = 1/r. threshold: θ = λf ≥ 0, [..., n].
+        alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
+    """
+    rows = scaled_rows(log_conductance, threshold, alpha)
+    with torch.no_grad():
+        weight, shifted, leak, total, *_ = rows
+        order = shifted.masked_fill(weight == 0, math.inf).argsort(-1)
+        p, t = weight.gather(-1, order), shifted.gather(-1, order)
+        # The entry is active where the left side, evaluated at its threshold, is still below the right.
+        before = t * (p.cumsum(-1) + leak) - (p * t).cumsum(-1) < total
+        active = torch.zeros_like(before).scatter(-1, order, before & (p > 0))
+    return _on_support(active, rows)
+
+
+def solve_rows_by_newton(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The same as :func:`solve_rows` by Newton's method."""
+    rows = scaled_rows(log_conductance, threshold, alpha)
+    with torch.no_grad():
+        weight, shifted, leak, total, *_ = rows
+        root, _ = newton.newton(weight, shifted, leak, total)
+        active = (shifted < root) & (weight > 0)
+    return _on_support(active, rows)

@@ -1,0 +1,214 @@
+"""The fast path: complete rows tile by tile, small graphs of equal size stacked; nothing of size N² is kept.
+
+In logarithms, with M = log Σ e^{−s}, U = log Σ e^{u} and the potential μ of a row,
+
+    z_ij = e^{s_ij + a_i} max(1 − λ_i e^{u_ij − w_i}, 0),   a = M + log μ,   w = U + log μ,
+
+so two numbers per row, a and w, say all about the solution, and no conductance, which may overflow, is ever formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.sparse_flow.newton import exp_limit, newton
+
+# Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
+TILE = 1 << 18
+# A GPU wants tiles this many times as large.
+ON_GPU = 64
+
+
+def tiles(ptr: Tensor | None, num_nodes: int, heads: int, device: torch.device) -> Iterator[tuple[Rows, Rows]]:
+    """Yield (rows, columns): every row once, with all columns of its graph."""
+    tile = TILE if device.type == "cpu" else TILE * ON_GPU
+    for size, starts in buckets(ptr, num_nodes):
+        graphs = max(1, tile // (size * size * heads))
+        height = size if size * size * heads <= tile else max(1, tile // (size * heads))
+        for some in starts.split(graphs):
+            cols = rows_of(some, size, device)
+            if isinstance(cols, Tensor):
+                yield cols, cols
+                continue
+            for first in range(cols.start, cols.stop, height):
+                yield slice(first, min(first + height, cols.stop)), cols
+
+
+def _inner(a: Tensor, b: Tensor, rows: Rows, cols: Rows) -> Tensor:
+    return gather(a, rows) @ gather(b, cols).transpose(2, 3)
+
+
+def _scalar(x: Tensor, rows: Rows) -> Tensor:
+    """[N, H] → [b, H, size, 1], beside the entries of a tile."""
+    return gather(x.unsqueeze(2), rows)
+
+
+def _put(out: Tensor, rows: Rows, value: Tensor) -> None:
+    scatter(out.unsqueeze(2), rows, value)
+
+
+def potentials(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """a, w, log μ; then M, the slope A = μ(Σ_J c + 1/α), the work Σ θz of the frictions and the size of J, [N, H].
+
+    ``leak`` is 1/α. Rows are normalised last: given w as it is rounded, a makes the row sum 1 − μ/α to the last bit.
+    """
+    out = [torch.empty_like(lam, memory_format=torch.contiguous_format) for _ in range(7)]
+    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+        s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
+        solution = solve(s, u, _scalar(lam, rows), _scalar(leak, rows))
+        for tensor, value in zip(out, solution, strict=True):
+            _put(tensor, rows, value)
+    a, w, log_mu, resistance, slope, work, support = out
+    return a, w, log_mu, resistance, slope, work, support
+
+
+def solve(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, ...]:
+    """Complete rows of scores [..., n] with λ and 1/α [..., 1]: what :func:`potentials` returns."""
+    info, limit = torch.finfo(s.dtype), exp_limit(s.dtype)
+    log_lam = lam.log()
+    bottom, top, lowest = s.amin(-1, keepdim=True), s.amax(-1, keepdim=True), u.amin(-1, keepdim=True)
+    resistance = (bottom - s).exp_().sum(-1, keepdim=True).log_() - bottom
+    easiest = u.amax(-1, keepdim=True)
+    friction = (u - easiest).exp_().sum(-1, keepdim=True).log_() + easiest
+
+    log_scale = resistance + top  # log of the largest conductance
+    weight = (s - top).exp_()
+    threshold = (u + (log_lam - friction + log_scale)).clamp_(max=limit).exp_()
+    scaled, _ = newton(weight, threshold, leak * (-log_scale).exp())
+    log_mu = scaled.log() - log_scale
+
+    # The entry of least friction keeps its flow where the rounding of w would close it.
+    least = lowest + log_lam - friction
+    slack = 8 * info.eps * (1 + lowest.abs() + log_lam.abs() + friction.abs())
+    held = (least.exp() * leak < 1) & (lam > 0)
+    log_mu = torch.where(held, log_mu.maximum(least + slack), log_mu)
+    w = friction + log_mu
+
+    theta = (u - w).clamp_(max=limit).exp_().mul_(lam)  # θ/μ
+    active = torch.lt(theta, 1, out=threshold)
+    weight.mul_(active)
+    through = weight.sum(-1, keepdim=True)
+    if bool((through < info.tiny**0.5).any()):  # the support is far below the largest conductance
+        top = torch.where(active > 0, s, -torch.inf).amax(-1, keepdim=True)
+        top = torch.where(top > -torch.inf, top, 0.0)
+        weight = (s - top).clamp_(max=0).exp_().mul_(active)
+        through = weight.sum(-1, keepdim=True)
+    entries = weight.mul_(1 - theta)
+    flow = entries.sum(-1, keepdim=True)
+    work = entries.mul_(theta.mul_(active)).sum(-1, keepdim=True)
+
+    lost = log_mu.exp() * leak  # μ/α
+    kept = (1 - lost).clamp_min(info.tiny)
+    norm = torch.where(flow > 0, kept / flow, 0.0)
+    a = torch.where(flow > 0, norm.log() - top, resistance + log_mu)
+    return a, w, log_mu, resistance, through * norm + lost, work * norm * log_mu.exp(), active.sum(-1, keepdim=True)
+
+
+def _entries(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, a: Tensor, w: Tensor, rows: Rows, cols: Rows
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One tile of s, u, e^{s + a} on the support (0 elsewhere) and e^{u − w} (cut off beyond it)."""
+    limit = exp_limit(q.dtype)
+    s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
+    force = (u - _scalar(w, rows)).clamp_(max=limit).exp_()
+    through = (s + _scalar(a, rows)).clamp_(max=limit).exp_()
+    active = force * _scalar(lam, rows)
+    through.mul_(torch.lt(active, 1, out=active))
+    return s, u, through, force
+
+
+def product(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
+    ptr: Tensor | None, transpose: bool,
+) -> Tensor:  # fmt: skip
+    """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
+    out = torch.zeros_like(v, memory_format=torch.contiguous_format)
+    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+        _, _, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
+        flow = through.mul_(1 - force * _scalar(lam, rows))
+        if transpose:
+            scatter(out, cols, flow.transpose(2, 3) @ gather(v, rows), add=True)
+        else:
+            scatter(out, rows, flow @ gather(v, cols))
+    return out
+
+
+def product_backward(
+    grad: Tensor, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
+    ptr: Tensor | None, transpose: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of q, k, the friction's q and k, v, λ, a and w; every tile is computed anew.
+
+    With y_ij = λ e^{s + a + u − w} on the support and G_ij = grad_i·v_j (transposed v_i·grad_j):
+    ds = da = zG, du = −dw = −yG, dλ = −(y/λ) G.
+    """
+    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, fq, fk, v, lam, a, w)]
+    dv, dlam, da, dw = grads[4:]
+    left, right = (v, grad) if transpose else (grad, v)
+    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+        _, _, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
+        force = force.mul_(through)  # y/λ, 0 beyond the support
+        drag = force * _scalar(lam, rows)
+        flow = through.sub_(drag)
+        if transpose:
+            scatter(dv, rows, flow @ gather(grad, cols), add=True)
+        else:
+            scatter(dv, cols, flow.transpose(2, 3) @ gather(grad, rows), add=True)
+        outer = _inner(left, right, rows, cols)
+        _put(dlam, rows, -(force.mul_(outer)).sum(3, keepdim=True))
+        ds, du = flow.mul_(outer), drag.mul_(outer).neg_()
+        _put(da, rows, ds.sum(3, keepdim=True))
+        _put(dw, rows, -du.sum(3, keepdim=True))
+        _add_score_gradients(grads, ds, du, (q, k, fq, fk), rows, cols)
+    return tuple(grads)
+
+
+def _add_score_gradients(
+    grads: list[Tensor], ds: Tensor, du: Tensor, features: tuple[Tensor, ...], rows: Rows, cols: Rows
+) -> None:
+    """Pass gradients of s = q·k and u = q̃·k̃ on to the four features."""
+    q, k, fq, fk = features
+    scatter(grads[0], rows, ds @ gather(k, cols), add=True)
+    scatter(grads[1], cols, ds.transpose(2, 3) @ gather(q, rows), add=True)
+    scatter(grads[2], rows, du @ gather(fk, cols), add=True)
+    scatter(grads[3], cols, du.transpose(2, 3) @ gather(fq, rows), add=True)
+
+
+def potentials_backward(
+    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor,
+    leak: Tensor, a: Tensor, w: Tensor, log_mu: Tensor, resistance: Tensor, slope: Tensor, ptr: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    r"""Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w and log μ.
+
+    Σ_j z_j + μ/α = 1 says by how much log μ moves with the scores (S3 of docs/errata.md): with y = z's share that
+    friction took, Σ_J y = A − 1,
+
+        A dlog μ = −Σ z (ds + dM) + Σ y (du − dU) + Σ (y/λ) dλ − μ d(1/α),   dM = −Σ r ds,  dU = Σ f du.
+    """
+    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, fq, fk, lam, leak)]
+    dlam = grads[4]
+    moved = (grad_a + grad_w + grad_mu) / slope
+    mu = log_mu.exp()
+    grads[5] = -moved * mu
+    by_resistance = grad_a - moved * (1 - leak * mu)
+    by_friction = grad_w - moved * (slope - 1)
+    log_friction = w - log_mu
+    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+        s, u, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
+        force = force.mul_(through)
+        drag = force * _scalar(lam, rows)
+        flow = through.sub_(drag)
+        step = _scalar(moved, rows)
+        _put(dlam, rows, step * force.sum(3, keepdim=True))
+        r = s.neg_().sub_(_scalar(resistance, rows)).exp_()
+        ds = flow.mul_(-step).sub_(r.mul_(_scalar(by_resistance, rows)))
+        f = u.sub_(_scalar(log_friction, rows)).exp_()
+        du = drag.mul_(step).add_(f.mul_(_scalar(by_friction, rows)))
+        _add_score_gradients(grads, ds, du, (q, k, fq, fk), rows, cols)
+    return tuple(grads)

@@ -1,0 +1,324 @@
+"""Sparse flow: exact against a quadratic programme, a converged proximal run and the optimality conditions."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import nnls
+from test_kernels import BATCHES, assert_same, randn
+from torch import Tensor
+
+from diffusion_mp.kernels.sparse_flow import (
+    proximal,
+    solve_rows,
+    solve_rows_by_newton,
+    sparse_flow_potentials,
+    sparse_flow_product,
+    tiled,
+)
+from diffusion_mp.kernels.sparse_flow.newton import newton
+from diffusion_mp.kernels.sparse_flow.reference import scaled_rows
+from diffusion_mp.testing import tolerance
+
+DOUBLE = torch.float64
+LAMBDAS = [10.0**power for power in range(-3, 4)]
+ALPHAS = [0.01, 0.1, 1.0, math.inf]
+
+
+def scores(*shape: int, seed: int = 0, spread: float = 1.5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    s, u = (spread * torch.randn(*shape, generator=generator, dtype=DOUBLE) for _ in range(2))
+    return s, u
+
+
+def problem(s: Tensor, u: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    """log 1/r and λf of the scores."""
+    return s + (-s).logsumexp(-1, keepdim=True), lam * u.softmax(-1)
+
+
+def tiled_rows(s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
+    """z and μ by the routine inside a tile."""
+    one = torch.ones_like(s[..., :1])
+    a, w, log_mu, *_ = tiled.solve(s, u, lam * one, one / alpha)
+    return (s + a).exp() * (1 - lam * (u - w).exp()).clamp_min(0), log_mu.exp().squeeze(-1)
+
+
+def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
+    if method == "tiled":
+        return tiled_rows(s, u, lam, alpha)
+    solve = solve_rows if method == "sort" else solve_rows_by_newton
+    return solve(*problem(s, u, lam), alpha)
+
+
+METHODS = ["sort", "newton", "tiled"]
+
+
+def quadratic_programme(r: np.ndarray, theta: np.ndarray, alpha: float) -> np.ndarray:
+    """min ½Σ r z² + Σ θz + (α/2)(Σz − 1)², z ≥ 0, by Lawson and Hanson's active-set method for least squares.
+
+    Its support is then polished: the stationary point with these entries, by one linear system with 1/α = 0 where the
+    flow is conserved. (There a large weight stands for the constraint, and the least friction is taken off all of them,
+    which changes nothing.)
+    """
+    theta = theta - theta.min() if alpha == math.inf else theta
+    weight, n = min(alpha, 1e8), r.size
+    matrix = np.concatenate([np.diag(np.sqrt(r)), np.full((1, n), np.sqrt(weight))])
+    z, _ = nnls(matrix, np.append(-theta / np.sqrt(r), np.sqrt(weight)), maxiter=100 * n)
+    on = np.flatnonzero(z)
+    one = np.ones((on.size, 1))
+    system = np.block([[np.diag(r[on]), -one], [one.T, np.full((1, 1), 1 / alpha)]])
+    z[on] = np.linalg.solve(system, np.append(-theta[on], 1.0))[:-1]
+    return z
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 40, 150])
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_solve_the_quadratic_programme(n: int, alpha: float, method: str) -> None:
+    for lam in LAMBDAS:
+        s, u = scores(n, seed=n)
+        got, _ = by(method, s, u, lam / n, alpha)
+        log_c, theta = problem(s, u, lam / n)
+        expected = quadratic_programme((-log_c).exp().numpy(), theta.numpy(), alpha)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-9)
+
+
+def kkt_residual(z: Tensor, mu: Tensor, r: Tensor, theta: Tensor, alpha: float) -> float:
+    """How far the optimality conditions are from being met: Ohm's law, no push where nothing flows, conservation."""
+    mu = mu.unsqueeze(-1)
+    assert bool((z >= 0).all())
+    ohm = torch.where(z > 0, (r * z + theta - mu).abs(), (mu - theta).clamp_min(0))
+    conservation = (z.sum(-1, keepdim=True) + mu / alpha - 1).abs()
+    return float(torch.maximum(ohm.amax(-1, keepdim=True), conservation).max())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 256, 4096])
+def test_the_optimality_conditions_hold(n: int, method: str) -> None:
+    for alpha in ALPHAS:
+        for lam in LAMBDAS:
+            s, u = scores(4, n, seed=n)
+            z, mu = by(method, s, u, lam / n, alpha)
+            log_c, theta = problem(s, u, lam / n)
+            assert kkt_residual(z, mu, (-log_c).exp(), theta, alpha) <= 1e-12, (alpha, lam)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_without_friction_it_is_softmax(n: int, method: str) -> None:
+    s, u = scores(3, n)
+    z, _ = by(method, s, u, 0.0, math.inf)
+    torch.testing.assert_close(z, s.softmax(-1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_scores_share_the_flow(method: str) -> None:
+    """r = f = 1/n: z = (1 − λ/α n⁻¹)/(n + n⁻¹ …): by hand, μ = (1 + λ n)/(n² + 1/α) and z = n (μ − λ/n)."""
+    n, lam, alpha = 8, 0.02, 0.1
+    z, mu = by(method, torch.zeros(1, n, dtype=DOUBLE), torch.zeros(1, n, dtype=DOUBLE), lam, alpha)
+    expected = (1 + lam * n) / (n**2 + 1 / alpha)
+    assert mu.item() == pytest.approx(expected, rel=1e-13)
+    torch.testing.assert_close(z, torch.full_like(z, n * (expected - lam / n)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("solve", [solve_rows, solve_rows_by_newton])
+def test_rows_with_one_partner_and_with_none(solve) -> None:
+    closed = -math.inf
+    log_c = torch.tensor([[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE).requires_grad_()
+    theta = torch.full((2, 3), 0.2, dtype=DOUBLE).requires_grad_()
+    z, mu = solve(log_c, theta, math.inf)
+    torch.testing.assert_close(z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE))
+    assert mu[1].item() == 0
+    z, mu = solve(log_c, theta, 0.5)
+    c = math.exp(0.3)
+    torch.testing.assert_close(mu.detach(), torch.tensor([(1 + c * 0.2) / (c + 2), 0.5], dtype=DOUBLE))
+    for grad in torch.autograd.grad((z * z).sum() + mu.sum(), [log_c, theta]):
+        assert grad.isfinite().all()
+    z, mu = solve(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
+    assert z.shape == (2, 0)
+    assert mu.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_friction_above_alpha_stops_the_flow(method: str) -> None:
+    s, u = scores(3, 6)
+    z, mu = by(method, s, u, 1000.0, 0.1)
+    assert z.eq(0).all()
+    torch.testing.assert_close(mu, torch.full_like(mu, 0.1), rtol=1e-12, atol=0)
+
+
+def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
+    log_c, theta = problem(*scores(4, n), 1 / n)
+    return (-log_c).exp(), theta, 0.1
+
+
+@pytest.mark.parametrize("step_size", ["corrected", "barzilai_borwein"])
+def test_a_converged_proximal_run_agrees(step_size: str) -> None:
+    r, theta, alpha = published_settings(8)
+    exact, _ = solve_rows(-r.log(), theta, alpha)
+    settled, steps = proximal(r, theta, alpha, step_size=step_size, steps=100_000, tolerance=1e-16)
+    assert steps < 100_000
+    torch.testing.assert_close(settled, exact, rtol=0, atol=1e-8)
+
+
+def test_the_published_step_diverges_where_the_corrected_one_approaches() -> None:
+    """n = 40, α = 0.1, λ = 1/n: t = 1/(1 + α√n) exceeds 2/(αn + r), the last step that does not blow up (S1)."""
+    r, theta, alpha = published_settings()
+    exact, _ = solve_rows(-r.log(), theta, alpha)
+    wild, _ = proximal(r, theta, alpha, step_size="published", steps=500)
+    assert not bool((wild.abs() < 1e6).all())
+    far, near = ((proximal(r, theta, alpha, step_size="corrected", steps=k)[0] - exact).norm() for k in (500, 5000))
+    assert near < 0.7 * far < 1
+
+
+def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
+    r, theta, alpha = published_settings()
+    exact, _ = solve_rows(-r.log(), theta, alpha)
+    _, passes = newton(*scaled_rows(-r.log(), theta, alpha)[:4])
+    assert passes <= 7
+    for step_size in ("corrected", "barzilai_borwein"):
+        _, steps = proximal(r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes)
+        assert steps == 100 * passes, step_size
+
+
+@pytest.mark.parametrize("lam", LAMBDAS)
+def test_newton_ends_after_few_steps(lam: float) -> None:
+    log_c, theta = problem(*scores(20, 1000), lam / 1000)
+    _, steps = newton(*scaled_rows(log_c, theta, 0.1)[:4])
+    assert steps <= 15
+
+
+# ------------------------------------------------------------------ the fast path
+
+
+@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
+def batch(request) -> tuple[Tensor | None, int]:
+    sizes, num_nodes = request.param
+    return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
+
+
+def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
+    """z [H, N, N] and μ [N, H] by the sort, graph by graph."""
+    bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
+    blocks, potentials = [], []
+    for first, last in pairwise(bounds):
+        part = slice(first, last)
+        s, u = (torch.einsum("ihf,jhf->hij", x[part], y[part]) for x, y in ((q, k), (fq, fk)))
+        z, mu = solve_rows(*problem(s, u, lam[part].t().unsqueeze(2)), 1 / leak[part].t().unsqueeze(2))
+        blocks.append(z)
+        potentials.append(mu.t())
+    return torch.stack([torch.block_diag(*(z[h] for z in blocks)) for h in range(q.size(1))]), torch.cat(potentials)
+
+
+def everything(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
+    """Product, transposed product and log-potentials side by side."""
+    rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr)
+    there, back = (
+        sparse_flow_product(q, k, fq, fk, v, lam, rows.a, rows.w, ptr, transpose=transpose)
+        for transpose in (False, True)
+    )
+    return torch.cat([there, back, rows.log_mu.unsqueeze(2)], dim=2)
+
+
+def everything_by_sort(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
+    z, mu = dense(q, k, fq, fk, lam, leak, ptr)
+    there, back = torch.einsum("hij,jhd->ihd", z, v), torch.einsum("hij,ihd->jhd", z, v)
+    return torch.cat([there, back, mu.log().unsqueeze(2)], dim=2)
+
+
+def inputs(n: int, generator: torch.Generator, *, friction: int = 4, dtype: torch.dtype = DOUBLE) -> list[Tensor]:
+    features = [randn(n, 2, channels, generator=generator) for channels in (3, 3, friction, friction)]
+    features[0] = 0.5 * features[0]  # rows whose conductances span many decades are ill-conditioned
+    lam = (randn(n, 2, generator=generator).exp() / max(1, n)).detach()
+    leak = randn(n, 2, generator=generator).exp().detach()
+    return [t.detach().to(dtype).requires_grad_() for t in (*features, lam, leak, randn(n, 2, 3, generator=generator))]
+
+
+@pytest.mark.parametrize("friction", [0, 4])
+@pytest.mark.parametrize("tile", [4096, 1 << 18])
+def test_the_fast_path_equals_the_sort(batch, tile, friction, generator, monkeypatch) -> None:
+    monkeypatch.setattr(tiled, "TILE", tile)
+    ptr, n = batch
+    arguments = inputs(n, generator, friction=friction)
+    assert_same(partial(everything, ptr=ptr), partial(everything_by_sort, ptr=ptr), arguments, generator)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradients_of_every_input_agree_with_finite_differences(ragged, generator) -> None:
+    ptr = torch.tensor([0, 2, 2, 3, 5]) if ragged else None
+    assert torch.autograd.gradcheck(partial(everything, ptr=ptr), inputs(5, generator))
+
+
+def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
+    """One-sided, since there is no negative friction; without friction the flow is softmax."""
+    q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
+    zero, leak = torch.zeros_like(lam).requires_grad_(), torch.zeros_like(leak)
+    weight = torch.randn(6, 2, 7, generator=generator, dtype=DOUBLE)
+
+    def loss(lam: Tensor) -> Tensor:
+        return (everything(q, k, fq, fk, lam, leak, v, None) * weight).sum()
+
+    (got,) = torch.autograd.grad(loss(zero), zero)
+    for row, head in ((0, 0), (3, 1)):
+        unit = torch.zeros_like(lam)
+        unit[row, head] = 1e-6
+        expected = (-1.5 * loss(zero) + 2 * loss(unit) - 0.5 * loss(2 * unit)) / 1e-6
+        assert got[row, head].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_rows_differentiate_twice_on_the_support() -> None:
+    log_c, theta = (t.detach().requires_grad_() for t in problem(*scores(2, 5), 0.3))
+    alpha = torch.tensor(0.4, dtype=DOUBLE, requires_grad=True)
+    for solve in (solve_rows, solve_rows_by_newton):
+        assert torch.autograd.gradcheck(solve, (log_c, theta, alpha))
+        assert torch.autograd.gradgradcheck(solve, (log_c, theta, alpha))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_inputs(dtype, generator) -> None:
+    """Against the double path on the very same rounded inputs; the result has the dtype of the values."""
+    low = inputs(50, generator, dtype=dtype)
+    got = everything(*low, ptr=None)
+    expected = everything(*(t.double() for t in low), ptr=None)
+    torch.testing.assert_close(got.double(), expected, **tolerance("product", dtype)._asdict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [3.0, 10.0, 30.0])
+@pytest.mark.parametrize("alpha", [0.1, math.inf])
+def test_wild_scores_stay_finite_and_conserve_the_flow(dtype, spread, alpha, generator) -> None:
+    """With scores up to spread² conductances overflow, yet rows sum to one as softmax does: to the rounding of s."""
+    n = 33
+    features = [(spread * randn(n, 1, 1, generator=generator)).detach().to(dtype) for _ in range(4)]
+    lam, leak = torch.full((n, 1), 1 / n, dtype=dtype), torch.full((n, 1), 1 / alpha, dtype=dtype)
+    rows = sparse_flow_potentials(*features, lam, leak)
+    assert all(t.isfinite().all() for t in rows)
+    z = sparse_flow_product(*features, torch.eye(n, dtype=dtype).unsqueeze(1), lam, rows.a, rows.w)
+    assert z.isfinite().all()
+    assert z.ge(0).all()
+    rounding = 10 * torch.finfo(dtype).eps * spread**2
+    assert (z.sum(2) + rows.log_mu.exp() / alpha - 1).abs().max() < 10 * rounding
+
+
+def test_a_second_derivative_is_refused(generator) -> None:
+    arguments = inputs(4, generator)
+    (grad,) = torch.autograd.grad(everything(*arguments, ptr=None).sum(), arguments[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_registered_operations_pass_opcheck(ragged, generator) -> None:
+    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
+    *arguments, v = inputs(9, generator, dtype=torch.float32)
+    ops = torch.ops.diffusion_mp
+    torch.library.opcheck(ops.sparse_flow_potentials.default, (*arguments, ptr))
+    rows = sparse_flow_potentials(*arguments, ptr)
+    a, w = (t.detach().requires_grad_() for t in (rows.a, rows.w))
+    for transpose in (False, True):
+        torch.library.opcheck(ops.sparse_flow_product.default, (*arguments[:4], v, arguments[4], a, w, ptr, transpose))
