@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, LogLowRankCoupling
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
-from diffusion_mp.diffusivities.kernelized_softmax import estimate
-from diffusion_mp.diffusivities.random_features import orthogonal_directions
+from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
 from diffusion_mp.errors import check_counts, describe
 from diffusion_mp.graph import Graph
 
@@ -57,7 +56,8 @@ def kernel_error(
 
     def distance(m: int) -> float:
         directions = orthogonal_directions(m, q.size(2), generator).to(q.device, q.dtype)
-        return _relative_distance(estimate(q, k, directions, graph), exact)
+        log_query, log_key, log_weight = attention_features(q, k, directions)
+        return _relative_distance(LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact)
 
     return {m: sum(distance(m) for _ in range(draws)) / draws for m in num_features}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCoupling
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
-from diffusion_mp.diffusivities.random_features import orthogonal_directions, positive_features
+from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
 from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.gumbel import gumbel
@@ -120,17 +120,18 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
+        log_query, log_key, log_weight = attention_features(q, k, self.directions)
         noisy = self.training and self.num_samples > 0
         regularized = self.training and self.edge_regularization > 0 and graph.edge_index is not None
         self.auxiliary.value = None
         if regularized or not noisy:
-            coupling = estimate(q, k, self.directions, graph)
+            coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight)
             if regularized:
                 self.auxiliary.value = self.edge_regularization * edge_loss(coupling, graph)
         if noisy:
             noise = gumbel(self.noise_state, k, self.num_samples) / self.tau
             self.noise_state[1] += 1
-            coupling = estimate(q, k, self.directions, graph, noise)
+            coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight + noise)
         return coupling
 
     def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
@@ -144,21 +145,3 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             f"{super().extra_repr()}, num_features={self.directions.size(0)}, tau={self.tau:g}, "
             f"logits={self.logits!r}, num_samples={self.num_samples}"
         )
-
-
-def estimate(
-    q: Float[Tensor, "N H D"],
-    k: Float[Tensor, "N H D"],
-    directions: Float[Tensor, "m D"],
-    graph: Graph,
-    noise: Float[Tensor, "N H K"] | None = None,
-) -> LogLowRankCoupling:
-    r"""φ(q_i)·φ(k_j) e^{g_js} / Σ_l φ(q_i)·φ(k_l) e^{g_ls}, the mean over the samples s of the noise g (if any)."""
-    log_query, _ = positive_features(q, directions)
-    log_key, log_weight = positive_features(k, directions)
-    return LogLowRankCoupling(
-        log_query,
-        log_query if q is k else log_key,
-        graph.segments,
-        log_weight if noise is None else log_weight + noise,
-    )

@@ -30,9 +30,21 @@ def positive_features(
 ) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
     r"""w_r·a and −½‖a‖²: log φ(a)_r is their sum, less ½ log m, with E[φ(a)·φ(b)] = exp(a·b).
 
-    They come apart because the second is one weight for all features of a node: that of a query cancels from its row
-    of a normalised attention, and left in it would cost digits. In at least float32, also under autocast.
+    In at least float32, also under autocast.
     """
     (a, directions), _ = accumulating(a, directions)
     with without_autocast(a):
         return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)
+
+
+def attention_features(
+    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
+) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+    r"""Log features of queries and of keys, and the log weight of every key, whose attention estimates softmax(q·k).
+
+    −½‖q‖² is one factor for a whole row: it cancels from a normalised attention, and left in it would cost digits.
+    Where q is k, the features are one tensor too.
+    """
+    log_key, log_weight = positive_features(k, directions)
+    log_query = log_key if q is k else positive_features(q, directions)[0]
+    return log_query, log_key, log_weight
