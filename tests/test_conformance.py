@@ -22,6 +22,7 @@ from diffusion_mp.couplings import (
     PolynomialCoupling,
     ReweightedCoupling,
     SparseCoupling,
+    SparseFlowCoupling,
     UniformCoupling,
     distance_features,
     row_normalized,
@@ -81,6 +82,11 @@ def tied(score: str, normalize: bool) -> Coupling:
     return PairwiseCoupling(query, key, PTR, score, normalize=normalize, symmetric=not normalize)  # type: ignore
 
 
+def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = torch.float64, **options: Any) -> Coupling:
+    query, key, *friction = (0.6 * leaf(11, heads, 3, seed=seed, dtype=dtype) for seed in (1, 2, 3, 4))
+    return SparseFlowCoupling(query, key, *friction, ptr, **{"lam": 0.05} | options)
+
+
 def symmetric_low_rank() -> Coupling:
     query = leaf(11, 2, 3)
     return LowRankCoupling(query, query, PTR, symmetric=True)
@@ -138,6 +144,15 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-gaussian-symmetric": lambda: tied("exp", False),
     "pairwise-distance-sigmoid": lambda: tied("sigmoid", False),
     "pairwise-float32": lambda: PairwiseCoupling(*features(2, dtype=torch.float32), PTR),
+    "sparse-flow": lambda: flow(1, ptr=None),
+    "sparse-flow-ragged": flow,
+    "sparse-flow-finite-ragged": lambda: flow(alpha=0.1),
+    "sparse-flow-constant-ragged": lambda: SparseFlowCoupling(*features(2), ptr=PTR, lam=0.3, alpha=1.0),
+    "sparse-flow-learnable-ragged": lambda: flow(lam=leaf(11, 1, positive=True), alpha=leaf(2, positive=True)),
+    "sparse-flow-softmax-ragged": lambda: flow(lam=0.0),
+    "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
+    "sparse-flow-stored-ragged": lambda: flow().to_sparse(),
+    "sparse-flow-float32": lambda: flow(dtype=torch.float32),
     "reweighted-ragged": lambda: ReweightedCoupling(
         LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)
     ),

@@ -10,6 +10,7 @@ from diffusion_mp.couplings.polynomial import PolynomialCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
+from diffusion_mp.couplings.sparse_flow import SparseFlowCoupling
 
 __all__ = [
     "Coupling",
@@ -22,6 +23,7 @@ __all__ = [
     "ScaledCoupling",
     "Score",
     "SparseCoupling",
+    "SparseFlowCoupling",
     "SumCoupling",
     "UniformCoupling",
     "distance_features",

@@ -212,3 +212,18 @@ def potentials_backward(
         du = drag.mul_(step).add_(f.mul_(_scalar(by_friction, rows)))
         _add_score_gradients(grads, ds, du, (q, k, fq, fk), rows, cols)
     return tuple(grads)
+
+
+def support(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, a: Tensor, w: Tensor, ptr: Tensor | None
+) -> Tensor:
+    """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target in each tile."""
+    found = [torch.empty(2, 0, dtype=torch.long, device=q.device)]
+    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+        through, _ = _entries(q, k, fq, fk, lam, a, w, rows, cols)[2:]
+        graph, target, source = (through > 0).any(1).nonzero().unbind(1)
+        row, col = (
+            torch.arange(r.start, r.stop, device=q.device)[None] if isinstance(r, slice) else r for r in (rows, cols)
+        )
+        found.append(torch.stack([col[graph, source], row[graph, target]]))
+    return torch.cat(found, dim=1)

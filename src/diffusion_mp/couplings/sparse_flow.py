@@ -1,0 +1,210 @@
+"""Sparse-flow attention: each row is the flow of least energy into its node, most entries of it exactly zero."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.low_rank import block_mask, check_features
+from diffusion_mp.couplings.ragged import same_graph
+from diffusion_mp.couplings.sparse import SparseCoupling
+from diffusion_mp.errors import check_positive, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.sparse_flow import (
+    entries,
+    log_entries,
+    sparse_flow_potentials,
+    sparse_flow_product,
+    support,
+)
+from diffusion_mp.kernels.spmm import sddmm
+
+
+class SparseFlowCoupling(Coupling):
+    r"""Row i is argmin_z ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² (SFi-Former, Eqs. 6, 8 and 9).
+
+    With resistances r = softmax_j(−q_i·k_j), frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph, and
+    thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
+    Σ_j s_ij + μ_i/α = 1. The rows are exact (ERRATA S3): no iteration is differentiated, and none has to converge.
+
+    For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α (ERRATA S6), and a row whose
+    every θ_ij is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward
+    and backward. Single precision resolves a row as long as its conductances 1/r, times θ, stay far below 10⁷.
+
+    Args:
+        query, key: features q and k of receivers and senders [N, H, F]; a scale 1/√d is part of them.
+        friction_query, friction_key: q̃ and k̃ [N, H, G]; neither for a constant friction f = 1/n.
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        lam: λ ≥ 0, a number or a tensor that broadcasts to [N, H].
+        alpha: α > 0, a number (``math.inf`` for conservation) or a tensor that broadcasts to [N, H].
+
+    Gradients flow to every tensor among them.
+
+    Raises:
+        ValueError: features that do not match, one friction feature without the other, λ < 0 or α ≤ 0.
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        friction_query: Float[Tensor, "N H G"] | None = None,
+        friction_key: Float[Tensor, "N H G"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        lam: float | Tensor,
+        alpha: float | Tensor = math.inf,
+    ) -> None:
+        check_features(query, key)
+        if (friction_query is None) != (friction_key is None):
+            raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")
+        if friction_query is None or friction_key is None:
+            friction_query = friction_key = query[:, :, :0]
+        check_features(friction_query, friction_key)
+        if friction_query.shape[:2] != query.shape[:2]:
+            raise ValueError(
+                f"friction_query must have the nodes and heads of query, {list(query.shape[:2])}; "
+                f"got {describe(friction_query)}."
+            )
+        conserved = not isinstance(alpha, Tensor) and alpha == math.inf
+        if not isinstance(lam, Tensor):
+            check_positive(lam, "lam", allow_zero=True)
+        if not isinstance(alpha, Tensor) and not conserved:
+            check_positive(alpha, "alpha")
+        super().__init__(query.size(0), query.size(1), query, row_stochastic=conserved, nonnegative=True)
+        self.ptr = ptr
+        (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
+        self._features = (q, k, friction_q, friction_k)
+        self.lam = self._by_row(lam, "lam", q)
+        leak = self._by_row(1 / alpha, "alpha", q)
+        solved = sparse_flow_potentials(q, k, friction_q, friction_k, self.lam, leak, ptr)
+        # s_ij = e^{q_i·k_j + a_i} max(1 − λ_i e^{q̃_i·k̃_j − w_i}, 0)
+        self.row_shift, self.threshold, self.log_potentials = solved.a, solved.w, solved.log_mu
+        self._work, self._support = solved.work, solved.support
+
+    def _by_row(self, value: float | Tensor, name: str, like: Tensor) -> Tensor:
+        """A number or tensor as [N, H]."""
+        shape = (self.num_nodes, self.heads)
+        if not isinstance(value, Tensor):
+            return like.new_full(shape, value)
+        sizes = (1, *value.shape)[-2:]
+        if value.dim() > 2 or any(
+            size not in (1, full) for size, full in zip(sizes, shape[2 - len(sizes) :], strict=True)
+        ):
+            raise ValueError(
+                f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
+            )
+        return value.to(like).expand(shape)
+
+    # ---------------------------------------------------------------- the operator
+
+    def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
+        """S v, or Sᵀ v, for values with the heads of S or, where S has one, any number of them."""
+        heads = v.size(1)
+        q, k, friction_q, friction_k = (t.expand(-1, heads, -1) for t in self._features)
+        lam, a, w = (t.expand(-1, heads) for t in (self.lam, self.row_shift, self.threshold))
+        return sparse_flow_product(q, k, friction_q, friction_k, v, lam, a, w, self.ptr, transpose=transpose)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.moved(v)
+
+    def _transpose(self) -> Coupling:
+        return _Transposed(self)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        return ones.squeeze(2) if self.row_stochastic else self.moved(ones).squeeze(2)
+
+    def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """s and u of listed pairs, and λ, a and w of their rows."""
+        source, target = edge_index
+        pattern = Graph(self.num_nodes, edge_index).pattern
+        q, k, friction_q, friction_k = self._features
+        s, u = sddmm(pattern, q, k), sddmm(pattern, friction_q, friction_k)
+        if self.ptr is not None:  # before any exp
+            apart = ~same_graph(self.ptr, target, source).unsqueeze(1)
+            s, u = s.masked_fill(apart, -math.inf), u.masked_fill(apart, 0.0)
+        return s, u, self.lam[target], self.row_shift[target], self.threshold[target]
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return entries(*self._listed(edge_index)).to(self.dtype)
+
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return log_entries(*self._listed(edge_index)).to(self.dtype)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        q, k, friction_q, friction_k = self._features
+        s, u = torch.einsum("ihf,jhf->hij", q, k), torch.einsum("ihf,jhf->hij", friction_q, friction_k)
+        mask = block_mask(self.ptr, self.num_nodes, self.device)
+        if mask is not None:
+            s, u = s.masked_fill(~mask, -math.inf), u.masked_fill(~mask, 0.0)
+        lam, a, w = (t.t().unsqueeze(2) for t in (self.lam, self.row_shift, self.threshold))
+        return entries(s, u, lam, a, w).to(self.dtype)
+
+    # ---------------------------------------------------------------- the circuit
+
+    @property
+    def potentials(self) -> Float[Tensor, "N heads"]:
+        """μ, the potential at which a unit of flow enters every node (SFi-Former, Eq. 7)."""
+        return self.log_potentials.exp()
+
+    def energy(self) -> Float[Tensor, " heads"]:
+        """Σ_i of the least energies of the rows, Eq. 6 or with finite α Eq. 9: Σ_i ½(μ_i + Σ_j θ_ij s_ij).
+
+        By r s = μ − θ on the support; without gradients.
+        """
+        return 0.5 * (self.potentials.detach() + self._work).sum(0)
+
+    def density(self) -> Float[Tensor, " heads"]:
+        """The fraction of the pairs within graphs whose entry is not zero."""
+        sizes = torch.tensor([self.num_nodes]) if self.ptr is None else self.ptr.diff()
+        return self._support.sum(0) / max(1, int(sizes.square().sum()))
+
+    def to_sparse(self) -> SparseCoupling:
+        """The same operator on its support, stored: E entries per head where E pairs flow in some head.
+
+        A product then costs O(E D) instead of O(N² D): worth it for several products where :meth:`density` is well
+        below one tenth. Gradients flow through the stored entries.
+        """
+        q, k, friction_q, friction_k = self._features
+        with torch.no_grad():
+            edge_index = support(q, k, friction_q, friction_k, self.lam, self.row_shift, self.threshold, self.ptr)
+        graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
+        return SparseCoupling(
+            graph, self.at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
+        )
+
+
+class _Transposed(Coupling):
+    """Sᵀ of a sparse flow, whose row problems stay those of S."""
+
+    def __init__(self, flow: SparseFlowCoupling) -> None:
+        super().__init__(
+            flow.num_nodes, flow.heads, torch.empty(0, dtype=flow.dtype, device=flow.device), nonnegative=True
+        )
+        self.flow, self.ptr = flow, flow.ptr
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.flow.moved(v, transpose=True)
+
+    def _transpose(self) -> Coupling:
+        return self.flow
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        return self._product(ones).squeeze(2)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.flow.at(edge_index.flip(0))
+
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.flow.log_at(edge_index.flip(0))
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        return self.flow.to_dense().transpose(1, 2)

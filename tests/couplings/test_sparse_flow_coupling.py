@@ -1,0 +1,126 @@
+"""The sparse-flow coupling against its rows solved by the sort, and the quantities of its circuit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import PairwiseCoupling, SparseCoupling, SparseFlowCoupling
+from diffusion_mp.kernels.sparse_flow import solve_rows
+from diffusion_mp.testing import tolerance
+
+PTR = torch.tensor([0, 4, 4, 5, 12])
+ALPHAS = [0.1, 1.0, math.inf]
+
+
+def features(n: int = 12, heads: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [0.7 * torch.randn(n, heads, 3, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4)]
+
+
+def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
+    torch.testing.assert_close(got, expected, **tolerance(operation, got.dtype)._asdict())
+
+
+def circuit(lam: float, alpha: float, ptr: Tensor | None = PTR) -> list[tuple[Tensor, ...]]:
+    """z, μ, r and f of every graph, [H, n, n] and [H, n]."""
+    q, k, friction_q, friction_k = features()
+    parts = []
+    for rows in [slice(0, 12)] if ptr is None else [slice(0, 4), slice(4, 5), slice(5, 12)]:
+        s = torch.einsum("ihf,jhf->hij", q[rows], k[rows])
+        u = torch.einsum("ihf,jhf->hij", friction_q[rows], friction_k[rows])
+        r, f = (-s).softmax(2), u.softmax(2)
+        parts.append((*solve_rows(-r.log(), lam * f, alpha), r, f))
+    return parts
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("lam", [0.0, 0.03, 0.5])
+@pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
+def test_entries_potentials_density_and_energy(alpha: float, lam: float, ptr: Tensor | None) -> None:
+    coupling = SparseFlowCoupling(*features(), ptr, lam=lam, alpha=alpha)
+    parts = circuit(lam, alpha, ptr)
+    expected = torch.stack([torch.block_diag(*(part[0][h] for part in parts)) for h in range(2)])
+    close(coupling.to_dense(), expected, "entries")
+    close(coupling.matmul(torch.eye(12, dtype=torch.float64).unsqueeze(1)).permute(1, 0, 2), expected)
+    close(coupling.potentials, torch.cat([mu.t() for _, mu, *_ in parts]), "entries")
+    pairs = 144 if ptr is None else 16 + 1 + 49
+    close(coupling.density(), (expected > 0).sum((1, 2)) / torch.tensor(pairs, dtype=torch.float64))
+    energy = torch.zeros(2, dtype=torch.float64)
+    for z, _, r, f in parts:
+        energy += (0.5 * r * z * z + lam * f * z).sum((1, 2))
+        if alpha < math.inf:
+            energy += (0.5 * alpha * (z.sum(2) - 1).square()).sum(1)
+    close(coupling.energy(), energy)
+
+
+def test_no_flow_has_less_energy() -> None:
+    """Moving a little flow from one sender to another, in any row, costs energy (Eq. 6)."""
+    ((z, _, r, f),) = circuit(0.2, math.inf, None)
+    coupling = SparseFlowCoupling(*features(), lam=0.2)
+    close(coupling.to_dense(), z, "entries")
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(100):
+        change = 1e-3 * torch.randn(z.shape, generator=generator, dtype=torch.float64)
+        moved = z + change - change.mean(2, keepdim=True)
+        energy = (0.5 * r * moved * moved + 0.2 * f * moved.abs()).sum((1, 2))
+        assert bool((energy > coupling.energy()).all())
+
+
+def test_without_friction_it_is_the_softmax_coupling() -> None:
+    q, k, *friction = features()
+    close(
+        SparseFlowCoupling(q, k, *friction, PTR, lam=0.0).to_dense(), PairwiseCoupling(q, k, PTR).to_dense(), "entries"
+    )
+
+
+@pytest.mark.parametrize("lam", [0.2, 100.0])
+def test_the_stored_form_is_the_same_operator(lam: float) -> None:
+    leaves = [t.requires_grad_() for t in features()]
+    coupling = SparseFlowCoupling(*leaves, PTR, lam=lam, alpha=1.0)
+    stored = coupling.to_sparse()
+    assert isinstance(stored, SparseCoupling)
+    assert stored.graph.num_edges == int((coupling.to_dense() > 0).any(0).sum())
+    close(stored.to_dense(), coupling.to_dense(), "entries")
+    v = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    close(stored.matmul(v), coupling.matmul(v))
+    grads = [torch.autograd.grad(s.matmul(v).square().sum(), leaves, retain_graph=True) for s in (stored, coupling)]
+    for ours, theirs in zip(*grads, strict=True):
+        close(ours, theirs, "gradient")
+
+
+def test_more_friction_makes_it_sparser_and_finite_alpha_lets_flow_leak() -> None:
+    densities = [float(SparseFlowCoupling(*features(), lam=lam).density().mean()) for lam in (0.0, 0.01, 0.1, 1.0)]
+    assert densities == sorted(densities, reverse=True)
+    assert densities[0] == 1 > densities[1] > densities[3] > 0
+    rows = SparseFlowCoupling(*features(), lam=1 / 12, alpha=0.1).degree()
+    assert bool((rows < 1).all() and (rows > 0.5).all())
+
+
+def test_nan_in_one_graph_reaches_no_other() -> None:
+    clean, poisoned = features(), features()
+    for t in poisoned:
+        t[5:] = torch.nan
+    v = torch.ones(12, 2, 1, dtype=torch.float64)
+    expected = SparseFlowCoupling(*clean, PTR, lam=0.1)
+    got = SparseFlowCoupling(*poisoned, PTR, lam=0.1)
+    close(got.matmul(v)[:5], expected.matmul(v)[:5])
+    close(got.potentials[:5], expected.potentials[:5])
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_mistakes_are_answered_in_sentences() -> None:
+    q, k, friction_q, friction_k = features()
+    with pytest.raises(ValueError, match="come together"):
+        SparseFlowCoupling(q, k, friction_q, lam=0.1)
+    with pytest.raises(ValueError, match="nodes and heads of query"):
+        SparseFlowCoupling(q, k, friction_q[:, :1], friction_k[:, :1], lam=0.1)
+    with pytest.raises(ValueError, match="lam must be finite and >= 0"):
+        SparseFlowCoupling(q, k, lam=-0.1)
+    with pytest.raises(ValueError, match="alpha must be finite and > 0"):
+        SparseFlowCoupling(q, k, lam=0.1, alpha=0)
+    with pytest.raises(ValueError, match=r"lam must be a number or broadcast to \[num_nodes, heads\] = \[12, 2\]"):
+        SparseFlowCoupling(q, k, lam=torch.ones(12))
