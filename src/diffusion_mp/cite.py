@@ -30,6 +30,11 @@ REFERENCES: dict[str, str] = {
   booktitle = {Advances in Neural Information Processing Systems},
   year      = {2022}
 }""",
+    "sfiformer": """@misc{sfiformer,
+  title  = {{SFi-Former}: Sparse Flow Induced Attention for Graph Transformer},
+  author = {{Anonymous authors}},
+  note   = {Paper under double-blind review}
+}""",
     "choromanski2021performer": """@inproceedings{choromanski2021performer,
   title     = {Rethinking Attention with Performers},
   author    = {Choromanski, Krzysztof and Likhosherstov, Valerii and Dohan, David and Song, Xingyou and Gane, Andreea

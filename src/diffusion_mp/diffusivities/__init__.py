@@ -15,6 +15,7 @@ from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
+from diffusion_mp.diffusivities.sparse_flow import FrictionAttention, SparseFlowDiffusivity
 
 __all__ = [
     "AdjacencyDiffusivity",
@@ -22,6 +23,7 @@ __all__ = [
     "AuxiliaryLoss",
     "Diffusivity",
     "EdgeDiffusivity",
+    "FrictionAttention",
     "GATDiffusivity",
     "GaussianDiffusivity",
     "GraphAugmentedDiffusivity",
@@ -33,6 +35,7 @@ __all__ = [
     "SigmoidDiffusivity",
     "SimpleDiffusivity",
     "SoftmaxDiffusivity",
+    "SparseFlowDiffusivity",
     "SumDiffusivity",
     "UniformDiffusivity",
     "auxiliary_loss",

@@ -87,3 +87,12 @@ class QueryKeyDiffusivity(Diffusivity):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
+
+
+def graph_size(graph: Graph, like: Tensor) -> Tensor | int:
+    """n, the nodes of the graph that each row [N, 1, 1] belongs to."""
+    if graph.is_single:
+        return graph.num_nodes
+    # (Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.)
+    bounds, batch = graph.ptr.to(like.device), graph.batch.to(like.device)
+    return (bounds[batch + 1] - bounds[batch])[:, None, None].to(like)

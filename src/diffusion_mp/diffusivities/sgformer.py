@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, LowRankCoupling, row_normalized
-from diffusion_mp.diffusivities.query_key import Projection, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.query_key import Projection, QueryKeyDiffusivity, graph_size
 from diffusion_mp.graph import Graph
 
 
@@ -59,14 +59,5 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph)
-        pairs = LowRankCoupling(q / _graph_size(graph, q), k, graph.segments)
+        pairs = LowRankCoupling(q / graph_size(graph, q), k, graph.segments)
         return row_normalized(IdentityCoupling(x.size(0), dtype=q.dtype, device=q.device) + pairs)
-
-
-def _graph_size(graph: Graph, like: Tensor) -> Tensor | int:
-    """n, the nodes of the graph that each row [N, 1, 1] belongs to."""
-    if graph.is_single:
-        return graph.num_nodes
-    # (Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.)
-    bounds, batch = graph.ptr.to(like.device), graph.batch.to(like.device)
-    return (bounds[batch + 1] - bounds[batch])[:, None, None].to(like)

@@ -1,0 +1,141 @@
+"""Sparse-flow attention: resistances and frictions from two sets of queries and keys (SFi-Former)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseFlowCoupling
+from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity, graph_size
+from diffusion_mp.errors import check_choice, check_counts, check_positive, describe
+from diffusion_mp.graph import Graph
+
+Features = tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]
+
+
+class FrictionAttention(nn.Module):
+    """q̃ = W̃_Q x/√d and k̃ = W̃_K x: frictions are attention scores with projections of their own (SFi-Former, § 3.3).
+
+    A module in its place takes (x, graph) and returns q̃ and k̃ [N, H, G] likewise.
+    """
+
+    def __init__(self, channels: int, heads: int, head_channels: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, head_channels**-0.5
+        self.query = nn.Linear(channels, heads * head_channels, bias=False)
+        self.key = nn.Linear(channels, heads * head_channels, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw both projections anew."""
+        self.query.reset_parameters()
+        self.key.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
+        """q̃ and k̃."""
+        query, key = (projection(x).unflatten(1, (self.heads, -1)) for projection in (self.query, self.key))
+        return self.scale * query, key
+
+
+class SparseFlowDiffusivity(QueryKeyDiffusivity):
+    r"""SFi-attention: every node draws a unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
+
+    Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² with resistances
+    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of i's graph (row i is
+    the sink, ERRATA S4). Solved exactly (S3); see :class:`SparseFlowCoupling`.
+
+    With λ* = 0 it is softmax attention (DFi): conservation then holds for any α, and no frictions are made.
+
+    Args:
+        channels: C of the state.
+        heads, projection, head_channels, normalize: of the resistances, see :class:`QueryKeyDiffusivity`.
+        lam: λ*, with λ = λ*/n.
+        lam_scale: n. ``"own"``: the nodes of the node's own graph, so that a graph never depends on its batch-mates;
+            ``"batch_max"``: of the largest graph in the batch, as published (ERRATA S5).
+        alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one (ERRATA S6).
+        friction: ``"attention"``: projections of their own; ``"constant"``: f = 1/n; or a module that takes (x, graph)
+            and returns features q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+
+    Raises:
+        ValueError, TypeError: an option is not one of its choices, λ* < 0, or α ≤ 0.
+    """
+
+    references = ("sfiformer",)
+    why_no_penalty = (
+        "sparse flow descends an energy of the flow, row by row (coupling.energy()), not of the state: its entries are "
+        "no function of distances."
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        projection: Projection = "separate",
+        head_channels: int | None = None,
+        normalize: Normalization = None,
+        lam: float = 1.0,
+        lam_scale: Literal["own", "batch_max"] = "own",
+        alpha: float = 0.1,
+        friction: Literal["attention", "constant"] | nn.Module = "attention",
+    ) -> None:
+        super().__init__(channels, heads, projection, head_channels, normalize)
+        check_counts(channels=channels)
+        check_positive(lam, "lam", allow_zero=True)
+        check_choice(lam_scale, "lam_scale", ["own", "batch_max"])
+        if alpha != math.inf:
+            check_positive(alpha, "alpha")
+        if not isinstance(friction, nn.Module):
+            check_choice(friction, "friction", ["attention", "constant"])
+        self.lam, self.alpha = lam, alpha
+        self.lam_scale: Literal["own", "batch_max"] = lam_scale
+        width = channels // heads if projection is None else head_channels or channels
+        self.friction: nn.Module | None = None
+        if lam > 0 and isinstance(friction, nn.Module):
+            self.friction = friction
+        elif lam > 0 and friction == "attention":
+            self.friction = FrictionAttention(channels, heads, head_channels or width)
+        self.row_stochastic = lam == 0 or alpha == math.inf
+
+    def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
+        """q/√d and k, whose inner products are the scores of r."""
+        q, k = self.queries_and_keys(x, graph)
+        return q.size(2) ** -0.5 * q, k
+
+    def friction_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features | tuple[None, None]:
+        """q̃ and k̃, or twice ``None`` for a constant friction."""
+        if self.friction is None:
+            return None, None
+        query, key = self.friction(x, graph)
+        if query.dim() != 3 or query.shape[:2] != (x.size(0), self.heads):
+            raise ValueError(
+                f"friction must return two tensors [num_nodes, heads, features] with {x.size(0)} nodes and "
+                f"{self.heads} heads; got {describe(query)}."
+            )
+        return query, key
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        q, k = self.resistance_features(x, graph)
+        if self.lam == 0:
+            return PairwiseCoupling(q, k, graph.segments)
+        friction_q, friction_k = self.friction_features(x, graph)
+        return SparseFlowCoupling(
+            q, k, friction_q, friction_k, graph.segments, lam=self._lam(graph, q), alpha=self.alpha
+        )
+
+    def _lam(self, graph: Graph, like: Tensor) -> Tensor | float:
+        """λ = λ*/n, a number for one graph, [N, 1] for a batch."""
+        wide = torch.promote_types(like.dtype, torch.float32)
+        size = graph_size(graph, torch.empty(0, dtype=wide, device=like.device))
+        if not isinstance(size, Tensor):
+            return self.lam / max(1, size)
+        if self.lam_scale == "batch_max" and graph.num_nodes:
+            size = size.amax().expand_as(size)
+        return self.lam / size.squeeze(2)
+
+    def extra_repr(self) -> str:
+        facts = f"lam={self.lam:g}, lam_scale={self.lam_scale!r}, alpha={self.alpha:g}"
+        return f"{super().extra_repr()}, {facts}{', constant friction' if self.lam and self.friction is None else ''}"
