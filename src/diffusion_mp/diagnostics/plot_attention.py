@@ -1,0 +1,51 @@
+"""``plot_attention``: a coupling as a picture, on a logarithmic scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import check_positive, describe
+
+
+def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8) -> Any:
+    """The entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
+
+    Entries up to ``threshold`` are left white: zeros of a sparse attention, and what is not distinguishable from them.
+
+    Args:
+        coupling: a non-negative coupling of a graph small enough for N × N pixels.
+        ax: a matplotlib axis; a new one by default.
+        head: which head.
+        threshold: below it an entry counts as zero; also the lower end of the scale, whose upper end is 1.
+
+    Returns:
+        The axis; its image is ``ax.images[-1]``, for a colour bar.
+
+    Raises:
+        TypeError, ValueError: not a coupling, a head that it does not have, an entry that is negative.
+    """
+    from matplotlib.colors import LogNorm
+
+    if not isinstance(coupling, Coupling):
+        raise TypeError(f"coupling must be a Coupling, such as return_coupling=True gives; got {describe(coupling)}.")
+    if not 0 <= head < coupling.heads:
+        raise ValueError(f"head must lie in [0, {coupling.heads - 1}]; got {head}.")
+    check_positive(threshold, "threshold")
+    with torch.no_grad():
+        entries = coupling.to_dense()[head].double().cpu()
+    if bool((entries < 0).any()):
+        raise ValueError(
+            f"coupling must be non-negative on a logarithmic scale; its least entry is {float(entries.min()):.3g}."
+        )
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        ax = plt.figure().add_subplot()
+    shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
+    ax.imshow(shown, cmap="viridis", norm=LogNorm(vmin=threshold, vmax=1.0), interpolation="nearest")
+    ax.set_xlabel("sender j")
+    ax.set_ylabel("receiver i")
+    return ax
