@@ -3,7 +3,8 @@
     python examples/cora.py --root data/Planetoid --splits 5
 
 Every split draws 20 training labels per class, 500 validation and 1 000 test nodes anew; the test accuracy is that of
-the epoch with the best validation accuracy (ties: lower validation loss). Other models: --model difformer-a gat mlp.
+the epoch with the best validation accuracy (ties: lower validation loss). Other models: --model nodeformer sgformer
+difformer-a gat mlp.
 """
 
 from __future__ import annotations
