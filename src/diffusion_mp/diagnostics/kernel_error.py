@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
@@ -41,7 +42,8 @@ def kernel_error(
         draws: of the features, for every m.
         generator: draws them; by default one with seed 0.
 
-    Takes O(N² m) time and O(N (m + 512)) memory.
+    Takes O(N² m) time for every draw, minutes for thousands of nodes (a progress bar runs in a terminal), and
+    O(N (m + 512)) memory.
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
         raise TypeError(
@@ -59,7 +61,8 @@ def kernel_error(
         log_query, log_key, log_weight = attention_features(q, k, directions)
         return _relative_distance(LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact)
 
-    return {m: sum(distance(m) for _ in range(draws)) / draws for m in num_features}
+    bar = tqdm(num_features, desc="kernel_error", unit="m", disable=None)
+    return {m: sum(distance(m) for _ in range(draws)) / draws for m in bar}
 
 
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
