@@ -6,13 +6,19 @@ Run by `test_compile.py` in a process without the runtime shape checks, whose wr
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.diffusivities import SimpleDiffusivity, auxiliary_loss
+from diffusion_mp.diffusivities import (
+    EdgeSparseFlowDiffusivity,
+    SimpleDiffusivity,
+    SparseFlowDiffusivity,
+    auxiliary_loss,
+)
 from diffusion_mp.layers import GATConv, GCNConv
 from diffusion_mp.models import DIFFormer, NodeFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
@@ -133,5 +139,15 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         torch.testing.assert_close(compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol)
 
 
-def test_check_diffusivity_compiles_on_request() -> None:
-    check_diffusivity(SimpleDiffusivity, channels=4, compile=True)
+@pytest.mark.parametrize(
+    "build",
+    [
+        SimpleDiffusivity,
+        lambda: SparseFlowDiffusivity(4),
+        lambda: EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf),
+        lambda: EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"),
+    ],
+    ids=["simple", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
+)
+def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
+    check_diffusivity(build, channels=4, compile=True)

@@ -32,6 +32,7 @@ from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     Diffusivity,
     EdgeDiffusivity,
+    EdgeSparseFlowDiffusivity,
     GATDiffusivity,
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
@@ -303,6 +304,14 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "sparse-flow-state": lambda: SparseFlowDiffusivity(6, heads=2, projection=None, alpha=math.inf),
     "sparse-flow-frobenius": lambda: SparseFlowDiffusivity(6, normalize="frobenius", friction=StateFriction()),
     "sparse-flow-softmax": lambda: SparseFlowDiffusivity(6, heads=2, lam=0.0),
+    "edge-sparse-flow": lambda: EdgeSparseFlowDiffusivity(6),
+    "edge-sparse-flow-conserved": lambda: EdgeSparseFlowDiffusivity(
+        6, heads=2, head_channels=3, alpha=math.inf, lam=0.5, self_loops="keep"
+    ),
+    "edge-sparse-flow-hops": lambda: EdgeSparseFlowDiffusivity(6, heads=2, projection="tied", hops=2, self_loops="add"),
+    "edge-sparse-flow-remove": lambda: EdgeSparseFlowDiffusivity(6, projection=None, alpha=1.0, self_loops="remove"),
+    "edge-sparse-flow-constant": lambda: EdgeSparseFlowDiffusivity(6, normalize="row", friction="constant", hops=3),
+    "edge-sparse-flow-softmax": lambda: EdgeSparseFlowDiffusivity(6, heads=3, lam=0.0, friction=StateFriction()),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
     "scaled-learnable": learnable_half,
     "scaled-by-head": lambda: torch.tensor([0.5, 2.0]) * SimpleDiffusivity(heads=2),

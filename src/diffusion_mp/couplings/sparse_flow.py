@@ -72,10 +72,11 @@ class SparseFlowCoupling(Coupling):
                 f"got {describe(friction_query)}."
             )
         conserved = not isinstance(alpha, Tensor) and alpha == math.inf
-        if not isinstance(lam, Tensor):
-            check_positive(lam, "lam", allow_zero=True)
-        if not isinstance(alpha, Tensor) and not conserved:
-            check_positive(alpha, "alpha")
+        if not torch.compiler.is_compiling():  # a number may be a symbol there
+            if not isinstance(lam, Tensor):
+                check_positive(lam, "lam", allow_zero=True)
+            if not isinstance(alpha, Tensor) and not conserved:
+                check_positive(alpha, "alpha")
         super().__init__(query.size(0), query.size(1), query, row_stochastic=conserved, nonnegative=True)
         self.ptr = ptr
         (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)

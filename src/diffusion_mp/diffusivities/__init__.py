@@ -10,6 +10,7 @@ from diffusion_mp.diffusivities.all_pair import (
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, auxiliary_loss, edge_loss
 from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
+from diffusion_mp.diffusivities.edge_sparse_flow import EdgeSparseFlowDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity
@@ -23,6 +24,7 @@ __all__ = [
     "AuxiliaryLoss",
     "Diffusivity",
     "EdgeDiffusivity",
+    "EdgeSparseFlowDiffusivity",
     "FrictionAttention",
     "GATDiffusivity",
     "GaussianDiffusivity",

@@ -126,15 +126,15 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             q, k, friction_q, friction_k, graph.segments, lam=self._lam(graph, q), alpha=self.alpha
         )
 
-    def _lam(self, graph: Graph, like: Tensor) -> Tensor | float:
-        """λ = λ*/n, a number for one graph, [N, 1] for a batch."""
-        wide = torch.promote_types(like.dtype, torch.float32)
-        size = graph_size(graph, torch.empty(0, dtype=wide, device=like.device))
+    def _lam(self, graph: Graph, like: Tensor) -> Tensor:
+        """λ = λ*/n: [1] for one graph, else [N, 1]."""
+        lam = torch.full((1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        size = graph_size(graph, lam)
         if not isinstance(size, Tensor):
-            return self.lam / max(1, size)
+            return lam / max(1, size)
         if self.lam_scale == "batch_max" and graph.num_nodes:
             size = size.amax().expand_as(size)
-        return self.lam / size.squeeze(2)
+        return lam / size.squeeze(2)
 
     def extra_repr(self) -> str:
         facts = f"lam={self.lam:g}, lam_scale={self.lam_scale!r}, alpha={self.alpha:g}"

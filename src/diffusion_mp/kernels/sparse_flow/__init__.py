@@ -3,15 +3,18 @@
 from diffusion_mp.kernels.sparse_flow.op import RowPotentials, sparse_flow_potentials, sparse_flow_product
 from diffusion_mp.kernels.sparse_flow.proximal import proximal
 from diffusion_mp.kernels.sparse_flow.reference import entries, log_entries, solve_rows, solve_rows_by_newton
+from diffusion_mp.kernels.sparse_flow.segments import EdgeFlow, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.tiled import support
 
 __all__ = [
+    "EdgeFlow",
     "RowPotentials",
     "entries",
     "log_entries",
     "proximal",
     "solve_rows",
     "solve_rows_by_newton",
+    "sparse_flow_edges",
     "sparse_flow_potentials",
     "sparse_flow_product",
     "support",

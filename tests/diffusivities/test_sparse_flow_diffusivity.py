@@ -1,0 +1,147 @@
+"""SFi-attention against its definition, and the edge form against the all-pair form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.sparse_flow import solve_rows
+from diffusion_mp.testing import tolerance
+
+
+def states(n: int = 9, seed: int = 0) -> Tensor:
+    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def built(cls: type = SparseFlowDiffusivity, **options: object) -> SparseFlowDiffusivity:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return cls(6, **options).double()
+
+
+def close(got: Tensor, expected: Tensor, operation: str = "product") -> None:
+    torch.testing.assert_close(got, expected, **tolerance(operation, got.dtype)._asdict())
+
+
+def scores(query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int) -> Tensor:
+    q, k = ((x @ projection.weight.T).unflatten(1, (heads, -1)) for projection in (query, key))
+    return torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(q.size(2))
+
+
+@pytest.mark.parametrize("alpha", [0.1, math.inf])
+def test_definition_in_values_and_gradients(alpha: float) -> None:
+    """Row i is the sink (S4): r = softmax_j(−q_i·k_j/√d), f = softmax_j(q̃_i·k̃_j/√d), λ = λ*/n."""
+    module, x = built(heads=2, head_channels=4, lam=2.0, alpha=alpha), states().requires_grad_()
+    s = scores(module.query, module.key, x, 2)
+    u = scores(module.friction.query, module.friction.key, x, 2)
+    r, f = (-s).softmax(2), u.softmax(2)
+    expected, mu = solve_rows(-r.log(), 2.0 / 9 * f, alpha)
+    coupling = module(x)
+    close(coupling.to_dense(), expected)
+    close(coupling.potentials, mu.t())
+    leaves = [x, *module.parameters()]
+    assert len(leaves) == 5
+    v = states(seed=1).unflatten(1, (2, 3))
+    loss = coupling.matmul(v).square().sum()
+    oracle = torch.einsum("hij,jhd->ihd", expected, v).square().sum()
+    for ours, theirs in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(oracle, leaves), strict=True):
+        close(ours, theirs, "gradient")
+
+
+def test_without_friction_it_is_softmax_and_has_no_friction_projections() -> None:
+    module, x = built(lam=0.0), states()
+    close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
+    assert [name for name, _ in module.named_parameters()] == ["query.weight", "key.weight"]
+    assert module.row_stochastic
+    nearly = built(lam=1e-12, alpha=math.inf)
+    nearly.load_state_dict(module.state_dict(), strict=False)
+    torch.testing.assert_close(nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9)
+
+
+def test_rows_sum_to_one_only_where_the_flow_is_conserved() -> None:
+    x = states()
+    assert built(alpha=math.inf).row_stochastic
+    close(built(alpha=math.inf)(x).degree(), torch.ones(9, 1, dtype=torch.float64))
+    rows = built()(x).degree()
+    assert not built().row_stochastic
+    assert bool((rows < 1).all() and (rows > 0.7).all())
+
+
+def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not() -> None:
+    small, large = states(4), states(20, seed=1)
+    x, batch = torch.cat([small, large]), torch.tensor([0] * 4 + [1] * 20)
+    together = Graph(24, batch=batch)
+    for scale, same in (("own", True), ("batch_max", False)):
+        module = built(lam_scale=scale)
+        alone, batched = module(small).to_dense(), module(x, together).to_dense()[:, :4, :4]
+        assert torch.allclose(alone, batched, rtol=1e-10, atol=1e-10) == same
+        close(module(large).to_dense(), module(x, together).to_dense()[:, 4:, 4:])
+
+
+def test_a_larger_lambda_is_sparser() -> None:
+    densities = [float(built(lam=lam)(states(40)).density()) for lam in (0.1, 1.0, 10.0)]
+    assert densities[0] > densities[1] > densities[2] > 0
+
+
+class Distance(torch.nn.Module):
+    """Friction grows with the distance: −½‖x_i − x_j‖² with its sign turned."""
+
+    def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        half, one = 0.5 * x.square().sum(1, keepdim=True), torch.ones(len(x), 1).to(x)
+        return torch.cat([-x, half, one], 1).unsqueeze(1), torch.cat([x, one, half], 1).unsqueeze(1)
+
+
+def test_frictions_are_pluggable() -> None:
+    x = states()
+    module = built(friction=Distance(), alpha=math.inf)
+    s, u = scores(module.query, module.key, x, 1), 0.5 * torch.cdist(x, x).square()[None]
+    close(module(x).to_dense(), solve_rows(-(-s).softmax(2).log(), u.softmax(2) / 9, math.inf)[0])
+    constant = built(friction="constant", alpha=0.1)
+    s = scores(constant.query, constant.key, x, 1)
+    close(constant(x).to_dense(), solve_rows(-(-s).softmax(2).log(), torch.full_like(s, 1 / 81), 0.1)[0])
+    with pytest.raises(ValueError, match=r"friction must return two tensors \[num_nodes, heads, features\]"):
+        built(friction=Distance(), heads=2)(x)
+
+
+@pytest.mark.parametrize("friction", ["attention", "constant"])
+@pytest.mark.parametrize("alpha", [0.1, math.inf])
+@pytest.mark.parametrize("hops", [1, 2])
+def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(friction: str, alpha: float, hops: int) -> None:
+    x, nodes = states(), torch.arange(9)
+    options = {"heads": 2, "head_channels": 3, "friction": friction, "alpha": alpha, "lam": 1.5}
+    everywhere, on_edges = built(**options), built(EdgeSparseFlowDiffusivity, hops=hops, **options)
+    complete = Graph(9, torch.cartesian_prod(nodes, nodes).T)
+    close(on_edges(x, complete).to_dense(), everywhere(x).to_dense())
+
+
+def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
+    x = states(30)
+    path = torch.stack([torch.arange(29), torch.arange(1, 30)])
+    module = built(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)
+    dense = module(x, Graph(30, path)).to_dense()[0]
+    close(dense, torch.diag(torch.ones(29, dtype=torch.float64), -1))  # one sender each; node 0 has none
+    far = built(EdgeSparseFlowDiffusivity, hops=3)(x, Graph(30, path))
+    i, j = far.graph.edges[1], far.graph.edges[0]
+    assert bool(((i - j >= 0) & (i - j <= 3)).all())
+    assert far.graph.num_edges == 30 + 29 + 28 + 27
+    with pytest.raises(ValueError, match="works on observed edges"):
+        module(x)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_mistakes_are_answered_in_sentences() -> None:
+    with pytest.raises(ValueError, match="lam must be finite and >= 0"):
+        SparseFlowDiffusivity(6, lam=-1.0)
+    with pytest.raises(ValueError, match="alpha must be finite and > 0"):
+        SparseFlowDiffusivity(6, alpha=0.0)
+    with pytest.raises(ValueError, match="lam_scale must be one of 'own', 'batch_max'"):
+        SparseFlowDiffusivity(6, lam_scale="batch")
+    with pytest.raises(ValueError, match="friction must be one of 'attention', 'constant'"):
+        SparseFlowDiffusivity(6, friction="none")
+    with pytest.raises(ValueError, match="hops must be at least 1"):
+        EdgeSparseFlowDiffusivity(6, hops=0)

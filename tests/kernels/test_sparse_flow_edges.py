@@ -1,0 +1,133 @@
+"""The row problem on observed edges against dense rows in which all other pairs are closed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.sparse_flow import EdgeFlow, solve_rows, sparse_flow_edges
+from diffusion_mp.testing import tolerance
+
+DOUBLE = torch.float64
+NODES = 6
+# Node 4 has one sender, node 5 none, node 3 only edges without weight; one edge is given twice.
+SOURCE = torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 2, 5, 3, 3, 0, 1])
+TARGET = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 4, 2, 3, 3])
+
+
+def inputs(dtype: torch.dtype = DOUBLE) -> list[Tensor]:
+    """s, u, prior, λ and 1/α."""
+    generator = torch.Generator().manual_seed(0)
+    s, u = (torch.randn(14, 2, generator=generator, dtype=DOUBLE) for _ in range(2))
+    prior = torch.rand(14, 1, generator=generator, dtype=DOUBLE) + 0.5
+    prior[12:] = 0
+    lam, leak = (torch.rand(NODES, 2, generator=generator, dtype=DOUBLE) + 0.1 for _ in range(2))
+    return [t.to(dtype) for t in (s, u, prior, lam, leak)]
+
+
+def by_rows(s: Tensor, u: Tensor, prior: Tensor, lam: Tensor, leak: Tensor, target: Tensor) -> EdgeFlow:
+    """Every node and head by itself."""
+    flow, potential = torch.zeros_like(s), torch.zeros_like(lam)
+    for node in range(lam.size(0)):
+        here = (target == node) & (prior[:, 0] > 0)
+        log_prior = prior[here, 0].log()
+        for head in range(s.size(1)):
+            log_c = s[here, head] + log_prior + (log_prior - s[here, head]).logsumexp(0)
+            f = (u[here, head] - (log_prior + u[here, head]).logsumexp(0)).exp()
+            z, mu = solve_rows(log_c, lam[node, head] * f, 1 / leak[node, head])
+            flow = flow.index_put((here.nonzero()[:, 0], torch.tensor(head)), z)
+            potential = potential.index_put((torch.tensor(node), torch.tensor(head)), mu)
+    return EdgeFlow(flow, potential)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 30.0])
+@pytest.mark.parametrize("conserved", [False, True])
+def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
+    s, u, prior, lam, leak = inputs()
+    lam, leak = scale * lam, (0 if conserved else 1) * leak
+    leaves = [t.requires_grad_() for t in (s, u, prior)] + ([lam.requires_grad_()] if scale else [])
+    got, expected = (solve(s, u, prior, lam, leak, TARGET) for solve in (sparse_flow_edges, by_rows))
+    grads = []
+    for name, ours, theirs in zip(EdgeFlow._fields, got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance("product", DOUBLE)._asdict(), msg=name)
+        weight = torch.linspace(-1, 2, ours.numel(), dtype=DOUBLE).reshape(ours.shape)
+        grads.append([torch.autograd.grad((weight * x).sum(), leaves, retain_graph=True) for x in (ours, theirs)])
+    for ours, theirs in grads:
+        for mine, other in zip(ours, theirs, strict=True):
+            open_ = prior[:, 0] > 0 if mine.size(0) == prior.size(0) else slice(None)
+            torch.testing.assert_close(mine[open_], other[open_], **tolerance("gradient", DOUBLE)._asdict())
+            assert mine.isfinite().all()
+
+
+def test_nodes_that_nobody_sends_to_have_zero_rows() -> None:
+    s, u, prior, lam, leak = inputs()
+    flow, potential = sparse_flow_edges(s, u, prior, lam, leak, TARGET)
+    assert flow[12:].eq(0).all()
+    torch.testing.assert_close(potential[[3, 5]], 1 / leak[[3, 5]])
+    flow, potential = sparse_flow_edges(s, u, prior, lam, 0 * leak, TARGET)
+    assert potential[[3, 5]].eq(0).all()
+    total = torch.zeros(NODES, 2, dtype=DOUBLE).index_add(0, TARGET, flow)
+    torch.testing.assert_close(total, torch.tensor([1.0, 1, 1, 0, 1, 0], dtype=DOUBLE)[:, None].expand(-1, 2))
+    none = sparse_flow_edges(s[:0], u[:0], prior[:0], lam, leak, TARGET[:0])
+    assert none.flow.shape == (0, 2)
+
+
+def test_a_weight_of_two_is_two_edges() -> None:
+    s, u, prior, lam, leak = inputs()
+    twice = prior.clone()
+    twice[2] *= 2
+    heavy = sparse_flow_edges(s, u, twice, lam, leak, TARGET)
+    again = [torch.cat([t, t[2:3]]) for t in (s, u, prior, TARGET)]
+    parallel = sparse_flow_edges(*again[:3], lam, leak, again[3])
+    torch.testing.assert_close(parallel.potential, heavy.potential)
+    torch.testing.assert_close(parallel.flow[2] + parallel.flow[14], heavy.flow[2])
+
+
+def test_derivatives_of_first_and_second_order() -> None:
+    arguments = [t.requires_grad_() for t in inputs()]
+    arguments[2] = (arguments[2].detach() + 0.5).requires_grad_()  # a finite difference must not cross weight zero
+
+    def solve(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(sparse_flow_edges(*tensors, TARGET))
+
+    assert torch.autograd.gradcheck(solve, arguments)
+    assert torch.autograd.gradgradcheck(solve, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_and_wild_scores(dtype: torch.dtype) -> None:
+    low = inputs(dtype)
+    got = sparse_flow_edges(*low, TARGET)
+    expected = sparse_flow_edges(*(t.double() for t in low), TARGET)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), theirs, **tolerance("product", torch.float32)._asdict())
+    s, u, *rest = inputs(torch.float32)
+    for flow, potential in (sparse_flow_edges(k * s, k * u, *rest, TARGET) for k in (30.0, 300.0)):
+        assert flow.isfinite().all()
+        assert flow.ge(0).all()
+        assert potential.isfinite().all()
+
+
+def test_the_support_passes_opcheck() -> None:
+    s, u, prior, lam, leak = inputs()
+    torch.library.opcheck(
+        torch.ops.diffusion_mp.sparse_flow_support.default, (prior * s.exp(), u.exp(), leak, lam, TARGET)
+    )
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
+    weight = torch.ones(14)
+    weight[12:] = 0
+    near = Graph(NODES, torch.stack([SOURCE, TARGET]), weight).within(hops)
+    adjacency = torch.zeros(NODES, NODES)
+    adjacency[TARGET[:12], SOURCE[:12]] = 1
+    reached = sum(torch.linalg.matrix_power(adjacency, p) for p in range(1, hops + 1)) > 0
+    assert near.num_edges == int(reached.sum())
+    assert bool(reached[near.edges[1], near.edges[0]].all())
+    assert near.edge_weight is None
+    arguments = (torch.stack([SOURCE, TARGET]), weight, NODES, hops)
+    torch.library.opcheck(torch.ops.diffusion_mp.walk_pairs.default, arguments, test_utils=("test_schema",))
