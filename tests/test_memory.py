@@ -18,7 +18,7 @@ PROGRAM = """
 import resource, sys
 import torch
 from diffusion_mp import layers, graph
-from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity, SigmoidDiffusivity, SimpleDiffusivity
+from diffusion_mp.diffusivities import *
 
 torch.set_num_threads(2)
 unit = 1024 if sys.platform != "darwin" else 1  # kilobytes on Linux, bytes on macOS
@@ -54,6 +54,12 @@ def test_simple_attention_over_a_million_nodes_stays_below_3_gib() -> None:
     assert peak_gib("SimpleDiffusivity()", 1_000_000) < 3.0
 
 
+@pytest.mark.slow
+def test_sparse_flow_over_8_192_nodes_and_4_heads_stays_below_a_gigabyte() -> None:
+    """Its [H, N, N] scores, frictions and flows would take 1.07 GB each in float32."""
+    assert peak_gib("SparseFlowDiffusivity(64, heads=4)", 8_192) * 2**30 < 1e9
+
+
 def test_sigmoid_attention_needs_less_than_its_score_matrix() -> None:
     num_nodes = 6_000
     assert peak_gib("SigmoidDiffusivity()", num_nodes) < 4 * num_nodes**2 / 2**30 * 0.8
@@ -64,6 +70,12 @@ def test_gumbel_samples_are_accumulated() -> None:
     num_nodes, samples, features = 20_000, 50, 32
     module = f"KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples={samples}, num_features={features})"
     assert peak_gib(module, num_nodes) < 4 * num_nodes * samples * features / 2**30 * 0.8
+
+
+def test_sparse_flow_needs_less_than_its_scores() -> None:
+    num_nodes, heads = 3_000, 4
+    module = f"SparseFlowDiffusivity(64, heads={heads}, head_channels=16)"
+    assert peak_gib(module, num_nodes) < 4 * heads * num_nodes**2 / 2**30 * 0.8
 
 
 @pytest.mark.slow
