@@ -34,7 +34,11 @@ class SparseFlowCoupling(Coupling):
 
     For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α (ERRATA S6), and a row whose
     every θ_ij is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward
-    and backward. Single precision resolves a row as long as its conductances 1/r, times θ, stay far below 10⁷.
+    and backward.
+
+    A row amplifies errors of its scores by A = μ(Σ_support 1/r + 1/α). Measured in float32 at n = 118, λ = 1/n: errors
+    of 10⁻⁶ for scores of unit variance, where A ≈ 2; 2·10⁻³ in the worst row for a standard deviation of 3, where
+    A ≈ 7 000; for wilder scores normalise queries and keys, or use double.
 
     Args:
         query, key: features q and k of receivers and senders [N, H, F]; a scale 1/√d is part of them.

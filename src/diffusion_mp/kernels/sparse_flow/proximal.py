@@ -27,8 +27,9 @@ def proximal(
         resistance, threshold: r > 0 and θ = λf, [..., n]. alpha: α, finite.
         steps: how many at most.
         step_size: t. ``"corrected"``: 1/(max r + αn), the inverse of the Lipschitz constant; ``"published"``:
-            1/(1 + α√n), with which it diverges (ERRATA S1); ``"barzilai_borwein"``: ⟨A, B⟩/‖B‖² of the last changes A
-            of z and B of the gradient (with ‖B‖ as printed it has the wrong unit, S2), row by row, from the corrected.
+            1/(1 + α√n), with which it diverges unless αn is small (ERRATA S1); ``"barzilai_borwein"``: ⟨A, B⟩/‖B‖² of
+            the last changes A of z and B of the gradient (with ‖B‖ as printed it has the wrong unit, S2), row by row,
+            from the corrected.
         tolerance: stop when no entry of any row is further from ``target`` than this, or, without a target, when none
             moved by more.
     """
