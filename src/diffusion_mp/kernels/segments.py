@@ -48,3 +48,22 @@ def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> Non
         out[rows] += stacked
     else:
         out[rows] = stacked
+
+
+def row_tiles(
+    ptr: Tensor | None, num_nodes: int, heads: int, device: torch.device, entries: int
+) -> Iterator[tuple[Rows, Rows]]:
+    """Yield (rows, columns) that cover every pair of nodes of the same graph exactly once, ``entries`` at a time.
+
+    Every tile holds complete rows: all columns of their graph.
+    """
+    for size, starts in buckets(ptr, num_nodes):
+        graphs = max(1, entries // (size * size * heads))
+        height = size if size * size * heads <= entries else max(1, entries // (size * heads))
+        for some in starts.split(graphs):
+            cols = rows_of(some, size, device)
+            if isinstance(cols, Tensor):
+                yield cols, cols
+                continue
+            for first in range(cols.start, cols.stop, height):
+                yield slice(first, min(first + height, cols.stop)), cols

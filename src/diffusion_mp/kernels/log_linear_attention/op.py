@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.graph import Pattern
+from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
 from diffusion_mp.kernels.log_linear_attention import blocked
 from diffusion_mp.kernels.log_linear_attention import entries as chunked
 from diffusion_mp.kernels.precision import accumulating, without_autocast
@@ -40,7 +41,7 @@ def _logsumexp_backward(
 def _(
     grad: Tensor, lse: Tensor, log_q: Tensor, log_k: Tensor, col_shift: Tensor, ptr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, db = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k, col_shift))
+    dq, dk, db = empty_like(log_q, log_k, col_shift)
     return dq, dk, db
 
 
@@ -86,9 +87,7 @@ def _(
     col_shift: Tensor,
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, da, db = (
-        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k, v, row_shift, col_shift)
-    )
+    dq, dk, dv, da, db = empty_like(log_q, log_k, v, row_shift, col_shift)
     return dq, dk, dv, da, db
 
 
@@ -113,19 +112,17 @@ def _entries_backward(
 
 @_entries_backward.register_fake
 def _(grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor) -> tuple[Tensor, Tensor]:
-    dq, dk = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))
+    dq, dk = empty_like(log_q, log_k)
     return dq, dk
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-    raise RuntimeError(
-        "attention through log features is once differentiable: its backward recomputes its factors and has no "
-        "derivative itself. For second derivatives build the coupling's to_dense()."
-    )
-
-
-for backward in (_logsumexp_backward, _product_backward, _entries_backward):
-    backward.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+once_differentiable(
+    _logsumexp_backward,
+    _product_backward,
+    _entries_backward,
+    name="attention through log features",
+    instead="use a low-rank diffusivity (SimpleDiffusivity)",
+)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

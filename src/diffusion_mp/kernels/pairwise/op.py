@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_choice
+from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
 from diffusion_mp.kernels.pairwise import tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES
 from diffusion_mp.kernels.precision import accumulating, without_autocast
@@ -68,20 +69,15 @@ def _(
     ptr: Tensor | None,
     score: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, da, db = (
-        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v, row_shift, col_shift)
-    )
+    dq, dk, dv, da, db = empty_like(q, k, v, row_shift, col_shift)
     return dq, dk, dv, da, db
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-    raise RuntimeError(
-        "pairwise attention is once differentiable: its backward recomputes score tiles and has no derivative itself. "
-        "For second derivatives use a low-rank diffusivity (SimpleDiffusivity), or build the coupling's to_dense()."
-    )
-
-
-_product_backward.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+once_differentiable(
+    _product_backward,
+    name="pairwise attention",
+    instead="use a low-rank diffusivity (SimpleDiffusivity)",
+)
 
 
 def _setup_logsumexp(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,35 +1,19 @@
 """The fast path: row tiles against all columns of their graph, small graphs of equal size stacked."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import log_score
-from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
 
 # Entries of one score tile over all heads: 4 MiB in float32, so that a tile stays in cache.
 TILE = 1 << 20
 
 
-def tiles(ptr: Tensor | None, num_nodes: int, heads: int, device: torch.device) -> Iterator[tuple[Rows, Rows]]:
-    """Yield (rows, columns) that cover every pair of nodes of the same graph exactly once."""
-    for size, starts in buckets(ptr, num_nodes):
-        graphs = max(1, TILE // (size * size * heads))
-        height = size if size * size * heads <= TILE else max(1, TILE // (size * heads))
-        for some in starts.split(graphs):
-            cols = rows_of(some, size, device)
-            if isinstance(cols, Tensor):
-                yield cols, cols
-                continue
-            for first in range(cols.start, cols.stop, height):
-                yield slice(first, min(first + height, cols.stop)), cols
-
-
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
     """log Σ_j f(q_i·k_j), [N, H]."""
     out = q.new_empty(q.shape[:2])
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in row_tiles(ptr, q.size(0), q.size(1), q.device, TILE):
         s = gather(q, rows) @ gather(k, cols).transpose(2, 3)
         scatter(out.unsqueeze(2), rows, log_score(s, score).logsumexp(3, keepdim=True))
     return out
@@ -49,7 +33,7 @@ def product(
 ) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D]."""
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in row_tiles(ptr, q.size(0), q.size(1), q.device, TILE):
         _, w = _weights(q, k, row_shift, col_shift, rows, cols, score)
         scatter(out, rows, w @ gather(v, cols))
     return out
@@ -73,7 +57,7 @@ def product_backward(
     dq, dk, dv, da, db = (
         torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v, row_shift, col_shift)
     )
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in row_tiles(ptr, q.size(0), q.size(1), q.device, TILE):
         s, w = _weights(q, k, row_shift, col_shift, rows, cols, score)
         grad_rows = gather(grad, rows)
         scatter(dv, cols, w.transpose(2, 3) @ grad_rows, add=True)

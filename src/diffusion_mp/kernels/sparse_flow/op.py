@@ -6,12 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.sparse_flow import tiled
-
-
-def _like(*tensors: Tensor) -> list[Tensor]:
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
 
 
 @torch.library.custom_op("diffusion_mp::sparse_flow_potentials", mutates_args=())
@@ -32,7 +29,7 @@ def _potentials(
 def _(
     q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    a, w, log_mu, resistance, slope, work, support = _like(*7 * [lam])
+    a, w, log_mu, resistance, slope, work, support = empty_like(*7 * [lam])
     return a, w, log_mu, resistance, slope, work, support
 
 
@@ -75,7 +72,7 @@ def _(
     leak: Tensor,
     *rows: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dfq, dfk, dlam, dleak = _like(q, k, fq, fk, lam, leak)
+    dq, dk, dfq, dfk, dlam, dleak = empty_like(q, k, fq, fk, lam, leak)
     return dq, dk, dfq, dfk, dlam, dleak
 
 
@@ -146,20 +143,16 @@ def _(
     ptr: Tensor | None,
     transpose: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dfq, dfk, dv, dlam, da, dw = _like(q, k, fq, fk, v, lam, a, w)
+    dq, dk, dfq, dfk, dv, dlam, da, dw = empty_like(q, k, fq, fk, v, lam, a, w)
     return dq, dk, dfq, dfk, dv, dlam, da, dw
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-    raise RuntimeError(
-        "sparse-flow attention is once differentiable: its backward recomputes tiles and has no derivative itself. "
-        "For second derivatives use kernels.sparse_flow.solve_rows on dense rows, or the edge form "
-        "(EdgeSparseFlowDiffusivity)."
-    )
-
-
-for backward in (_potentials_backward, _product_backward):
-    backward.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+once_differentiable(
+    _potentials_backward,
+    _product_backward,
+    name="sparse-flow attention",
+    instead="use kernels.sparse_flow.solve_rows on dense rows, or the edge form (EdgeSparseFlowDiffusivity)",
+)
 
 
 def _setup_potentials(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

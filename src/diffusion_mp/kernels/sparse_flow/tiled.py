@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
 from diffusion_mp.kernels.sparse_flow.newton import exp_limit, newton
 
 # Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
@@ -23,19 +23,10 @@ TILE = 1 << 18
 ON_GPU = 64
 
 
-def tiles(ptr: Tensor | None, num_nodes: int, heads: int, device: torch.device) -> Iterator[tuple[Rows, Rows]]:
-    """Yield (rows, columns): every row once, with all columns of its graph."""
-    tile = TILE if device.type == "cpu" else TILE * ON_GPU
-    for size, starts in buckets(ptr, num_nodes):
-        graphs = max(1, tile // (size * size * heads))
-        height = size if size * size * heads <= tile else max(1, tile // (size * heads))
-        for some in starts.split(graphs):
-            cols = rows_of(some, size, device)
-            if isinstance(cols, Tensor):
-                yield cols, cols
-                continue
-            for first in range(cols.start, cols.stop, height):
-                yield slice(first, min(first + height, cols.stop)), cols
+def tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, Rows]]:
+    """(rows, columns) over the graphs of features ``like`` [N, H, F]: every row once, with all columns of its graph."""
+    entries = TILE if like.device.type == "cpu" else TILE * ON_GPU
+    return row_tiles(ptr, like.size(0), like.size(1), like.device, entries)
 
 
 def _inner(a: Tensor, b: Tensor, rows: Rows, cols: Rows) -> Tensor:
@@ -59,7 +50,7 @@ def potentials(
     ``leak`` is 1/α. Rows are normalised last: given w as it is rounded, a makes the row sum 1 − μ/α to the last bit.
     """
     out = [torch.empty_like(lam, memory_format=torch.contiguous_format) for _ in range(7)]
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in tiles(ptr, q):
         s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
         solution = solve(s, u, _scalar(lam, rows), _scalar(leak, rows))
         for tensor, value in zip(out, solution, strict=True):
@@ -129,7 +120,7 @@ def product(
 ) -> Tensor:  # fmt: skip
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in tiles(ptr, q):
         _, _, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
         flow = through.mul_(1 - force * _scalar(lam, rows))
         if transpose:
@@ -151,7 +142,7 @@ def product_backward(
     grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, fq, fk, v, lam, a, w)]
     dv, dlam, da, dw = grads[4:]
     left, right = (v, grad) if transpose else (grad, v)
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in tiles(ptr, q):
         _, _, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
         force = force.mul_(through)  # y/λ, 0 beyond the support
         drag = force * _scalar(lam, rows)
@@ -199,7 +190,7 @@ def potentials_backward(
     by_resistance = grad_a - moved * (1 - leak * mu)
     by_friction = grad_w - moved * (slope - 1)
     log_friction = w - log_mu
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in tiles(ptr, q):
         s, u, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
         force = force.mul_(through)
         drag = force * _scalar(lam, rows)
@@ -219,7 +210,7 @@ def support(
 ) -> Tensor:
     """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target in each tile."""
     found = [torch.empty(2, 0, dtype=torch.long, device=q.device)]
-    for rows, cols in tiles(ptr, q.size(0), q.size(1), q.device):
+    for rows, cols in tiles(ptr, q):
         through, _ = _entries(q, k, fq, fk, lam, a, w, rows, cols)[2:]
         graph, target, source = (through > 0).any(1).nonzero().unbind(1)
         row, col = (
