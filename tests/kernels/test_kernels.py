@@ -104,6 +104,13 @@ def test_sparse_products_equal_their_references(heads, nodes, edges, generator):
         [weight, v],
         generator,
     )
+    weight, v = randn(edges, 7, generator=generator), randn(nodes, 7, 1, generator=generator)  # one for every channel
+    assert_same(
+        lambda w, v: spmm(pattern, w, v),
+        lambda w, v: sparse_reference.spmm(target, source, w, v),
+        [weight, v],
+        generator,
+    )
     a, b = (randn(nodes, heads, 5, generator=generator) for _ in range(2))
     assert_same(
         lambda a, b: sddmm(pattern, a, b), lambda a, b: sparse_reference.sddmm(target, source, a, b), [a, b], generator

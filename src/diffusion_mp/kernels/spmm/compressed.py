@@ -5,6 +5,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph import Pattern
+
 # torch announces once per process that its CSR tensors are in beta; the product used here is tested against the
 # reference.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -13,16 +15,25 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 CHUNK = 1 << 24
 
 
-def spmm(source: Tensor, ptr: Tensor, order: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """CSR times dense, head by head; one weight for all heads is one product over all channels."""
+def spmm(pattern: Pattern, weight: Tensor, v: Tensor) -> Tensor:
+    """CSR times dense, head by head; one weight for all heads is one product over all channels.
+
+    A weight for every channel leaves nothing to share: the messages are added up as they are.
+    """
     nodes, heads, channels = v.shape
-    entries = weight[order]
-    columns = source[order]
+    if channels == 1 and heads > 1 and weight.size(1) > 1:
+        sums = torch.zeros(nodes, heads, dtype=v.dtype, device=v.device)
+        return sums.index_add_(0, pattern.row, v.squeeze(2)[pattern.col].mul_(weight)).unsqueeze(2)
+    entries = weight[pattern.row_order]
+    columns = pattern.col[pattern.row_order]
 
     def multiply(values: Tensor, dense: Tensor) -> Tensor:
-        return torch.sparse_csr_tensor(ptr, columns, values, size=(nodes, nodes), check_invariants=False) @ dense
+        return (
+            torch.sparse_csr_tensor(pattern.row_ptr, columns, values, size=(nodes, nodes), check_invariants=False)
+            @ dense
+        )
 
-    if source.numel() == 0:
+    if columns.numel() == 0:
         return torch.zeros_like(v, memory_format=torch.contiguous_format)
     if entries.size(1) == 1:
         return multiply(entries[:, 0], v.reshape(nodes, heads * channels)).view(nodes, heads, channels)

@@ -15,7 +15,7 @@ from diffusion_mp.kernels.spmm import compressed
 def _spmm(pattern: list[Tensor], weight: Tensor, v: Tensor) -> Tensor:
     p = Pattern(*pattern)
     with without_autocast(v):
-        return compressed.spmm(p.col, p.row_ptr, p.row_order, weight, v)
+        return compressed.spmm(p, weight, v)
 
 
 @_spmm.register_fake
