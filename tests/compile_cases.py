@@ -19,7 +19,7 @@ from diffusion_mp.diffusivities import (
     SparseFlowDiffusivity,
     auxiliary_loss,
 )
-from diffusion_mp.layers import GATConv, GCNConv
+from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, SFiConv
 from diffusion_mp.models import DIFFormer, NodeFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 
@@ -60,11 +60,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
+    "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
+    "gps-block-graph": (lambda: GPSBlock(8, GatedGCNConv(8), SFiConv(8, 8, 2, residual=False)), True),
     "gat-graph": (lambda: GATConv(8, 3, 2), True),
 }
 
 
-QUICK = ("difformer-s", "difformer-s-graph", "nodeformer-graph", "sgformer-graph", "gat-graph")
+QUICK = ("difformer-s", "difformer-s-graph", "nodeformer-graph", "sgformer-graph", "gps-block-graph", "gat-graph")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from diffusion_mp.couplings import (
 from diffusion_mp.diagnostics import kernel_error
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
+    AdjacencyEnhancedDiffusivity,
     Diffusivity,
     EdgeDiffusivity,
     EdgeSparseFlowDiffusivity,
@@ -59,12 +60,15 @@ from diffusion_mp.layers import (
     DIFFormerConv,
     DiffusionConv,
     GATConv,
+    GatedGCNConv,
     GCNConv,
     GCNIIConv,
     GINConv,
+    GPSBlock,
     LaplacianEncoder,
     MLPConv,
     NodeFormerConv,
+    SFiConv,
     SGConv,
     SGFormerConv,
 )
@@ -76,6 +80,7 @@ __version__ = "0.1.0"
 __all__ = [
     "APPNPConv",
     "AdjacencyDiffusivity",
+    "AdjacencyEnhancedDiffusivity",
     "Backtracking",
     "Certificate",
     "ConvergenceError",
@@ -97,6 +102,8 @@ __all__ = [
     "GCNConv",
     "GCNIIConv",
     "GINConv",
+    "GPSBlock",
+    "GatedGCNConv",
     "GaussianDiffusivity",
     "GaussianPenalty",
     "Graph",
@@ -119,6 +126,7 @@ __all__ = [
     "QuadraticPenalty",
     "RelationalBias",
     "ReweightedCoupling",
+    "SFiConv",
     "SGConv",
     "SGFormer",
     "SGFormerConv",

@@ -35,6 +35,27 @@ REFERENCES: dict[str, str] = {
   author = {{Anonymous authors}},
   note   = {Paper under double-blind review}
 }""",
+    "bresson2017gatedgcn": """@misc{bresson2017gatedgcn,
+  title         = {Residual Gated Graph {ConvNets}},
+  author        = {Bresson, Xavier and Laurent, Thomas},
+  year          = {2017},
+  eprint        = {1711.07553},
+  archivePrefix = {arXiv}
+}""",
+    "dwivedi2023benchmarking": """@article{dwivedi2023benchmarking,
+  title   = {Benchmarking Graph Neural Networks},
+  author  = {Dwivedi, Vijay Prakash and Joshi, Chaitanya K. and Luu, Anh Tuan and Laurent, Thomas and Bengio, Yoshua and
+             Bresson, Xavier},
+  journal = {Journal of Machine Learning Research},
+  year    = {2023}
+}""",
+    "rampasek2022gps": """@inproceedings{rampasek2022gps,
+  title     = {Recipe for a General, Powerful, Scalable Graph Transformer},
+  author    = {Ramp{\\'a}{\\v{s}}ek, Ladislav and Galkin, Mikhail and Dwivedi, Vijay Prakash and Luu, Anh Tuan and
+               Wolf, Guy and Beaini, Dominique},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2022}
+}""",
     "choromanski2021performer": """@inproceedings{choromanski2021performer,
   title     = {Rethinking Attention with Performers},
   author    = {Choromanski, Krzysztof and Likhosherstov, Valerii and Dohan, David and Song, Xingyou and Gane, Andreea

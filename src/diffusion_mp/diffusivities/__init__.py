@@ -1,5 +1,6 @@
 """Diffusivities: (state, graph) → coupling."""
 
+from diffusion_mp.diffusivities.adjacency_enhanced import AdjacencyEnhancedCoupling, AdjacencyEnhancedDiffusivity
 from diffusion_mp.diffusivities.all_pair import (
     AllPairDiffusivity,
     GaussianDiffusivity,
@@ -20,6 +21,8 @@ from diffusion_mp.diffusivities.sparse_flow import FrictionAttention, SparseFlow
 
 __all__ = [
     "AdjacencyDiffusivity",
+    "AdjacencyEnhancedCoupling",
+    "AdjacencyEnhancedDiffusivity",
     "AllPairDiffusivity",
     "AuxiliaryLoss",
     "Diffusivity",

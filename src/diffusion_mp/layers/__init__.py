@@ -3,8 +3,11 @@
 from diffusion_mp.layers.difformer_conv import DIFFormerConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
+from diffusion_mp.layers.gps_block import GPSBlock
 from diffusion_mp.layers.nodeformer_conv import NodeFormerConv
 from diffusion_mp.layers.positional import LaplacianEncoder
+from diffusion_mp.layers.sfi_conv import SFiConv
 from diffusion_mp.layers.sgformer_conv import SGFormerConv
 
 __all__ = [
@@ -15,9 +18,12 @@ __all__ = [
     "GCNConv",
     "GCNIIConv",
     "GINConv",
+    "GPSBlock",
+    "GatedGCNConv",
     "LaplacianEncoder",
     "MLPConv",
     "NodeFormerConv",
+    "SFiConv",
     "SGConv",
     "SGFormerConv",
 ]

@@ -1,0 +1,118 @@
+"""``GatedGCNConv``: edges that gate every channel of what they carry, and carry a state of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import dropout, relu
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
+from diffusion_mp.errors import check_counts, check_positive, check_probability, check_state, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers.norm import Norm, make_norm
+
+
+class GatedGCNConv(nn.Module):
+    r"""Residual gated graph convolution with edge features (Bresson & Laurent 2017; Dwivedi et al. 2023, Section 3).
+
+    h′_i = h_i + ReLU(BN(A h_i + Σ_j η_ij ∘ B h_j)),  η_ij = a_ij σ(ê_ij) / (Σ_l a_il σ(ê_il) + ε),
+    ê_ij = C e_ij + D h_i + E h_j,  e′_ij = e_ij + ReLU(BN(ê_ij)),
+
+    j over the senders of i, all matrices with a bias. The gates are a coupling with one head per channel; a weight a_ij
+    says how often its edge counts. A node that nobody sends to keeps A h_i alone.
+
+    Args:
+        channels: of nodes and edges, before and after.
+        norm: BN: ``"batch"``, ``"layer"`` or ``None``.
+        residual: add h_i and e_ij.
+        dropout: rate, on what is added to h_i and e_ij.
+        eps: ε.
+
+    Shapes:
+        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`, but observed edges there must be; edge_attr:
+          [E, channels] in the order of ``edge_index``, or ``None`` for e = 0.
+        - output: x′ [N, channels]; the pair (x′, e′) if ``edge_attr`` was given; with ``return_coupling`` the gates
+          come last.
+
+    Raises:
+        TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
+    """
+
+    references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        norm: Norm = "batch",
+        residual: bool = True,
+        dropout: float = 0.0,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        check_counts(channels=channels)
+        check_probability(dropout, "dropout")
+        check_positive(eps, "eps")
+        self.in_channels = self.out_channels = channels
+        self.residual, self.dropout, self.eps = residual, dropout, eps
+        self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
+        self.node_norm, self.edge_norm = make_norm(norm, channels), make_norm(norm, channels)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, in the order of the constructor; running statistics start again."""
+        for child in self.children():
+            reset(child)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        return_coupling: bool = False,
+    ) -> Any:
+        """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the gates."""
+        check_state(x, channels=self.in_channels)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        if graph.edge_index is None:
+            raise ValueError(
+                "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
+                "observed), or choose a layer with attention over all pairs."
+            )
+        logits = self.target(x)[graph.edge_index[1]] + self.source(x)[graph.edge_index[0]]
+        if edge_attr is not None:
+            check_edge_attr(edge_attr, graph, self.in_channels)
+            logits = logits + self.edge(edge_attr)
+        gates = self._gates(logits, graph)
+        moved = self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2)
+        results: list[Tensor | Coupling] = [self._next(x, moved, self.node_norm)]
+        if edge_attr is not None:
+            results.append(self._next(edge_attr, logits, self.edge_norm))
+        if return_coupling:
+            results.append(gates)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _gates(self, logits: Tensor, graph: Graph) -> Coupling:
+        gate = logits.sigmoid()
+        if graph.edge_weight is not None:
+            gate = gate * graph.weights(gate).unsqueeze(1)
+        total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
+        return ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
+
+    def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
+        change = dropout(relu(norm(change)), self.dropout, self.training)
+        return state + change if self.residual else change
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, residual={self.residual}, dropout={self.dropout}"
+
+
+def check_edge_attr(edge_attr: Tensor, graph: Graph, channels: int) -> None:
+    """Raise unless ``edge_attr`` is a floating-point state of the edges [E, channels]."""
+    check_state(edge_attr, "edge_attr", channels)
+    if edge_attr.size(0) != graph.num_edges:
+        raise ValueError(f"edge_attr must have one row for each of {graph.num_edges} edges; got {describe(edge_attr)}.")

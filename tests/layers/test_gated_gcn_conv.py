@@ -1,0 +1,132 @@
+"""GatedGCN against its equation, node by node."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, relu
+
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import GatedGCNConv
+from diffusion_mp.testing import tolerance
+
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])  # a loop, a pair twice; node 4 is isolated
+WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
+
+
+def build(**options: object) -> GatedGCNConv:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GatedGCNConv(3, **options).double().eval()  # type: ignore[arg-type]
+
+
+def states(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return tuple(torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (5, 7))  # type: ignore
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("with_edges", [False, True])
+def test_the_equation_node_by_node(weighted: bool, with_edges: bool, generator: torch.Generator) -> None:
+    conv = build(norm="layer", eps=0.01)
+    x, e = states(generator)
+    weight = WEIGHT if weighted else torch.ones(7, dtype=torch.float64)
+    logits = []
+    for k, (j, i) in enumerate(EDGES.t().tolist()):
+        logits.append(conv.target(x[i]) + conv.source(x[j]) + (conv.edge(e[k]) if with_edges else 0))
+    rows = []
+    for i in range(5):
+        total, norm = torch.zeros(3, dtype=torch.float64), torch.full((3,), 0.01, dtype=torch.float64)
+        for k, (j, target) in enumerate(EDGES.t().tolist()):
+            if target == i:
+                total = total + weight[k] * logits[k].sigmoid() * conv.value(x[j])
+                norm = norm + weight[k] * logits[k].sigmoid()
+        rows.append(x[i] + relu(layer_norm(conv.own(x[i]) + total / norm, [3])))
+    given = {"edge_attr": e} if with_edges else {}
+    got = conv(x, EDGES, WEIGHT if weighted else None, **given)
+    if with_edges:
+        got, edges = got
+        torch.testing.assert_close(edges, e + relu(layer_norm(torch.stack(logits), [3])), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got, torch.stack(rows), rtol=1e-10, atol=1e-10)
+
+
+def test_the_gates_are_a_coupling_with_one_head_per_channel(generator: torch.Generator) -> None:
+    conv = build(norm=None, residual=False, eps=1e-9)
+    x, e = states(generator)
+    out, edges, gates = conv(x, EDGES, edge_attr=e, return_coupling=True)
+    assert gates.heads == 3
+    product = torch.einsum("cij,jc->ic", gates.to_dense(), conv.value(x))
+    torch.testing.assert_close(out, relu(conv.own(x) + product), rtol=1e-10, atol=1e-10)
+    received = gates.to_dense().sum(2)
+    torch.testing.assert_close(received[:, :3], torch.ones(3, 3, dtype=torch.float64), rtol=0, atol=1e-7)
+    assert (received[:, 4] == 0).all()
+    assert (edges >= 0).all()
+
+
+def test_edge_features_travel_with_their_edges(generator: torch.Generator) -> None:
+    conv = build()
+    x, e = states(generator)
+    order = torch.randperm(7, generator=generator)
+    (out, edges), (moved, permuted) = conv(x, EDGES, edge_attr=e), conv(x, EDGES[:, order], edge_attr=e[order])
+    torch.testing.assert_close(moved, out, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(permuted, edges[order], rtol=1e-10, atol=1e-10)
+
+
+def test_a_graph_with_edge_features_alone_and_in_a_batch(generator: torch.Generator) -> None:
+    conv = build()
+    x, e = states(generator)
+    conv.train()(x, EDGES, edge_attr=e)  # running statistics that are not the first ones
+    conv.eval()
+    both = torch.cat([EDGES, EDGES + 5], 1)
+    batch = torch.arange(2).repeat_interleave(5)
+    other = -x
+    out, edges = conv(torch.cat([other, x]), both, None, batch, edge_attr=torch.cat([2 * e, e]))
+    alone, own_edges = conv(x, EDGES, edge_attr=e)
+    rtol, atol = tolerance("rearranged", torch.float64)
+    torch.testing.assert_close(out[5:], alone, rtol=rtol, atol=atol)
+    torch.testing.assert_close(edges[7:], own_edges, rtol=rtol, atol=atol)
+
+
+def test_training_on_a_single_node_or_without_edges_has_an_answer() -> None:
+    conv = build().train()
+    x, e = torch.ones(1, 3, dtype=torch.float64), torch.ones(0, 3, dtype=torch.float64)
+    out, edges = conv(x, torch.zeros(2, 0, dtype=torch.long), edge_attr=e)
+    assert out.isfinite().all()
+    assert edges.shape == (0, 3)
+
+
+def test_dropout_is_drawn_in_training_only(generator: torch.Generator) -> None:
+    conv = build(norm=None, dropout=0.5)
+    x, e = states(generator)
+    steady = conv(x, EDGES, edge_attr=e)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        drawn = conv.train()(x, EDGES, edge_attr=e)
+    for kept, state, change in zip(steady, drawn, (x, e), strict=True):
+        dropped = state == change
+        assert 0 < (dropped & (kept != change)).sum() < kept.numel()
+
+
+def test_every_parameter_learns(generator: torch.Generator) -> None:
+    conv = build()
+    x, e = states(generator)
+    out, edges = conv(x, EDGES, edge_attr=e)
+    (out.square().sum() + edges.square().sum()).backward()
+    for name, parameter in conv.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_what_does_not_fit_is_answered_in_words() -> None:
+    conv, x = build(), torch.ones(5, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="works on observed edges; got none"):
+        conv(x)
+    with pytest.raises(ValueError, match="one row for each of 7 edges; got a float64 tensor of shape"):
+        conv(x, EDGES, edge_attr=torch.ones(6, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="edge_attr must have 3 channels"):
+        conv(x, Graph(5, EDGES), edge_attr=torch.ones(7, 2, dtype=torch.float64))
+    with pytest.raises(TypeError, match="edge_attr must be floating point"):
+        conv(x, EDGES, edge_attr=torch.ones(7, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="norm must be one of 'batch', 'layer', None; got 'graph'"):
+        GatedGCNConv(3, norm="graph")  # type: ignore[arg-type]

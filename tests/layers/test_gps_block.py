@@ -1,0 +1,102 @@
+"""The GraphGPS block: its two branches, with and without edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.layers import GatedGCNConv, GCNConv, GPSBlock, MLPConv, SFiConv
+from diffusion_mp.testing import tolerance
+
+EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])
+
+
+def build(local: bool = True, attention: bool = True, dropout: float = 0.0) -> GPSBlock:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first = GatedGCNConv(4) if local else None
+        second = SFiConv(4, 4, 2, residual=False) if attention else None
+        return GPSBlock(4, first, second, dropout=dropout).double().eval()
+
+
+def states() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(5, 4, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore
+
+
+def test_the_branches_meet_before_the_feed_forward_network() -> None:
+    block, (x, e) = build(), states()
+    local, edges = block.local(x, EDGES, edge_attr=e)
+    total = block.local_norm(local) + block.attention_norm(x + block.attention(x, EDGES))
+    got, got_edges = block(x, EDGES, edge_attr=e)
+    torch.testing.assert_close(got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got_edges, edges, rtol=1e-10, atol=1e-10)
+
+
+def test_without_edges_the_attention_is_alone() -> None:
+    block, (x, _) = build(), states()
+    total = block.attention_norm(x + block.attention(x))
+    torch.testing.assert_close(block(x), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
+
+
+def test_either_branch_may_be_missing() -> None:
+    x, e = states()
+    local, attention = build(attention=False), build(local=False)
+    total = local.local_norm(local.local(x, EDGES))
+    torch.testing.assert_close(local(x, EDGES), local.norm(total + local.ffn(total)))
+    _, edges, coupling = attention(x, EDGES, edge_attr=e, return_coupling=True)
+    assert torch.equal(edges, e)
+    assert coupling.heads == 2
+    assert local(x, EDGES, return_coupling=True)[1].heads == 4
+    with pytest.raises(ValueError, match="works on observed edges"):
+        local(x)
+    with pytest.raises(ValueError, match="needs local or attention, or both; got neither"):
+        GPSBlock(4)
+
+
+def test_a_layer_without_a_residual_of_its_own_gets_one() -> None:
+    x, e = states()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        block = GPSBlock(4, GCNConv(4, 4), norm="layer").double().eval()
+    total = block.local_norm(x + block.local(x, EDGES))
+    out, edges = block(x, EDGES, edge_attr=e)
+    torch.testing.assert_close(out, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
+    assert torch.equal(edges, e)
+
+
+def test_layers_of_other_widths_are_refused() -> None:
+    with pytest.raises(ValueError, match="attention must map 4 channels to 4; got 4 to 3"):
+        GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3))
+    with pytest.raises(ValueError, match="local must map 4 channels to 4; got 3 to 3"):
+        GPSBlock(4, GatedGCNConv(3))
+
+
+def test_every_parameter_learns_and_dropout_is_of_training_only() -> None:
+    block, (x, e) = build(dropout=0.5), states()
+    assert torch.equal(block(x, EDGES), block(x, EDGES))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        block.train()
+        first, second = block(x, EDGES), block(x, EDGES)
+        assert not torch.equal(first, second)
+        out, edges = block(x, EDGES, edge_attr=e)
+    (out.pow(3).sum() + edges.square().sum()).backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_after_training_a_graph_does_not_see_its_batch_mates() -> None:
+    block, (x, e) = build(), states()
+    block.train()(x, EDGES, edge_attr=e)
+    block.eval()
+    batch = torch.arange(2).repeat_interleave(5)
+    out, edges = block(
+        torch.cat([x, 3 * e]), torch.cat([EDGES, EDGES + 5], 1), None, batch, edge_attr=torch.cat([e, x])
+    )
+    alone, own = block(x, EDGES, edge_attr=e)
+    rtol, atol = tolerance("rearranged", torch.float64)
+    torch.testing.assert_close(out[:5], alone, rtol=rtol, atol=atol)
+    torch.testing.assert_close(edges[:5], own, rtol=rtol, atol=atol)

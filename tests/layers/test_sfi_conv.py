@@ -1,0 +1,130 @@
+"""SFiConv against Eq. 11 of SFi-Former, and what it becomes without friction or without adjacency."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
+from diffusion_mp.diffusivities import AdjacencyEnhancedDiffusivity, SparseFlowDiffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import SFiConv
+
+EDGES = torch.tensor([[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]])  # undirected; node 4 is isolated
+
+
+def build(*sizes: int, **options: Any) -> SFiConv:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return SFiConv(*sizes, **options).double().eval()
+
+
+def state() -> Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("gamma", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("lam", [0.0, 2.0])
+def test_equation_11(gamma: float, lam: float) -> None:
+    conv, x = build(4, 4, 2, gamma=gamma, lam=lam), state()
+    looped = torch.eye(5, dtype=torch.float64).index_put((EDGES[1], EDGES[0]), torch.ones(6, dtype=torch.float64))
+    degree = looped.sum(1)
+    adjacency = looped / (degree[:, None] * degree[None, :]).sqrt()
+    attention = conv.diffusivity.attention(x).to_dense()
+    total = torch.zeros(5, 4, dtype=torch.float64)
+    rate = conv.diffusivity.log_gamma.exp()
+    assert rate.item() == pytest.approx(gamma, rel=1e-6)
+    for h in range(2):
+        value, mix = conv.value.weight[2 * h : 2 * h + 2], conv.mix.weight[:, 2 * h : 2 * h + 2]
+        total += (adjacency + rate * attention[h]) @ x @ value.t() @ mix.t()
+    torch.testing.assert_close(conv(x, EDGES), x + total / (1 + rate), rtol=1e-10, atol=1e-10)
+    change = build(4, 4, 2, gamma=gamma, lam=lam, residual=False)(x, EDGES)
+    torch.testing.assert_close(change, conv(x, EDGES) - x, rtol=1e-10, atol=1e-10)
+
+
+def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
+    """Values and gradients of ``torch.nn.MultiheadAttention`` with the same weights."""
+    conv = build(4, 4, 2, lam=0.0, adjacency=False, residual=False)
+    theirs = torch.nn.MultiheadAttention(4, 2, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        flow = conv.diffusivity
+        theirs.in_proj_weight.copy_(torch.cat([flow.query.weight, flow.key.weight, conv.value.weight]))
+        theirs.out_proj.weight.copy_(conv.mix.weight)
+    ours, other = state().requires_grad_(), state().requires_grad_()
+    out, expected = conv(ours, EDGES), theirs(other, other, other, need_weights=False)[0]
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(ours.grad, other.grad, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(conv.diffusivity.query.weight.grad, theirs.in_proj_weight.grad[:4], rtol=1e-9, atol=1e-9)
+
+
+def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph() -> None:
+    conv, x = build(4, 4, 2), state()
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    values = conv.value(x).unflatten(1, (2, -1))
+    alone = conv.mix(conv.diffusivity.attention(x).matmul(values).flatten(1))
+    torch.testing.assert_close(conv(x), x + alone, rtol=1e-10, atol=1e-10)
+    halved = conv.mix((0.5 * conv.diffusivity.attention(x).matmul(values) + 0.5 * values).flatten(1))
+    torch.testing.assert_close(conv(x, nothing), x + halved, rtol=1e-10, atol=1e-10)
+
+
+def test_gamma_learns_and_stays_positive() -> None:
+    conv, x = build(4, 4, gamma=0.5), state()
+    conv(x, EDGES).square().sum().backward()
+    gamma = conv.diffusivity.log_gamma
+    assert gamma.grad.abs() > 0
+    with torch.no_grad():
+        gamma.fill_(-1e4)
+    coupling = conv(x, EDGES, return_coupling=True)[1]
+    torch.testing.assert_close(coupling.to_dense(), conv.diffusivity.adjacency(x, Graph(5, EDGES)).to_dense())
+    with torch.no_grad():
+        gamma.fill_(1e4)
+    coupling = conv(x, EDGES, return_coupling=True)[1]
+    torch.testing.assert_close(coupling.to_dense(), coupling.attention.to_dense())
+
+
+def test_the_attention_can_be_looked_at() -> None:
+    x = state()
+    coupling = build(4, 4, 2, lam=30.0)(x, EDGES, return_coupling=True)[1]
+    assert isinstance(coupling.attention, SparseFlowCoupling)
+    assert coupling.nonnegative
+    assert (coupling.attention.density() < 1).all()
+    dense = build(4, 4, 2, lam=0.0)(x, EDGES, return_coupling=True)[1]
+    assert isinstance(dense.attention, PairwiseCoupling)
+
+
+def test_the_flow_can_stay_near() -> None:
+    """With one hop nothing reaches a node but from its neighbours and itself."""
+    near = build(4, 4, hops=1)(state(), EDGES, return_coupling=True)[1].to_dense()[0]
+    allowed = torch.eye(5, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
+    assert (near[~allowed] == 0).all()
+    with pytest.raises(ValueError, match="works on observed edges"):
+        build(4, 4, hops=1)(state())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "sentence"),
+    [
+        ((4, 6, 4), {"residual": False}, "heads must divide out_channels; got 4 heads, 6 channels"),
+        ((4, 6), {}, "residual adds x to the output, so both must have the same channels; got 4 and 6"),
+        ((4, 4), {"gamma": 0.0}, "gamma must be finite and > 0; got 0.0"),
+        ((4, 4), {"gamma": math.inf}, "gamma must be finite"),
+        ((4, 4), {"lam": -1.0}, "lam must be"),
+    ],
+)
+def test_options_that_do_not_fit(sizes: tuple[int, ...], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        SFiConv(*sizes, **options)
+
+
+def test_reset_brings_gamma_back() -> None:
+    diffusivity = AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4), gamma=3.0)
+    with torch.no_grad():
+        diffusivity.log_gamma.fill_(7.0)
+    diffusivity.reset_parameters()
+    assert diffusivity.log_gamma.exp().item() == pytest.approx(3.0)
