@@ -61,6 +61,7 @@ from diffusion_mp.layers import (
     GPSBlock,
     LaplacianEncoder,
     MLPConv,
+    MultiHeadConv,
     NodeFormerConv,
     SFiConv,
     SGConv,
@@ -424,6 +425,11 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "sgformer-conv-concat": (lambda: SGFormerConv(4, 2, 2, projection="tied", concat=True), {}),
     "sgformer-conv-no-transform": (lambda: SGFormerConv(4, 4, 2, projection=None, transform=False), {}),
     "sgformer-conv-frobenius": (lambda: SGFormerConv(4, 4, 2, normalize="frobenius"), {}),
+    "multi-head": (lambda: MultiHeadConv(4, 3, SoftmaxDiffusivity(heads=2), 2, head_channels=5, bias=False), {}),
+    "multi-head-residual": (
+        lambda: MultiHeadConv(4, 4, GATDiffusivity(6, 3), 3, head_channels=2, residual=True, reads="values"),
+        {},
+    ),
     "nodeformer-conv": (lambda: NodeFormerConv(4, 3, 2), {}),
     "nodeformer-conv-no-edges": (lambda: NodeFormerConv(4, 3), {"edges": False}),
     "nodeformer-conv-normalized": (

@@ -5,6 +5,7 @@ from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.gps_block import GPSBlock
+from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 from diffusion_mp.layers.nodeformer_conv import NodeFormerConv
 from diffusion_mp.layers.positional import LaplacianEncoder
 from diffusion_mp.layers.sfi_conv import SFiConv
@@ -22,6 +23,7 @@ __all__ = [
     "GatedGCNConv",
     "LaplacianEncoder",
     "MLPConv",
+    "MultiHeadConv",
     "NodeFormerConv",
     "SFiConv",
     "SGConv",

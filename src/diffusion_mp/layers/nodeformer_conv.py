@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import (
     Diffusivity,
@@ -15,11 +14,10 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
 from diffusion_mp.errors import check_choice
-from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.updates import ExplicitEuler
+from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 
 
-class NodeFormerConv(DiffusionConv):
+class NodeFormerConv(MultiHeadConv):
     r"""One layer of NodeFormer (Wu et al. 2022; slides, Algorithm 1 and "Input Graphs as Relational Bias").
 
     z_u = W_O ‖_h [ Σ_v s^h_uv v^h_v + Σ_p σ(b_ph) Σ_v (A^p)_uv v^h_v ],  v = W_V x, with the kernelised
@@ -80,14 +78,4 @@ class NodeFormerConv(DiffusionConv):
             diffusivity = GraphAugmentedDiffusivity(
                 diffusivity, RelationalBias(heads, hops=hops, normalization=relational_bias)
             )
-        update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, width, diffusivity, update, heads, concat=True, bias=False, **options)
-        self.out_channels = out_channels
-        self.mix = nn.Linear(heads * width, out_channels, bias=bias)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.mix.reset_parameters()
-
-    def output(self, out: Tensor) -> Tensor:
-        return self.mix(out)
+        super().__init__(in_channels, out_channels, diffusivity, heads, head_channels=width, bias=bias, **options)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import (
     AdjacencyEnhancedDiffusivity,
     Diffusivity,
@@ -15,12 +14,11 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
 from diffusion_mp.errors import check_counts
-from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.updates import ExplicitEuler
+from diffusion_mp.graph import SelfLoops
+from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 
 
-class SFiConv(DiffusionConv):
+class SFiConv(MultiHeadConv):
     r"""x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h with the sparse flow S (SFi-Former, Eq. 11).
 
     Ã = D^-½ (A + I) D^-½, and γ > 0 is learnable. Without observed edges the bracket is S^h alone. With ``lam=0`` S is
@@ -72,11 +70,6 @@ class SFiConv(DiffusionConv):
             raise ValueError(
                 f"heads must divide out_channels; got {heads} heads, {out_channels} channels. Or pass head_channels."
             )
-        if residual and in_channels != out_channels:
-            raise ValueError(
-                f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
-                f"{out_channels}. Or pass residual=False."
-            )
         width = out_channels // heads if head_channels is None else head_channels
         shared: dict[str, Any] = {
             "heads": heads,
@@ -94,32 +87,13 @@ class SFiConv(DiffusionConv):
         )
         if adjacency:
             diffusivity = AdjacencyEnhancedDiffusivity(diffusivity, gamma=gamma, self_loops=self_loops)
-        update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, width, diffusivity, update, heads, concat=True, bias=False, **options)
-        self.out_channels, self.residual = out_channels, residual
-        self.mix = nn.Linear(heads * width, out_channels, bias=bias)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.mix.reset_parameters()
-
-    def output(self, out: Tensor) -> Tensor:
-        return self.mix(out)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, Coupling]:
-        change = super().forward(x, edge_index, edge_weight, batch, source=source, return_coupling=return_coupling)
-        if not self.residual:
-            return change
-        return (x + change[0], change[1]) if isinstance(change, tuple) else x + change
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
+        super().__init__(
+            in_channels,
+            out_channels,
+            diffusivity,
+            heads,
+            head_channels=width,
+            residual=residual,
+            bias=bias,
+            **options,
+        )

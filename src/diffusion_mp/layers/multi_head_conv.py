@@ -1,0 +1,73 @@
+"""``MultiHeadConv``: the heads of an attention concatenated and mixed, as in a Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers.diffusion_conv import DiffusionConv
+from diffusion_mp.updates import ExplicitEuler
+
+
+class MultiHeadConv(DiffusionConv):
+    r"""x′ = W_O ‖_h S^h W_V^h x, and with ``residual`` x more: a step of size 1 of any diffusivity, heads mixed by W_O.
+
+    Args:
+        in_channels, diffusivity, heads: as in :class:`DiffusionConv`.
+        out_channels: channels after W_O; those of x with ``residual``.
+        head_channels: of a head's values.
+        residual: add x.
+        bias: of W_O.
+        options: further ones of :class:`DiffusionConv` (``dropout``, ``validate``).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        diffusivity: Diffusivity,
+        heads: int = 1,
+        *,
+        head_channels: int,
+        residual: bool = False,
+        bias: bool = True,
+        **options: Any,
+    ) -> None:
+        if residual and in_channels != out_channels:
+            raise ValueError(
+                f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
+                f"{out_channels}. Or pass residual=False."
+            )
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, head_channels, diffusivity, update, heads, concat=True, bias=False, **options)
+        self.out_channels, self.residual = out_channels, residual
+        self.mix = nn.Linear(heads * head_channels, out_channels, bias=bias)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.mix.reset_parameters()
+
+    def output(self, out: Tensor) -> Tensor:
+        return self.mix(out)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, Coupling]:
+        change = super().forward(x, edge_index, edge_weight, batch, source=source, return_coupling=return_coupling)
+        if not self.residual:
+            return change
+        return (x + change[0], change[1]) if isinstance(change, tuple) else x + change
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
