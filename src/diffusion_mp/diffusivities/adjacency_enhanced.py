@@ -57,7 +57,9 @@ class AdjacencyEnhancedDiffusivity(Diffusivity):
         attention = self.attention.couple(x, graph)
         if graph.edge_index is None:
             return attention
-        return AdjacencyEnhancedCoupling(attention, self.adjacency.couple(x, graph), self.log_gamma.sigmoid())
+        adjacency = self.adjacency.couple(x, graph)
+        adjacency.symmetric = False  # nobody needs to know, and finding out means sorting the edges
+        return AdjacencyEnhancedCoupling(attention, adjacency, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:
         return f"gamma={math.exp(self.initial):g}"
