@@ -20,7 +20,7 @@ from diffusion_mp.diffusivities import (
     auxiliary_loss,
 )
 from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, SFiConv
-from diffusion_mp.models import DIFFormer, NodeFormer, SGFormer
+from diffusion_mp.models import DIFFormer, GatedGCN, NodeFormer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 
 
@@ -62,11 +62,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
     "gps-block-graph": (lambda: GPSBlock(8, GatedGCNConv(8), SFiConv(8, 8, 2, residual=False)), True),
+    "gated-gcn-model-graph": (lambda: GatedGCN(8, 6, 3, 2), True),
+    "sfi-former-graph": (lambda: SFiFormer(8, 6, 3, 1, heads=2), True),
+    "sfi-former": (lambda: SFiFormer(8, 6, 3, 1, heads=2), False),
     "gat-graph": (lambda: GATConv(8, 3, 2), True),
 }
 
 
-QUICK = ("difformer-s", "difformer-s-graph", "nodeformer-graph", "sgformer-graph", "gps-block-graph", "gat-graph")
+QUICK = ("difformer-s", "difformer-s-graph", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +97,13 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
 
 @pytest.mark.parametrize(
     "build",
-    [lambda: DIFFormer(8, 6, 3, 1), lambda: SGFormer(8, 6, 3, normalize="frobenius")],
-    ids=["difformer", "sgformer"],
+    [
+        lambda: DIFFormer(8, 6, 3, 1),
+        lambda: SGFormer(8, 6, 3, normalize="frobenius"),
+        lambda: SFiFormer(8, 6, 3, 1, heads=2),
+        lambda: SFiFormer(8, 6, 3, 1, heads=2, task="graph"),
+    ],
+    ids=["difformer", "sgformer", "sfi-former", "sfi-former-graph-task"],
 )
 def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
     module = seeded(build).eval()

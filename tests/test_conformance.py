@@ -67,7 +67,17 @@ from diffusion_mp.layers import (
     SGConv,
     SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, NodeFormer, SGFormer
+from diffusion_mp.models import (
+    GPS,
+    DFiFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GatedGCN,
+    LabelPropagation,
+    NodeFormer,
+    SFiFormer,
+    SGFormer,
+)
 from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
@@ -511,6 +521,19 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
         {},
     ),
     "sgformer-no-projection": (lambda: SGFormer(4, 6, 3, heads=2, projection=None, gnn="sgc", beta=1.0), {}),
+    "gated-gcn-model": (lambda: GatedGCN(4, 6, 3, 2), {}),
+    "gated-gcn-model-layer-norm": (lambda: GatedGCN(4, 6, 3, 1, norm="layer", dropout=0.2), {}),
+    "gps": (lambda: GPS(4, 6, 3, 1, heads=2), {}),
+    "gps-attention": (lambda: GPS(4, 6, 3, 1, heads=2, local=False, norm="layer", attention={"hops": 1}), {}),
+    "dfi-former": (lambda: DFiFormer(4, 6, 3, 1, heads=2, dropout=0.1, attention_dropout=0.5), {}),
+    "sfi-former": (lambda: SFiFormer(4, 6, 3, 2, heads=2), {}),
+    "sfi-former-no-edges": (lambda: SFiFormer(4, 6, 3, 1, heads=3), {"edges": False}),
+    "sfi-former-conserved": (
+        lambda: SFiFormer(
+            4, 6, 3, 1, heads=1, lam=5.0, adjacency=False, norm=None, attention={"alpha": math.inf, "bias": True}
+        ),
+        {},
+    ),
     "gnn-one-layer": (lambda: DiffusionGNN(4, 6, 3, 1, conv="gat", dropout=0.0), {}),
 }
 

@@ -73,12 +73,23 @@ from diffusion_mp.layers import (
     SGConv,
     SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, NodeFormer, SGFormer
+from diffusion_mp.models import (
+    GPS,
+    DFiFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GatedGCN,
+    LabelPropagation,
+    NodeFormer,
+    SFiFormer,
+    SGFormer,
+)
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GPS",
     "APPNPConv",
     "AdjacencyDiffusivity",
     "AdjacencyEnhancedDiffusivity",
@@ -87,6 +98,7 @@ __all__ = [
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
+    "DFiFormer",
     "DIFFormer",
     "DIFFormerConv",
     "DiffusionConv",
@@ -104,6 +116,7 @@ __all__ = [
     "GCNIIConv",
     "GINConv",
     "GPSBlock",
+    "GatedGCN",
     "GatedGCNConv",
     "GaussianDiffusivity",
     "GaussianPenalty",
@@ -129,6 +142,7 @@ __all__ = [
     "RelationalBias",
     "ReweightedCoupling",
     "SFiConv",
+    "SFiFormer",
     "SGConv",
     "SGFormer",
     "SGFormerConv",

@@ -2,8 +2,19 @@
 
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.gnn import DiffusionGNN
+from diffusion_mp.models.gps import GPS, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.models.label_propagation import LabelPropagation
 from diffusion_mp.models.nodeformer import NodeFormer
 from diffusion_mp.models.sgformer import SGFormer
 
-__all__ = ["DIFFormer", "DiffusionGNN", "LabelPropagation", "NodeFormer", "SGFormer"]
+__all__ = [
+    "GPS",
+    "DFiFormer",
+    "DIFFormer",
+    "DiffusionGNN",
+    "GatedGCN",
+    "LabelPropagation",
+    "NodeFormer",
+    "SFiFormer",
+    "SGFormer",
+]

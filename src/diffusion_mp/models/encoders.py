@@ -1,0 +1,72 @@
+"""Features to states: a linear layer for numbers, tables for categories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.errors import check_counts, check_state, describe
+
+
+class FeatureEncoder(nn.Module):
+    """W x + b for floating-point features, or Σ_f T_f[x_f] for categories (atoms, bonds), one table per column.
+
+    Args:
+        channels: the number of floating-point features; or a list with the number of categories of every column.
+        out_channels: of the state.
+        name: what sentences call the input.
+
+    Shapes:
+        x: [N, channels] floating point; or [N, len(channels)], or [N] for one column, of integers.
+
+    Raises:
+        TypeError, ValueError: the input does not fit, or a category is not in its table.
+    """
+
+    def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
+        super().__init__()
+        self.name = name
+        self.sizes = None if isinstance(channels, int) else tuple(channels)
+        self.channels = channels if isinstance(channels, int) else len(self.sizes or ())
+        check_counts(channels=self.channels, out_channels=out_channels)
+        self.linear = nn.Linear(self.channels, out_channels) if self.sizes is None else None
+        self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew."""
+        reset(self.linear)
+        reset(self.tables)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The states [N, out_channels]."""
+        if self.linear is not None:
+            check_state(x, self.name, self.channels)
+            return self.linear(x)
+        columns = self._columns(x).unbind(1)
+        total: Tensor = self.tables[0](columns[0])
+        for table, column in zip(self.tables[1:], columns[1:], strict=True):
+            total = total + table(column)
+        return total
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """x as [N, F], its categories checked unless ``torch.compile`` is looking."""
+        if x.is_floating_point() or x.dtype == torch.bool:
+            raise TypeError(f"{self.name} must hold categories (integers); got {describe(x)}. Convert it with .long().")
+        columns = x.unsqueeze(1) if x.dim() == 1 else x
+        if columns.dim() != 2 or columns.size(1) != self.channels:
+            raise ValueError(f"{self.name} must be [rows, {self.channels}], one column per table; got {describe(x)}.")
+        if columns.numel() and not torch.compiler.is_compiling():
+            for column, size in enumerate(self.sizes or ()):
+                low, high = columns[:, column].aminmax()
+                if low < 0 or high >= size:
+                    raise ValueError(
+                        f"column {column} of {self.name} must lie in 0..{size - 1}, as its table does; "
+                        f"got {int(low)}..{int(high)}."
+                    )
+        return columns.long()
+
+    def extra_repr(self) -> str:
+        return f"{self.channels if self.sizes is None else list(self.sizes)}"

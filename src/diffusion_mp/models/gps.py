@@ -1,0 +1,184 @@
+"""``GatedGCN``, ``GPS``, ``DFiFormer`` and ``SFiFormer``: one frame, from message passing alone to sparse flow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from diffusion_mp.errors import describe
+from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
+from diffusion_mp.layers.norm import Norm
+from diffusion_mp.models.stack import BlockStack
+
+
+class GatedGCN(BlockStack):
+    """A stack of :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023): message passing alone.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        norm, dropout: of every layer.
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
+
+    Shapes: see :class:`BlockStack`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            hidden_channels,
+            out_channels,
+            num_layers,
+            lambda: GatedGCNConv(hidden_channels, norm=norm, dropout=dropout),
+            **options,
+        )
+
+
+class GPS(BlockStack):
+    r"""GraphGPS (Rampášek et al. 2022): GatedGCN and attention over all pairs in every block, see :class:`GPSBlock`.
+
+    The attention is a :class:`SFiConv`, by default multi-head softmax attention: no friction (λ* = 0), no adjacency.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        heads: H of the attention.
+        lam, adjacency: λ* and the term Ã of the attention.
+        attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
+        local: message passing by GatedGCN; ``False``: attention alone.
+        norm, dropout: of the blocks.
+        attention_dropout: on the values that the attention propagates.
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
+
+    Shapes: see :class:`BlockStack`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        heads: int = 4,
+        lam: float = 0.0,
+        adjacency: bool = False,
+        attention: dict[str, Any] | None = None,
+        local: bool = True,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        attention = attention or {}
+
+        def block() -> nn.Module:
+            passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout) if local else None
+            global_ = SFiConv(
+                hidden_channels,
+                hidden_channels,
+                heads,
+                lam=lam,
+                adjacency=adjacency,
+                residual=False,
+                dropout=attention_dropout,
+                **copy.deepcopy(attention),
+            )
+            return GPSBlock(hidden_channels, passing, global_, norm=norm, dropout=dropout)
+
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
+
+
+class DFiFormer(GPS):
+    """DFi-Former: :class:`SFiFormer` without friction, softmax attention beside the adjacency (SFi-Former, § 4.2).
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        options: further ones of :class:`GPS`, but for ``lam``.
+
+    Shapes: see :class:`BlockStack`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        adjacency: bool = True,
+        **options: Any,
+    ) -> None:
+        sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
+        self.arguments = (sizes, {"adjacency": adjacency, **options})
+
+
+class SFiFormer(GPS):
+    r"""SFi-Former (Section 4): GatedGCN beside sparse-flow attention with the adjacency (Eq. 11), in GraphGPS's frame.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        lam: λ*.
+        adjacency: the term Ã (Table 3 compares).
+        options: further ones of :class:`GPS`; α, frictions and γ in ``attention={"alpha": ...}``.
+
+    Shapes: see :class:`BlockStack`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 4,
+        *,
+        lam: float = 1.0,
+        adjacency: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, lam=lam, adjacency=adjacency, **options
+        )
+
+    @classmethod
+    def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
+        """SFi-Former+: a model that starts from a trained DFi-Former, whose every parameter it takes (Section 4.2).
+
+        What DFi-Former has no counterpart of, the projections of the frictions, is drawn. From a checkpoint:
+
+        >>> dfi = DFiFormer(16, 64, 6)
+        >>> dfi.load_state_dict(torch.load(path, weights_only=True))
+        >>> model = SFiFormer.from_dfi(dfi)
+
+        Args:
+            dfi: the model to start from; it is left as it is.
+            lam: λ*, positive.
+            attention: options that differ from those of ``dfi`` (``alpha``, ``friction``).
+
+        Raises:
+            TypeError, ValueError: not a :class:`DFiFormer`, or options with which its parameters do not fit.
+        """
+        if not isinstance(dfi, DFiFormer):
+            raise TypeError(f"dfi must be a DFiFormer; got {describe(dfi)}.")
+        sizes, options = copy.deepcopy(dfi.arguments)
+        options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
+        model = cls(*sizes, lam=lam, **options)
+        like = next(dfi.parameters())
+        model.to(like.device, like.dtype)
+        missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
+        left = [name for name in missing if ".friction." not in name] + unexpected
+        if left:
+            raise ValueError(f"attention must leave the parameters of dfi their places; these have none: {left}.")
+        return model

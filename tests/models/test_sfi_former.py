@@ -1,0 +1,237 @@
+"""SFi-Former and its frame: features, edge features, positions, tasks, and SFi-Former+."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import AddRandomWalkPE
+
+from diffusion_mp import cite
+from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
+from diffusion_mp.data import AddLaplacianPE
+from diffusion_mp.models import GPS, DFiFormer, GatedGCN, SFiFormer
+from diffusion_mp.testing import tolerance
+
+MODELS = [GatedGCN, GPS, DFiFormer, SFiFormer]
+ATOMS, BONDS = [5, 3], [4]
+
+
+def build(cls: type, *sizes: Any, **options: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return cls(*sizes, **options).double().eval()
+
+
+def molecule(size: int, generator: torch.Generator) -> Data:
+    """A ring with categories at its nodes and edges."""
+    node = torch.arange(size)
+    ring = torch.stack([node, node.roll(-1)])
+    bonds = torch.randint(BONDS[0], (size, 1), generator=generator)
+    data = Data(
+        x=torch.stack([torch.randint(count, (size,), generator=generator) for count in ATOMS], 1),
+        edge_index=torch.cat([ring, ring.flip(0)], 1),
+        edge_attr=torch.cat([bonds, bonds]),
+    )
+    data = AddRandomWalkPE(4, attr_name="walks")(AddLaplacianPE(4)(data))
+    for name in ("laplacian_eigenvectors", "laplacian_eigenvalues", "walks"):
+        data[name] = data[name].double()
+    return data
+
+
+def call(model: Any, data: Data, **options: Any) -> Tensor:
+    pe = (data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask)
+    return model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=pe, **options)
+
+
+@pytest.mark.parametrize("cls", MODELS)
+@pytest.mark.parametrize("task", ["node", "graph"])
+def test_a_molecule_alone_and_in_a_batch(cls: type, task: str, generator: torch.Generator) -> None:
+    parts = [molecule(size, generator) for size in (3, 9, 5)]
+    model = build(cls, ATOMS, 12, 2, 2, edge_dim=BONDS, pe_channels=4, task=task)
+    batch = Batch.from_data_list(parts)
+    call(model.train(), batch)  # running statistics that are not the first ones
+    model.eval()
+    rtol, atol = tolerance("rearranged", torch.float64)
+    alone = torch.cat([call(model, part) for part in parts])
+    assert alone.shape == ((3, 2) if task == "graph" else (17, 2))
+    torch.testing.assert_close(call(model, batch), alone, rtol=rtol, atol=atol)
+
+
+def test_links_are_scored_in_both_directions_alike(generator: torch.Generator) -> None:
+    data = molecule(6, generator)
+    model = build(SFiFormer, ATOMS, 8, 5, 1, edge_dim=BONDS, pe_channels=4, task="link")
+    pairs = torch.tensor([[0, 1, 4], [3, 5, 4]])
+    scores = call(model, data, edge_label_index=pairs)
+    assert scores.shape == (3,)
+    torch.testing.assert_close(call(model, data, edge_label_index=pairs.flip(0)), scores)
+    assert scores[2] > 0  # the square of an embedding
+
+
+def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> None:
+    data = molecule(6, generator)
+    model = build(GatedGCN, ATOMS, 8, 3, 1, edge_dim=BONDS, pe_channels=4)
+    vectors, values, mask = data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask
+    out = model(data.x, data.edge_index, edge_attr=data.edge_attr, pe=(vectors, values, mask))
+    flipped = model(data.x, data.edge_index, edge_attr=data.edge_attr, pe=(-vectors, values, mask))
+    torch.testing.assert_close(out, flipped)
+    other = model(data.x, data.edge_index, edge_attr=data.edge_attr, pe=(vectors * 0.5, values, mask))
+    assert not torch.allclose(out, other)
+    walks = build(GatedGCN, ATOMS, 8, 3, 1, edge_dim=BONDS, pe_channels=2, pe_encoder=torch.nn.Linear(4, 2))
+    given = {"edge_attr": data.edge_attr, "pe": data.walks}
+    assert walks(data.x, data.edge_index, **given).shape == (6, 3)
+    assert not torch.allclose(
+        walks(data.x, data.edge_index, **given), walks(data.x, data.edge_index, **{**given, "pe": 2 * data.walks})
+    )
+
+
+@pytest.mark.parametrize("cls", MODELS)
+def test_edge_features_matter_and_are_carried(cls: type, generator: torch.Generator) -> None:
+    x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 1]])  # a gate alone at its node would always be open
+    features = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    model = build(cls, 3, 8, 2, 2, edge_dim=2)
+    out = model(x, edges, edge_attr=features)
+    assert not torch.allclose(out, model(x, edges, edge_attr=2 * features))
+    order = torch.tensor([2, 5, 0, 3, 1, 4])
+    torch.testing.assert_close(model(x, edges[:, order], edge_attr=features[order]), out)
+
+
+def test_what_attends_in_each() -> None:
+    x, edges = (
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+        torch.zeros(2, 0).long(),
+    )
+    couplings = {cls: build(cls, 3, 8, 2, 2)(x, edges, return_coupling=True)[1] for cls in MODELS}
+    assert all(len(found) == 2 for found in couplings.values())
+    assert all(coupling.heads == 8 for coupling in couplings[GatedGCN])
+    assert all(isinstance(coupling, PairwiseCoupling) for coupling in couplings[GPS])
+    assert all(isinstance(coupling.attention, PairwiseCoupling) for coupling in couplings[DFiFormer])
+    assert all(isinstance(coupling.attention, SparseFlowCoupling) for coupling in couplings[SFiFormer])
+    assert all(
+        isinstance(coupling, SparseFlowCoupling)
+        for coupling in build(SFiFormer, 3, 8, 2)(x, None, return_coupling=True)[1]
+    )
+
+
+def test_sfi_former_plus_starts_where_dfi_former_ended() -> None:
+    """Every parameter is taken; with hardly any friction, and conserved flow, the predictions are the same too."""
+    dfi = build(DFiFormer, 3, 8, 2, 2, heads=2, attention={"gamma": 0.5})
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    dfi.train()(x, edges)  # running statistics are taken too
+    dfi.eval()
+    before = {name: value.clone() for name, value in dfi.state_dict().items()}
+    close = SFiFormer.from_dfi(dfi, lam=1e-9, attention={"alpha": float("inf")}).eval()
+    torch.testing.assert_close(close(x, edges), dfi(x, edges), rtol=1e-6, atol=1e-6)
+    model = SFiFormer.from_dfi(dfi, lam=3.0).eval()
+    own = {name for name in model.state_dict() if ".friction." in name}
+    assert len(own) == 4
+    assert set(model.state_dict()) - own == set(before)
+    for name, value in before.items():
+        assert torch.equal(model.state_dict()[name], value), name
+        assert torch.equal(dfi.state_dict()[name], value), name
+    assert not torch.allclose(model(x, edges), dfi(x, edges))
+    constant = SFiFormer.from_dfi(dfi, attention={"friction": "constant"})
+    assert not any(".friction." in name for name in constant.state_dict())
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_sfi_former_plus_wants_a_dfi_former_whose_parameters_fit() -> None:
+    with pytest.raises(TypeError, match="dfi must be a DFiFormer; got"):
+        SFiFormer.from_dfi(build(GPS, 3, 8, 2))
+    with pytest.raises(ValueError, match=r"leave the parameters of dfi their places; these have none: \['blocks"):
+        SFiFormer.from_dfi(build(DFiFormer, 3, 8, 2), attention={"projection": "tied"})
+
+
+@pytest.mark.parametrize("cls", MODELS)
+def test_every_parameter_learns(cls: type, generator: torch.Generator) -> None:
+    data = Batch.from_data_list([molecule(size, generator) for size in (3, 9)])
+    model = build(cls, ATOMS, 12, 2, 2, edge_dim=BONDS, pe_channels=4).train()
+    call(model, data).pow(3).sum().backward()
+    last = ("blocks.1.edge_norm", "blocks.1.local.edge_norm")  # the last edge states are not read
+    for name, parameter in model.named_parameters():
+        if not name.startswith(last):
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_an_empty_graph_has_a_prediction_too() -> None:
+    model = build(SFiFormer, 3, 8, 2, 1, task="graph")
+    x, ptr_batch = torch.ones(2, 3, dtype=torch.float64), torch.tensor([0, 2])
+    assert model(x, None, None, ptr_batch).shape == (3, 2)
+    assert model(x, None, None, ptr_batch).isfinite().all()
+
+
+def test_it_names_its_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    text = cite(build(SFiFormer, 3, 8, 2, pe_channels=2))
+    for paper in ("SFi-Former", "Residual Gated Graph", "General, Powerful, Scalable", "Sign and Basis Invariant"):
+        assert paper in text.replace("{", "").replace("}", "")
+    capsys.readouterr()
+
+
+X, EDGES = torch.ones(4, 3), torch.tensor([[0, 1], [1, 2]])
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("options", "inputs", "sentence"),
+    [
+        ({"task": "edge"}, None, "task must be one of 'node', 'graph', 'link'; got 'edge'"),
+        ({"pe_channels": 8}, None, r"pe_channels must lie in 0\.\.7, a part of hidden_channels; got 8"),
+        ({"pe_encoder": torch.nn.Identity()}, None, "pe_encoder needs pe_channels"),
+        ({"heads": 3}, None, "heads must divide out_channels; got 3 heads, 8 channels"),
+        ({}, {"x": X[:, :2]}, "x must have 3 channels"),
+        ({}, {"x": X.long()}, "x must be floating point"),
+        (
+            {},
+            {"edge_attr": torch.ones(2, 1)},
+            "edge_attr must be passed to a model with edge_dim, and only to one; got a",
+        ),
+        ({"edge_dim": 1}, {}, "edge_attr must be passed to a model with edge_dim, and only to one; got none"),
+        ({"edge_dim": 1}, {"edge_attr": torch.ones(3, 1)}, "edge_attr must have one row for each of 2 edges; got"),
+        ({"edge_dim": 1}, {"edge_attr": torch.ones(2, 1), "edge_index": None}, "edge_attr needs edge_index"),
+        (
+            {"edge_dim": 1},
+            {"edge_attr": torch.ones(2, 1), "edge_index": torch.eye(4).to_sparse_csr()},
+            r"edge_attr goes with edge_index \[2, E\]",
+        ),
+        (
+            {"edge_dim": [2]},
+            {"edge_attr": torch.tensor([0, 2])},
+            r"column 0 of edge_attr must lie in 0\.\.1.* got 0\.\.2",
+        ),
+        (
+            {"edge_dim": [2]},
+            {"edge_attr": torch.ones(2, 1)},
+            r"edge_attr must hold categories \(integers\); got a float32",
+        ),
+        (
+            {"edge_dim": [2]},
+            {"edge_attr": torch.ones(2, 2).long()},
+            r"edge_attr must be \[rows, 1\], one column per table",
+        ),
+        ({"pe_channels": 2}, {}, "pe must be passed to a model with pe_channels, and only to one; got none"),
+        ({}, {"pe": torch.ones(4, 2)}, "pe must be passed to a model with pe_channels, and only to one; got one"),
+        (
+            {"pe_channels": 2, "pe_encoder": torch.nn.Identity()},
+            {"pe": torch.ones(4, 3)},
+            r"the encoding of pe must be \[4, 2\], one row per node; got a float32 tensor of shape \[4, 3\]",
+        ),
+        ({}, {"edge_label_index": EDGES}, "edge_label_index belongs to task='link'"),
+        ({"task": "link"}, {}, "edge_label_index is needed for a link task"),
+        (
+            {"task": "link"},
+            {"edge_label_index": EDGES[0]},
+            r"edge_label_index must be \[2, L\] of int64; got an? int64",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_answered_in_words(
+    options: dict[str, Any], inputs: dict[str, Any] | None, sentence: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        SFiFormer(3, 8, 2, 1, **options)(**{"x": X, "edge_index": EDGES, **(inputs or {})})
