@@ -83,7 +83,8 @@ class GatedGCNConv(nn.Module):
                 "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
                 "observed), or choose a layer with attention over all pairs."
             )
-        logits = self.target(x)[graph.edge_index[1]] + self.source(x)[graph.edge_index[0]]
+        source, target = graph.edge_index
+        logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:
             check_edge_attr(edge_attr, graph, self.in_channels)
             logits = logits + self.edge(edge_attr)
