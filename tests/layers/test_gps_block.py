@@ -100,3 +100,18 @@ def test_after_training_a_graph_does_not_see_its_batch_mates() -> None:
     rtol, atol = tolerance("rearranged", torch.float64)
     torch.testing.assert_close(out[:5], alone, rtol=rtol, atol=atol)
     torch.testing.assert_close(edges[:5], own, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
+    x, _ = states()
+    branch = MLPConv(4, 4)
+    block = GPSBlock(4, *((None, branch) if attention else (branch, None)), norm=None, dropout=0.5).double()
+    block.ffn = torch.nn.Identity()  # the output is twice the sum of the branches
+    change = branch(x)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        added = block(x, EDGES) / 2 - x
+    kept = added != 0
+    assert 0 < kept.sum() < kept.numel()
+    torch.testing.assert_close(added[kept], 2 * change[kept])
