@@ -72,9 +72,10 @@ def test_no_flow_has_less_energy() -> None:
 
 def test_without_friction_it_is_the_softmax_coupling() -> None:
     q, k, *friction = features()
-    close(
-        SparseFlowCoupling(q, k, *friction, PTR, lam=0.0).to_dense(), PairwiseCoupling(q, k, PTR).to_dense(), "entries"
-    )
+    softmax = PairwiseCoupling(q, k, PTR).to_dense()
+    close(SparseFlowCoupling(q, k, *friction, PTR, lam=0.0).to_dense(), softmax, "entries")
+    flow = SparseFlowCoupling(q, k, *friction, PTR, lam=100.0, alpha=1.0)
+    close(flow.without_friction().to_dense(), softmax, "entries")
 
 
 @pytest.mark.parametrize("lam", [0.2, 100.0])

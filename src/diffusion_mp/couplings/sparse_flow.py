@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.low_rank import block_mask, check_features
+from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.couplings.sparse import SparseCoupling
 from diffusion_mp.errors import check_positive, describe
@@ -170,6 +171,11 @@ class SparseFlowCoupling(Coupling):
         """The fraction of the pairs within graphs whose entry is not zero."""
         sizes = torch.tensor([self.num_nodes]) if self.ptr is None else self.ptr.diff()
         return self._support.sum(0) / max(1, int(sizes.square().sum()))
+
+    def without_friction(self) -> PairwiseCoupling:
+        """Softmax attention: the flow through the same resistances, conserved and without friction (λ = 0, α = ∞)."""
+        query, key, *_ = self._features
+        return PairwiseCoupling(query, key, self.ptr)
 
     def to_sparse(self) -> SparseCoupling:
         """The same operator on its support, stored: E entries per head where E pairs flow in some head.

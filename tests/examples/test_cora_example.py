@@ -1,30 +1,6 @@
 """The Cora example, as a user starts it."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-import torch
-
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "cora.py"
-
-
-@pytest.fixture(scope="module")
-def cora():
-    """The script as a module, so that no test pays for a new interpreter."""
-    spec = importlib.util.spec_from_file_location("examples_cora", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-@pytest.fixture(autouse=True)
-def _own_randomness():
-    with torch.random.fork_rng():
-        yield
 
 
 def test_wrong_root_says_what_to_do(cora, tmp_path, capsys):
