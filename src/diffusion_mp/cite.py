@@ -35,6 +35,11 @@ REFERENCES: dict[str, str] = {
   author = {{Anonymous authors}},
   note   = {Paper under double-blind review}
 }""",
+    "zhangwhere": """@misc{zhangwhere,
+  title  = {Where to Add {PDE} Diffusion in Transformers},
+  author = {Zhang, Yukun and Zhou, Xueqing},
+  note   = {Preprint}
+}""",
     "bresson2017gatedgcn": """@misc{bresson2017gatedgcn,
   title         = {Residual Gated Graph {ConvNets}},
   author        = {Bresson, Xavier and Laurent, Thomas},

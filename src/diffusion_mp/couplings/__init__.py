@@ -5,6 +5,7 @@ from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.log_low_rank import LogLowRankCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
+from diffusion_mp.couplings.neumann import NeumannCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.polynomial import PolynomialCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
@@ -17,6 +18,7 @@ __all__ = [
     "IdentityCoupling",
     "LogLowRankCoupling",
     "LowRankCoupling",
+    "NeumannCoupling",
     "PairwiseCoupling",
     "PolynomialCoupling",
     "ReweightedCoupling",

@@ -15,6 +15,7 @@ from diffusion_mp.diffusivities.edge_sparse_flow import EdgeSparseFlowDiffusivit
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity
+from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 from diffusion_mp.diffusivities.sparse_flow import FrictionAttention, SparseFlowDiffusivity
@@ -34,6 +35,7 @@ __all__ = [
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
     "KernelizedSoftmaxDiffusivity",
+    "NeumannDiffusivity",
     "RelationalBias",
     "SGFormerDiffusivity",
     "ScaledDiffusivity",

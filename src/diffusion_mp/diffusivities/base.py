@@ -30,6 +30,7 @@ class Diffusivity(nn.Module, ABC):
         penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state they are given (Eq. 15), else ``None``.
         why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None`` (ERRATA D18).
         heads: H of its couplings; 1 broadcasts.
+        positional: rows are positions, in order: renaming the nodes changes the coupling.
     """
 
     needs_graph: bool = False
@@ -38,6 +39,7 @@ class Diffusivity(nn.Module, ABC):
     penalty: Penalty | None = None
     why_no_penalty: str = "this diffusivity declares no penalty, so no theorem names an energy that it descends."
     heads: int = 1
+    positional: bool = False
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> Coupling:
         """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges."""
@@ -87,6 +89,7 @@ class ScaledDiffusivity(Diffusivity):
             self.scale, self._initial = scale, None
         self.diffusivity = diffusivity
         self.needs_graph, self.symmetric, self.heads = diffusivity.needs_graph, diffusivity.symmetric, diffusivity.heads
+        self.positional = diffusivity.positional
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         return ScaledCoupling(self.scale, self.diffusivity.couple(x, graph))
@@ -117,6 +120,7 @@ class SumDiffusivity(Diffusivity):
         self.terms = nn.ModuleList(flat)
         self.needs_graph = any(term.needs_graph for term in flat)
         self.symmetric = all(term.symmetric for term in flat)
+        self.positional = any(term.positional for term in flat)
         self.heads = max(term.heads for term in flat)
         if any(term.heads not in (1, self.heads) for term in flat):
             raise ValueError(f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}.")

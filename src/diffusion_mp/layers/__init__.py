@@ -7,6 +7,7 @@ from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.gps_block import GPSBlock
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 from diffusion_mp.layers.nodeformer_conv import NodeFormerConv
+from diffusion_mp.layers.pde_diffusion import PDEDiffusion1d
 from diffusion_mp.layers.positional import LaplacianEncoder
 from diffusion_mp.layers.sfi_conv import SFiConv
 from diffusion_mp.layers.sgformer_conv import SGFormerConv
@@ -25,6 +26,7 @@ __all__ = [
     "MLPConv",
     "MultiHeadConv",
     "NodeFormerConv",
+    "PDEDiffusion1d",
     "SFiConv",
     "SGConv",
     "SGFormerConv",

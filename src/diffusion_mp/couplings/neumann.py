@@ -1,0 +1,118 @@
+"""The 1-D Laplacian of a sequence: every row couples with its neighbours at a few strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.errors import check_choice, check_counts, describe
+from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_product
+from diffusion_mp.kernels.neumann.reference import stencils
+
+
+class NeumannCoupling(Coupling):
+    r"""S = Σ_k α_k A_{h_k} with A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right (Zhang & Zhou, Eq. 1, § 3.2).
+
+    Rows are positions, in order. Every row sums to 2Σ_k α_k, so that I + Σ_k α_k Δ_{h_k} = I − (D̄ − S) is
+    ``ExplicitEuler(tau=1)`` on it. A boundary says what the neighbours at stride h are where the sequence ends; the
+    guarantees are Theorems 4.2 and 4.4 and Corollary 4.5 (non-expansive, energy never rises, for Σα_k ≤ ½):
+
+    - ``"symmetric"``: the half-sample extension, x₀ = x₁, x₋₁ = x₂, …, of period 2L. Symmetric, keeps the mean; Δ_h is
+      diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold, at every stride.
+    - ``"replicate"``: the end again and again, as the paper prints. For h > 1 not symmetric: neither mean nor norm are
+      kept, and Corollary 4.5 is false (ERRATA P1).
+    - ``"drop"``: no flow where a neighbour is missing. Symmetric, keeps the mean, non-expansive; for h > 1 the energy
+      may rise (ERRATA P1).
+    - ``"periodic"``: the two ends are neighbours. Symmetric, keeps the mean, non-expansive; but the ends mix, and the
+      energy of a path may rise where that of the cycle falls.
+    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 where there is no x_{i−h}: nothing flows from the future. Not
+      symmetric, and the mean is not kept; for Σα_k ≤ 1 the step is a convex combination, non-expansive in the maximum
+      norm.
+
+    With all strides 1 the first three are the same matrix.
+
+    Args:
+        num_nodes: N.
+        alpha: α [K, H], the weight of every stride and head.
+        strides: h_k ≥ 1.
+        boundary: one of the five.
+        ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
+        nonnegative: the promise that α ≥ 0, which the values of a tensor cannot make.
+        transposed: Sᵀ instead of S.
+
+    Raises:
+        ValueError: strides, boundary or α that do not fit.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        alpha: Float[Tensor, "K H"],
+        strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric",
+        ptr: Tensor | None = None,
+        *,
+        nonnegative: bool = False,
+        transposed: bool = False,
+    ) -> None:
+        check_stencil(strides, boundary)
+        if alpha.dim() != 2 or alpha.size(0) != len(strides):
+            raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
+        symmetric = is_symmetric(strides, boundary)
+        super().__init__(num_nodes, alpha.size(1), alpha, symmetric=symmetric, nonnegative=nonnegative)
+        self.alpha = alpha
+        self.strides = tuple(strides)
+        self.boundary: Boundary = boundary
+        self.ptr = ptr
+        self.transposed = transposed
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        alpha = self.alpha.expand(-1, v.size(1))
+        return neumann_product(v, alpha, self.strides, self.boundary, self.ptr, transpose=self.transposed)
+
+    def _transpose(self) -> Coupling:
+        return NeumannCoupling(
+            self.num_nodes,
+            self.alpha,
+            self.strides,
+            self.boundary,
+            self.ptr,
+            nonnegative=self.nonnegative,
+            transposed=not self.transposed,
+        )
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        if self.transposed:
+            ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+            return self._product(ones).squeeze(2)
+        return (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        column, row = edge_index.flip(0) if self.transposed else edge_index
+        left, right = neighbours(self.num_nodes, self.strides, self.boundary, self.ptr, self.device)
+        count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(self.dtype)
+        return (count.unsqueeze(2) * self.alpha.unsqueeze(1)).sum(0)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        matrices = stencils(self.num_nodes, self.strides, self.boundary, self.ptr, self.alpha)
+        dense = torch.einsum("kij,kh->hij", matrices, self.alpha)
+        return dense.transpose(1, 2) if self.transposed else dense
+
+
+def check_stencil(strides: Sequence[int], boundary: str) -> None:
+    """Raise unless strides are positive integers, at least one, and the boundary is one of the five."""
+    check_choice(boundary, "boundary", get_args(Boundary))
+    if len(strides) == 0:
+        raise ValueError("strides must name at least one stride, such as (1,) or (1, 2, 4); got none.")
+    check_counts(**{f"strides[{k}]": stride for k, stride in enumerate(strides)})
+
+
+def is_symmetric(strides: Sequence[int], boundary: str) -> bool:
+    """Whether A_h is symmetric for all strides h."""
+    return boundary in ("symmetric", "drop", "periodic") or (boundary == "replicate" and set(strides) == {1})

@@ -1,0 +1,94 @@
+"""``NeumannDiffusivity``: how much flows between positions of a sequence, learned under a stability budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.errors import check_counts, check_positive
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.neumann import Boundary
+
+
+class NeumannDiffusivity(Diffusivity):
+    r"""α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
+
+    So Σ_k α_k < budget throughout training. With ½, the paper's, the explicit step I + Σ_k α_k Δ_{h_k} never expands;
+    its spectrum reaches down to −1: between ¼ and ½ the highest modes change sign (ERRATA P2). With ¼ it stays in
+    [0, 1]. ``budget=None`` is α_k = exp(θ_k), any positive number, for the updates that are stable at any α:
+    `ImplicitEuler`, `CrankNicolson`, `HeatKernel`.
+
+    Rows are positions, in order, and the sequences of a batch are its graphs; no edge is read.
+
+    Args:
+        heads: sets of α.
+        strides: h_k ≥ 1.
+        boundary: what a neighbour is where a sequence ends, and what is lost by it: see `NeumannCoupling`.
+        alpha: Σ_k α_k at initialisation, shared equally by the strides; below the budget.
+        budget: > 0, or ``None``.
+
+    Raises:
+        ValueError: strides, boundary, alpha or budget that do not fit.
+    """
+
+    positional = True
+    why_no_penalty = "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
+
+    def __init__(
+        self,
+        heads: int = 1,
+        *,
+        strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric",
+        alpha: float = 0.1,
+        budget: float | None = 0.5,
+    ) -> None:
+        super().__init__()
+        check_counts(heads=heads)
+        check_stencil(strides, boundary)
+        check_positive(alpha, "alpha")
+        if budget is not None:
+            check_positive(budget, "budget")
+            if alpha >= budget:
+                raise ValueError(
+                    f"alpha must be below the budget {budget:g}, which bounds it; got {alpha:g}. Raise the budget, or "
+                    f"pass budget=None with an update that is stable for any alpha."
+                )
+        self.heads = heads
+        self.strides = tuple(strides)
+        self.boundary: Boundary = boundary
+        self.initial_alpha, self.budget = float(alpha), budget
+        self.symmetric = is_symmetric(strides, boundary)
+        self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
+        self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to the initial α, which draws nothing."""
+        if self.eta is None or self.budget is None:
+            nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
+        else:
+            nn.init.constant_(self.eta, math.log(self.initial_alpha / (self.budget - self.initial_alpha)))
+            nn.init.zeros_(self.theta)
+
+    @property
+    def alpha(self) -> Float[Tensor, "K heads"]:
+        """α_k of every stride and head, in at least float32."""
+        theta = self.theta.to(torch.promote_types(self.theta.dtype, torch.float32))
+        if self.eta is None or self.budget is None:
+            return theta.exp()
+        return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
+        return NeumannCoupling(graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, strides={self.strides}, boundary={self.boundary!r}, budget={self.budget}"

@@ -1,0 +1,46 @@
+"""Every boundary is two index maps: who is my left neighbour at stride h, and who is my right one."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
+
+
+def positions(ptr: Tensor | None, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor | int]:
+    """The place of every row in its sequence, 0 … n − 1, and n: one number, or [N] for a ragged batch."""
+    row = torch.arange(num_nodes, device=device)
+    if ptr is None:
+        return row, max(num_nodes, 1)
+    lengths = ptr.diff().to(device)
+    start = ptr[:-1].to(device).repeat_interleave(lengths, output_size=num_nodes)
+    return row - start, lengths.repeat_interleave(lengths, output_size=num_nodes)
+
+
+def neighbours(
+    num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, device: torch.device
+) -> tuple[Int[Tensor, "K N"], Int[Tensor, "K N"]]:
+    """The rows of the left and the right neighbours at every stride, in the same sequence.
+
+    ``"symmetric"`` reflects with the end repeated (x₀ = x₁, x₋₁ = x₂, …), ``"replicate"`` stops at the end, ``"drop"``
+    puts the node itself where a neighbour is missing, ``"periodic"`` goes round, ``"causal"`` drops on the left and
+    has the node itself for its right neighbour.
+    """
+    place, length = positions(ptr, num_nodes, device)
+    stride = torch.tensor(list(strides), device=device).unsqueeze(1)
+    left, right = place - stride, place + stride
+    if boundary == "symmetric":
+        left, right = left % (2 * length), right % (2 * length)
+        left, right = torch.minimum(left, 2 * length - 1 - left), torch.minimum(right, 2 * length - 1 - right)
+    elif boundary == "replicate":
+        left, right = left.clamp(min=0), torch.where(right < length, right, length - 1)
+    elif boundary == "periodic":
+        left, right = left % length, right % length
+    else:
+        left = torch.where(left < 0, place, left)
+        right = torch.where(right < length, right, place) if boundary == "drop" else place.expand_as(right)
+    start = torch.arange(num_nodes, device=device) - place
+    return start + left, start + right

@@ -1,0 +1,150 @@
+"""``PDEDiffusion1d``: one step of the heat equation along a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
+from diffusion_mp.errors import check_choice, check_counts, check_state, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.neumann import Boundary
+from diffusion_mp.updates import ExplicitEuler, StateUpdate
+
+
+class PDEDiffusion1d(nn.Module):
+    r"""x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
+
+    Position by position: x′_i = x_i + Σ_k α_k (x_{i−h_k} − 2x_i + x_{i+h_k}), where the boundary says what lies beyond
+    the ends. Only tokens are neighbours: the tokens of a row, in order, are one sequence, wherever its padding stands,
+    and a padded position keeps what it has.
+
+    Args:
+        channels: C.
+        heads: H; cuts the channels for ``per="head"``.
+        strides: h_k.
+        boundary: ``"symmetric"``, or another that loses a guarantee: see `NeumannCoupling`.
+        alpha: Σ_k α_k at initialisation.
+        budget: bound of Σ_k α_k: ½, ¼ (no mode changes sign) or ``None`` (none, for an update stable at any α): see
+            `NeumannDiffusivity`.
+        per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
+        update: moves the state; ``ExplicitEuler(1.0)``, which is the equation above, by default.
+        norm: LayerNorm after the step (Eq. 16). The guarantees are those of the bare step: none covers the composite
+            (ERRATA P5).
+
+    Shapes:
+        - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], sorted: the sequence of every row.
+        - output: that of x. The coupling of ``return_coupling`` is over the B·L rows, those of a row of the batch in
+          order, its tokens before its padding.
+
+    Raises:
+        TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
+    """
+
+    is_diffusion_layer = True
+    references = ("zhangwhere",)
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric",
+        alpha: float = 0.1,
+        budget: float | None = 0.5,
+        per: Literal["layer", "head", "channel"] = "layer",
+        update: StateUpdate | None = None,
+        norm: bool = False,
+    ) -> None:
+        super().__init__()
+        check_counts(channels=channels, heads=heads)
+        check_choice(per, "per", ["layer", "head", "channel"])
+        if channels % heads:
+            raise ValueError(f"heads must divide channels={channels}; got {heads}.")
+        if update is not None and not isinstance(update, StateUpdate):
+            raise TypeError(f"update must be a StateUpdate; got {describe(update)}.")
+        self.in_channels = self.out_channels = channels
+        sets = {"layer": 1, "head": heads, "channel": channels}[per]
+        self.diffusivity = NeumannDiffusivity(sets, strides=strides, boundary=boundary, alpha=alpha, budget=budget)
+        self.update = ExplicitEuler(1.0) if update is None else update
+        self.norm = nn.LayerNorm(channels) if norm else None
+
+    @property
+    def alpha(self) -> Float[Tensor, "K sets"]:
+        """α_k of every stride and set."""
+        return self.diffusivity.alpha
+
+    def reset_parameters(self) -> None:
+        """Back to the initial α and the identity of the norm."""
+        self.diffusivity.reset_parameters()
+        if self.norm is not None:
+            self.norm.reset_parameters()
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None, *, return_coupling: bool = False
+    ) -> Tensor | tuple[Tensor, Coupling]:
+        """The next state, and with ``return_coupling`` the operator that moved it."""
+        self._check(x, mask, batch)
+        if x.dim() == 2:
+            out, coupling = self._step(x, Graph.coerce(x, batch=batch))
+        elif mask is None:
+            size, length = x.shape[:2]
+            ends = length * torch.arange(size + 1)
+            out, coupling = self._step(x.flatten(0, 1), Graph(size * length, ptr=ends))
+            out = out.view_as(x)
+        else:
+            out, coupling = self._masked(x, mask)
+        out = out if self.norm is None else self.norm(out)
+        return (out, coupling) if return_coupling else out
+
+    def _step(self, x: Float[Tensor, "N C"], graph: Graph) -> tuple[Float[Tensor, "N C"], Coupling]:
+        coupling = self.diffusivity(x, graph)
+        return self.update(x.unflatten(1, (self.diffusivity.heads, -1)), coupling).flatten(1), coupling
+
+    def _masked(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]) -> tuple[Float[Tensor, "B L C"], Coupling]:
+        """The step with the tokens of every row moved to its front, where they and its padding are two sequences."""
+        order, ptr = tokens_first(mask)
+        kept = mask.unsqueeze(2)
+        rows = torch.where(kept, x, 0.0).flatten(0, 1)  # zeros, because 0·NaN in the gradient of α would not be 0
+        moved, coupling = self._step(rows[order], Graph(rows.size(0), ptr=ptr))
+        moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
+        return torch.where(kept, moved, x), coupling
+
+    def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None) -> None:
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            check_state(x, channels=self.in_channels)
+            if mask is not None:
+                raise ValueError(
+                    f"mask goes with x [B, L, C]; got x {describe(x)}. Pass batch [N] for its rows instead."
+                )
+            return
+        if not x.is_floating_point():
+            raise TypeError(f"x must be floating point; got {describe(x)}. Convert it with x.float().")
+        if x.size(2) != self.in_channels:
+            raise ValueError(f"x must have {self.in_channels} channels as the layer was built for; got {describe(x)}.")
+        if batch is not None:
+            raise ValueError(
+                f"batch goes with x [N, C]; got x {describe(x)}. Pass mask [B, L] for its padding instead."
+            )
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
+            raise ValueError(
+                f"mask must be a bool tensor of shape {list(x.shape[:2])}, True at tokens; got {describe(mask)}."
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}"
+
+
+def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:
+    """The order of the B·L rows with the tokens of every row before its padding, and where each of both begins."""
+    size, length = mask.shape
+    start = length * torch.arange(size, device=mask.device)
+    order = mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True) + start.unsqueeze(1)
+    ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
+    return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()
