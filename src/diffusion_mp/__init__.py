@@ -19,7 +19,7 @@ from diffusion_mp.couplings import (
     SumCoupling,
     UniformCoupling,
 )
-from diffusion_mp.diagnostics import kernel_error
+from diffusion_mp.diagnostics import commutator, diagnose, kernel_error, lipschitz, perturbation_bound, roughness
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     AdjacencyEnhancedDiffusivity,
@@ -84,10 +84,19 @@ from diffusion_mp.models import (
     GatedGCN,
     LabelPropagation,
     NodeFormer,
+    PDETransformer,
     SFiFormer,
     SGFormer,
 )
-from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    Backtracking,
+    CrankNicolson,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 
 __version__ = "0.1.0"
 
@@ -101,6 +110,7 @@ __all__ = [
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
+    "CrankNicolson",
     "DFiFormer",
     "DIFFormer",
     "DIFFormerConv",
@@ -141,6 +151,7 @@ __all__ = [
     "NodeFormer",
     "NodeFormerConv",
     "PDEDiffusion1d",
+    "PDETransformer",
     "PairwiseCoupling",
     "Penalty",
     "PolynomialCoupling",
@@ -171,7 +182,12 @@ __all__ = [
     "auxiliary_loss",
     "certify",
     "cite",
+    "commutator",
+    "diagnose",
     "edge_loss",
     "energy_bounds",
     "kernel_error",
+    "lipschitz",
+    "perturbation_bound",
+    "roughness",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -134,6 +134,15 @@ class Coupling(ABC):
         ends = self.degree() + self.T.degree()
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
+
+    def laplacian_function(
+        self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
+    ) -> Float[Tensor, "N H D"] | None:
+        """f(D̄ − S) v, by a kind that has the eigenvectors of D̄ − S at hand; others answer ``None``.
+
+        ``function`` maps a tensor of eigenvalues to factors, element by element. Updates ask here before they iterate.
+        """
+        return None
 
     def as_linear_operator(self, head: int = 0) -> LinearOperator:
         """SciPy's view of one head (float64, N×N): spectra by ``scipy.sparse.linalg.eigsh`` without a matrix."""

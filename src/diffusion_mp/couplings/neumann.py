@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.errors import check_choice, check_counts, describe
-from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_product
+from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.reference import stencils
 
 
@@ -103,6 +103,16 @@ class NeumannCoupling(Coupling):
         matrices = stencils(self.num_nodes, self.strides, self.boundary, self.ptr, self.alpha)
         dense = torch.einsum("kij,kh->hij", matrices, self.alpha)
         return dense.transpose(1, 2) if self.transposed else dense
+
+    def laplacian_function(
+        self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
+    ) -> Float[Tensor, "N H D"] | None:
+        """f(D̄ − S) v in O(N D log L), for the symmetric extension (so all strides 1 of a symmetric kind) and periodic
+        sequences."""
+        periodic = self.boundary == "periodic"
+        if not periodic and self.boundary != "symmetric" and not (self.symmetric and set(self.strides) == {1}):
+            return None
+        return neumann_function(function, v, self.alpha, self.strides, self.ptr, periodic=periodic)
 
 
 def check_stencil(strides: Sequence[int], boundary: str) -> None:

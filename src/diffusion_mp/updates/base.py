@@ -129,6 +129,10 @@ class LaplacianUpdate(StateUpdate):
             diagonal = diagonal.to(dtype)
         return lambda u: diagonal * u - coupling @ u
 
+    def exact(self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor | None:
+        """f(Δ) v where the coupling has the eigenvectors of Δ at hand, else ``None``: what to ask before iterating."""
+        return coupling.laplacian_function(function, v) if self.form == "conservative" else None
+
     def extra_repr(self) -> str:
         return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
 

@@ -16,9 +16,9 @@ class Equilibrium(SolvedUpdate):
     .. math:: (\Delta + \kappa) x^* = \beta h
 
     This is where `ExplicitEuler` of the same form, β and leak ends after infinitely many steps; APPNP's limit is
-    ``form="residual"``, ``beta = leak = alpha / (1 - alpha)``. Solved by matrix-free conjugate gradients and
-    differentiated by the implicit function theorem; once differentiable. The state it is called with only matters
-    as the default source.
+    ``form="residual"``, ``beta = leak = alpha / (1 - alpha)``. Solved as `ImplicitEuler` is: in
+    the eigenvectors where the coupling knows them, else by conjugate gradients, once differentiable. The state it is
+    called with only matters as the default source.
 
     Without a leak, D̄ − S has the constants in its kernel: the printed (D̄ − S)⁻¹H does not exist unless H happens
     to be orthogonal to them, so the conservative form needs ``leak > 0``. The residual form I − S may be regular by

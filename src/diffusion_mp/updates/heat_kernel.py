@@ -14,13 +14,14 @@ from diffusion_mp.updates.spectrum import spectral_interval
 
 
 class HeatKernel(LaplacianUpdate):
-    r"""The exact solution of Eq. 5 of TfD (Wu, Wipf & Yan, 2025) after a time t, by a Chebyshev expansion.
+    r"""The exact solution of Eq. 5 of TfD (Wu, Wipf & Yan, 2025) after a time t.
 
     .. math:: x' = e^{-t\Delta} v = e^{-t(c-r)} \sum_k (2 - \delta_{k0}) (-1)^k e^{-tr} I_k(tr) \, T_k((\Delta-c)/r) v
 
-    with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and I_k the modified
-    Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S. Autograd runs
-    through the recurrence, with the interval held constant (the result does not depend on it).
+    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them; for others it is this Chebyshev
+    expansion, with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and I_k the
+    modified Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S. Autograd
+    runs through the recurrence, with the interval held constant (the result does not depend on it).
 
     Args:
         t: diffusion time t > 0.
@@ -55,6 +56,9 @@ class HeatKernel(LaplacianUpdate):
         """Sum the Chebyshev series of exp(−tΔ) v by its three-term recurrence."""
         values = self.validate(x, coupling, values, source)
         v = working_precision(values, max(x.size(1), coupling.heads))
+        exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
+        if exact is not None:
+            return exact.to(values.dtype)
         low, high = spectral_interval(coupling, self.form)
         centre, radius = (low + high) / 2, (high - low) / 2
         weights = chebyshev_weights(self.t * radius, torch.finfo(v.dtype).eps if self.tol is None else self.tol)

@@ -10,13 +10,15 @@ from diffusion_mp.updates.solved import SolvedUpdate
 
 
 class ImplicitEuler(SolvedUpdate):
-    r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, by matrix-free conjugate gradients.
+    r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, for symmetric couplings.
 
     .. math:: (I + \tau (\Delta + \kappa)) x' = v + \tau \beta h
 
     The step starts at the values v (the state itself unless given). Where Δ is positive semidefinite (the conservative
     form of any non-negative S, the residual form of a symmetrically normalised one) it never expands, at any τ.
-    Gradients come from the implicit function theorem, so memory does not grow with the iterations; once differentiable.
+    Where the coupling knows its eigenvectors (`NeumannCoupling`), it is solved in them. For others it is matrix-free
+    conjugate gradients; derivatives come from the implicit function theorem, so memory does not grow with the
+    iterations; once differentiable.
 
     Args:
         tau: step size τ > 0, as large as wanted.

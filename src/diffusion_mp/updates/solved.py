@@ -11,7 +11,7 @@ from diffusion_mp.updates.linear_solve import solve
 
 
 class SolvedUpdate(LaplacianUpdate):
-    """Base of the updates that solve (Δ + shift) x = b by conjugate gradients, hence for symmetric couplings.
+    """Base of the updates that solve (Δ + shift) x = b, for symmetric couplings.
 
     Args:
         form, beta, leak: as in `LaplacianUpdate`.
@@ -29,6 +29,14 @@ class SolvedUpdate(LaplacianUpdate):
         self.tol, self.max_iter = tol, max_iter
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, what: str) -> Tensor:
-        """(Δ + shift)⁻¹ b, differentiated implicitly; ``what`` names the system in an error."""
+        """(Δ + shift)⁻¹ b; ``what`` names the system in an error.
+
+        Exact where the coupling has the eigenvectors of Δ at hand, else by conjugate gradients, differentiated
+        implicitly. Without the promise S ≥ 0 it is for the latter to find out whether the system is definite.
+        """
+        if coupling.nonnegative and shift > 0.0:
+            solution = self.exact(coupling, lambda rate: 1.0 / (rate + shift), b)
+            if solution is not None:
+                return solution
         operator: Callable[[Tensor], Tensor] = self.laplacian(coupling, b.dtype, shift)
         return solve(operator, b, tol=self.tol, max_iter=self.max_iter, what=what)

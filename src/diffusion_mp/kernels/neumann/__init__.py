@@ -2,5 +2,6 @@
 
 from diffusion_mp.kernels.neumann.neighbours import Boundary, neighbours
 from diffusion_mp.kernels.neumann.op import neumann_inner, neumann_product
+from diffusion_mp.kernels.neumann.spectral import neumann_function
 
-__all__ = ["Boundary", "neighbours", "neumann_inner", "neumann_product"]
+__all__ = ["Boundary", "neighbours", "neumann_function", "neumann_inner", "neumann_product"]

@@ -1,0 +1,130 @@
+"""Functions of −Σ_k α_k Δ_{h_k}: every stride is diagonal in one orthonormal basis, which a fast Fourier transform
+reaches."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.kernels.neumann.neighbours import positions
+from diffusion_mp.kernels.neumann.stencil import common_length
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
+
+
+def dct(v: Tensor) -> Tensor:
+    """The orthonormal DCT-II along the third axis, by the Fourier transform of the even extension (period 2n)."""
+    n = v.size(2)
+    return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / _turn(n, v)).real
+
+
+def inverse_dct(v: Tensor) -> Tensor:
+    """The transpose of `dct`, which is its inverse."""
+    n = v.size(2)
+    return torch.fft.irfft(_turn(n, v) * v, n=2 * n, dim=2)[:, :, :n]
+
+
+def _turn(n: int, like: Tensor) -> Tensor:
+    """√(2n) e^{iπm/2n}, √2 times that for m = 0: from cosines around x = −½ to those around x = 0, and to unit norm."""
+    mode = torch.arange(n, dtype=like.dtype, device=like.device)
+    size = torch.full_like(mode, math.sqrt(2 * n))
+    size[0] = math.sqrt(4 * n)
+    return torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
+
+
+def hartley(v: Tensor) -> Tensor:
+    """The orthonormal Hartley transform along the third axis, Σ_i v_i (cos + sin)(2πmi/n)/√n: its own inverse."""
+    spectrum = torch.fft.fft(v, dim=2, norm="ortho")
+    return spectrum.real - spectrum.imag
+
+
+@torch.library.custom_op("diffusion_mp::neumann_transform", mutates_args=())
+def _transform(
+    v: Tensor,
+    periodic: bool,
+    inverse: bool,
+    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
+) -> Tensor:
+    apply = hartley if periodic else inverse_dct if inverse else dct
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    if v.numel() == 0:
+        return out
+    with without_autocast(v):
+        length = common_length(ptr, v.size(0))
+        if length is not None:
+            stack = v.unflatten(0, (-1, length)).transpose(1, 2)
+            return out.copy_(apply(stack).transpose(1, 2).flatten(0, 1))
+        for size, starts in buckets(ptr, v.size(0)):
+            rows = rows_of(starts, size, v.device)
+            scatter(out, rows, apply(gather(v, rows)))
+    return out
+
+
+@_transform.register_fake
+def _(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.periodic, ctx.inverse, ptr = inputs
+    ctx.save_for_backward(ptr)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _transform(grad, ctx.periodic, not ctx.inverse, *ctx.saved_tensors), None, None, None
+
+
+_transform.register_autograd(_differentiate, setup_context=_setup)
+
+
+@torch.library.custom_op("diffusion_mp::neumann_modes", mutates_args=())
+def _modes(
+    v: Tensor,
+    strides: list[int],
+    periodic: bool,
+    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
+) -> Tensor:
+    place, length = positions(ptr, v.size(0), v.device)
+    period = length if periodic else 2 * length
+    stride = torch.tensor(strides, device=v.device).unsqueeze(1)
+    phase = (place * stride % period).to(v.dtype) / period
+    return 4 * (math.pi * phase).sin().square()
+
+
+@_modes.register_fake
+def _(v: Tensor, strides: list[int], periodic: bool, ptr: Tensor | None) -> Tensor:
+    return v.new_empty(len(strides), v.size(0))
+
+
+def neumann_function(
+    function: Callable[[Tensor], Tensor],
+    v: Float[Tensor, "N H D"],
+    alpha: Float[Tensor, "K heads"],
+    strides: Sequence[int],
+    ptr: Tensor | None = None,
+    *,
+    periodic: bool = False,
+) -> Float[Tensor, "N H D"]:
+    r"""f(−Σ_k α_k Δ_{h_k}) v for the symmetric extension, or for periodic sequences, in O(N D log n).
+
+    The m-th eigenvalue of a sequence of length n is λ_m = Σ_k α_k 4 sin²(πmh_k/2n), m = 0 … n − 1, in the DCT-II basis;
+    with period n it is Σ_k α_k 4 sin²(πmh_k/n), in that of the Hartley transform.
+
+    Args:
+        function: f, from eigenvalues [N, H] to factors of the same shape, element by element.
+        v: values, the rows of a sequence in order.
+        alpha: weight of every stride and head; one head serves all.
+        strides: h_k ≥ 1.
+        ptr: row boundaries [B+1] of several sequences, on the CPU; ``None`` is one sequence.
+        periodic: which of the two.
+
+    Differentiable any number of times where f is. At least float32; the result has the dtype of ``v``.
+    """
+    (alpha, v), dtype = accumulating(alpha, v)
+    table = _modes(v.detach(), list(strides), periodic, ptr).unsqueeze(2)
+    eigenvalues = sum((mode * weight for mode, weight in zip(table, alpha, strict=True)), torch.zeros_like(alpha[0]))
+    factors = function(eigenvalues).unsqueeze(2)
+    return _transform(factors * _transform(v, periodic, False, ptr), periodic, True, ptr).to(dtype)
