@@ -113,6 +113,20 @@ REFERENCES: dict[str, str] = {
   booktitle = {International Conference on Learning Representations},
   year      = {2023}
 }""",
+    "vaswani2017attention": """@inproceedings{vaswani2017attention,
+  title     = {Attention is All you Need},
+  author    = {Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and
+               Gomez, Aidan N. and Kaiser, {\\L}ukasz and Polosukhin, Illia},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+    "tay2021lra": """@inproceedings{tay2021lra,
+  title     = {Long Range Arena: A Benchmark for Efficient Transformers},
+  author    = {Tay, Yi and Dehghani, Mostafa and Abnar, Samira and Shen, Yikang and Bahri, Dara and Pham, Philip and
+               Rao, Jinfeng and Yang, Liu and Ruder, Sebastian and Metzler, Donald},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021}
+}""",
     "zhou2004learning": """@inproceedings{zhou2004learning,
   title     = {Learning with Local and Global Consistency},
   author    = {Zhou, Dengyong and Bousquet, Olivier and Lal, Thomas Navin and Weston, Jason and

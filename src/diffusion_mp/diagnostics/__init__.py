@@ -1,6 +1,22 @@
 """Diagnostics: what a layer does, measured and drawn."""
 
+from diffusion_mp.diagnostics.commutator import Commutator, commutator
 from diffusion_mp.diagnostics.kernel_error import kernel_error
+from diffusion_mp.diagnostics.lipschitz import lipschitz
+from diffusion_mp.diagnostics.perturbation import Perturbation, perturbation_bound
+from diffusion_mp.diagnostics.placement_report import PlacementReport, diagnose
 from diffusion_mp.diagnostics.plot_attention import plot_attention
+from diffusion_mp.diagnostics.roughness import roughness
 
-__all__ = ["kernel_error", "plot_attention"]
+__all__ = [
+    "Commutator",
+    "Perturbation",
+    "PlacementReport",
+    "commutator",
+    "diagnose",
+    "kernel_error",
+    "lipschitz",
+    "perturbation_bound",
+    "plot_attention",
+    "roughness",
+]

@@ -5,6 +5,7 @@ from diffusion_mp.models.gnn import DiffusionGNN
 from diffusion_mp.models.gps import GPS, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.models.label_propagation import LabelPropagation
 from diffusion_mp.models.nodeformer import NodeFormer
+from diffusion_mp.models.pde_transformer import PDETransformer
 from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "GatedGCN",
     "LabelPropagation",
     "NodeFormer",
+    "PDETransformer",
     "SFiFormer",
     "SGFormer",
 ]

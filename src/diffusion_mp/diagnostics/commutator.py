@@ -1,0 +1,73 @@
+"""``commutator``: what changes when diffusion stands behind an attention instead of before it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from diffusion_mp.diagnostics.hooks import tokens
+from diffusion_mp.layers import PDEDiffusion1d
+
+
+@dataclass(frozen=True)
+class Commutator:
+    """Norms over the tokens of all sequences: ‖[S, A](X)‖, its linearised form, and ‖A(X)‖ to measure them by."""
+
+    exact: float
+    linearized: float | None
+    routed: float
+
+    @property
+    def relative(self) -> float:
+        """‖[S, A](X)‖ / ‖A(X)‖; 0 where the attention gives nothing."""
+        return self.exact / self.routed if self.routed else 0.0
+
+    @property
+    def relative_linearized(self) -> float | None:
+        """The linearised form, relative to ‖A(X)‖."""
+        return None if self.linearized is None else self.linearized / self.routed if self.routed else 0.0
+
+
+@torch.no_grad()
+def commutator(
+    diffusion: PDEDiffusion1d,
+    attention: Callable[..., Any],
+    x: Float[Tensor, "B L C"],
+    mask: Bool[Tensor, "B L"] | None = None,
+) -> Commutator:
+    r"""‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
+
+    The second is Eq. 13: for one head without projections A_X(Y) = A(X) Y, and it is α‖(ΔA(X) − A(X)Δ)X‖. The
+    difference between the two is the change of the routing itself. S is the bare step, without the LayerNorm of Eq. 16.
+
+    Args:
+        diffusion: S.
+        attention: A, called as ``attention(x, mask)`` (or ``attention(x)`` without a mask), in evaluation mode. With a
+            method ``frozen(x, mask)`` that gives A_X, as :class:`SelfAttention` has, also the linearised form is taken.
+        x: the state that the attention reads.
+        mask: true where there is a token; only tokens count.
+    """
+    if getattr(diffusion, "norm", None) is not None:
+        diffusion = copy.deepcopy(diffusion)
+        diffusion.norm = None
+    given = (x,) if mask is None else (x, mask)
+
+    def smooth(y: Tensor) -> Tensor:
+        return diffusion(y, *given[1:])
+
+    def conflict(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
+        return float((tokens(smooth(after), mask) - tokens(route(smooth(x)), mask)).norm())
+
+    routed = attention(*given)
+    exact = conflict(lambda y: attention(y, *given[1:]), routed)
+    linearized = None
+    if hasattr(attention, "frozen"):
+        frozen = attention.frozen(*given)
+        linearized = conflict(frozen, frozen(x))
+    return Commutator(exact, linearized, float(tokens(routed, mask).norm()))

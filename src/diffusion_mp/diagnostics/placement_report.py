@@ -1,0 +1,173 @@
+"""``diagnose``: roughness, commutators, and the reach of every diffusion layer of a model, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffusion_mp.diagnostics.commutator import commutator
+from diffusion_mp.diagnostics.hooks import evaluating, recorded, tokens
+from diffusion_mp.diagnostics.perturbation import perturbation_bound
+from diffusion_mp.diagnostics.roughness import roughness
+from diffusion_mp.errors import check_choice
+from diffusion_mp.layers import PDEDiffusion1d
+
+Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class PlacementReport:
+    """What :func:`diagnose` measured, as columns for a data frame or a JSON file.
+
+    Args:
+        attention: a row for every call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
+            𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` ‖[S, A](X)‖/‖A(X)‖
+            and ``linearized``, Eq. 13 relative to the same (``None`` where the module has no ``frozen``).
+        insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
+            where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``bound`` and ``roughness_bound`` of
+            :class:`Perturbation`.
+    """
+
+    attention: Columns
+    insertion: Columns
+
+    def to_dict(self) -> dict[str, Columns]:
+        """Both tables, by name."""
+        return {"attention": self.attention, "insertion": self.insertion}
+
+    def plot(self, ax: Any = None, quantity: str = "commutator") -> Any:
+        """One column against the layers, on a matplotlib ``ax`` (a new one by default); returns it.
+
+        Args:
+            quantity: a column of ``attention``; or of ``insertion`` where only that has it. ``"bound"`` is drawn with
+                the truth and the bound by roughness beside it, on a logarithmic scale.
+        """
+        table = self.attention if quantity in self.attention else self.insertion
+        check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.figure().add_subplot()
+        drawn = ("truth", "bound", "roughness_bound") if quantity == "bound" else (quantity,)
+        for name in drawn:
+            values = [float("nan") if value is None else value for value in table[name]]
+            ax.plot(range(len(values)), values, marker="o", label=name.replace("_", " "))
+        if len(drawn) > 1:
+            ax.set_yscale("log")
+            ax.legend()
+        ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
+        ax.set_ylabel(quantity.replace("_", " "))
+        return ax
+
+
+def diagnose(
+    model: nn.Module,
+    *inputs: Any,
+    diffusion: PDEDiffusion1d | None = None,
+    sites: Sequence[str] | None = None,
+    points: int = 5,
+    tol: float = 1e-4,
+    **named: Any,
+) -> PlacementReport:
+    r"""Measure what Zhang & Zhou predict the best placement with and did not measure (§ 3.5, Eqs. 6, 10, 12, 13).
+
+    >>> report = diagnose(model, x, mask)
+    >>> report.plot(quantity="commutator")
+
+    Every module with ``is_self_attention = True`` gives the commutator with S at the state that it reads. Every
+    diffusion layer is bypassed for the bound of Theorem 4.7. The model is run in evaluation mode and left as it was;
+    its outputs and gradients are untouched. A Lipschitz constant costs a few dozen backward passes: a few sequences,
+    in double precision, are enough.
+
+    Args:
+        model: any module that gives a tensor, :class:`PDETransformer` for one.
+        inputs, named: of the model.
+        diffusion: S. ``None``: for an attention the model's own diffusion layer whose name shares most with its name,
+            that of the same block, or the one behind the embedding. A baseline has none, and P6 none along the
+            sequence: for them, or to compare all placements by one S, pass it.
+        sites: names of modules behind which ``diffusion`` is inserted for the bound, such as
+            ``["after_embedding", "blocks.0.after_attention"]`` of a baseline; by default the model's own layers are
+            bypassed.
+        points, tol: see :func:`perturbation_bound`.
+
+    Raises:
+        ValueError: no diffusion layer to measure with, or a site that the model does not have.
+        ConvergenceError, RuntimeError: see :func:`lipschitz`.
+    """
+    modules = dict(model.named_modules())
+    if sites is not None and diffusion is None:
+        raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
+    for site in sites or ():
+        check_choice(site, "sites", modules)
+    inserted = [name for name, module in modules.items() if getattr(module, "is_diffusion_layer", False)]
+    rows = []
+    for name in inserted if sites is None else sites:
+        inserting = None if sites is None else diffusion
+        found = perturbation_bound(model, modules[name], *inputs, diffusion=inserting, points=points, tol=tol, **named)
+        row = {key: getattr(found, key) for key in ("roughness", "step", "lipschitz", "truth", "bound")}
+        relative = found.roughness / found.size**2 if found.size else 0.0
+        rows.append({"layer": name, **row, "relative_roughness": relative, "roughness_bound": found.roughness_bound})
+    return PlacementReport(_commutators(model, inputs, named, diffusion), _columns(rows, INSERTION))
+
+
+ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")
+INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "truth", "bound", "roughness_bound")
+
+
+def _commutators(
+    model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], diffusion: PDEDiffusion1d | None
+) -> Columns:
+    """The table ``attention``."""
+    attentions = {name: module for name, module in model.named_modules() if getattr(module, "is_self_attention", False)}
+    rows = []
+    with evaluating(model):
+        with torch.no_grad(), ExitStack() as stack:
+            calls = {name: stack.enter_context(recorded(module)) for name, module in attentions.items()}
+            model(*inputs, **named)
+        for name, attention in attentions.items():
+            for call in calls[name]:
+                smoothing = diffusion or _nearest(model, name, call.x.size(2))
+                found = commutator(smoothing, attention, call.x, call.mask)
+                rough = float(roughness(call.x, call.mask).sum())
+                size = float(tokens(call.x, call.mask).square().sum())
+                rows.append(
+                    {
+                        "layer": name,
+                        "roughness": rough,
+                        "relative_roughness": rough / size if size else 0.0,
+                        "commutator": found.relative,
+                        "linearized": found.relative_linearized,
+                    }
+                )
+    return _columns(rows, ATTENTION)
+
+
+def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
+    """The model's own diffusion of states with these channels whose name shares most with that of the attention."""
+    own = {
+        other: module
+        for other, module in model.named_modules()
+        if isinstance(module, PDEDiffusion1d) and module.in_channels == channels
+    }
+    if not own:
+        raise ValueError(
+            f"diffusion must be given: {type(model).__name__} has no diffusion layer on states of {channels} channels "
+            f"to measure the commutator with. Pass diffusion=PDEDiffusion1d({channels})."
+        )
+
+    def shared(other: str) -> int:
+        """How many leading parts of the two names are equal."""
+        pairs = zip(other.split("."), name.split("."), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return own[max(own, key=shared)]
+
+
+def _columns(rows: list[dict[str, Any]], names: Sequence[str]) -> Columns:
+    return {name: [row[name] for row in rows] for name in names}

@@ -1,0 +1,31 @@
+"""``roughness``: how much a state varies between neighbouring tokens."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from diffusion_mp.errors import describe
+
+
+def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
+    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² of every sequence, its Dirichlet energy (Zhang & Zhou, Eq. 6).
+
+    Summed in at least float32. Where ``mask`` is given, the tokens (true) of a row are neighbours in their order, and
+    what stands between them is ignored, NaN included.
+
+    Raises:
+        ValueError: x is not [B, L, C], or the mask is not [B, L].
+    """
+    if x.dim() != 3:
+        raise ValueError(f"x must be [batch, length, channels]; got {describe(x)}. For one sequence: x.unsqueeze(0).")
+    if mask is not None and mask.shape != x.shape[:2]:
+        raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if mask is None:
+        return x.diff(dim=1).square().sum((1, 2)) / 2
+    order = (~mask).long().argsort(dim=1, stable=True)  # the tokens first, in their order
+    ordered, tokens = x.take_along_dim(order.unsqueeze(2), 1), mask.take_along_dim(order, 1)
+    steps = ordered.diff(dim=1).masked_fill(~tokens[:, 1:, None], 0)
+    return steps.square().sum((1, 2)) / 2

@@ -1,0 +1,191 @@
+"""``PDETransformer``: a Transformer encoder with one-dimensional diffusion at one of seven places, or at none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.errors import check_choice, check_counts, check_probability, describe
+from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.layers.self_attention import NoDiffusion, check_mask
+from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.models.encoders import FeatureEncoder
+from diffusion_mp.models.pooling import POOLINGS, Pooling
+
+Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
+
+# Zhang & Zhou, Table 1: the only place that decides. Every site is called once in the code, whatever stands there.
+SITES: dict[str, str] = {
+    "P1": "embedding",  # X ← S(Embed(·))
+    "P2": "mlp",  # X ← S(X + MLP(X))
+    "P3": "block",  # X ← S(Block(X))
+    "P4": "norm",  # X ← LN(S(X)), both LayerNorms of a block
+    "P5": "values",  # Attn(Q, K, S(V))
+    "P6": "heads",  # H ← S_head(H)
+    "P7": "attention",  # X ← S(X + Attn(X))
+}
+
+
+class PDETransformer(nn.Module):
+    r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` where ``placement`` says.
+
+    X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K).
+
+    As printed, P2 and P3 are the same function: in a pre-norm block the MLP comes last. P4 smooths what the two
+    LayerNorms of a block read, not the state that the residual keeps, and not the last LayerNorm, which is part of no
+    block. P6 smooths along the heads of one token, not along the sequence.
+
+    Args:
+        in_channels: of floating-point sequences; or, for sequences of tokens, a list with the size of the vocabulary.
+        hidden_channels, out_channels: C of the state, and the number of logits.
+        num_layers, heads: of the encoder.
+        max_length: the number of positions that can be learned.
+        placement: ``"P1"`` … ``"P7"`` of Table 1, or ``None``, the plain encoder.
+        diffusion: options of :class:`PDEDiffusion1d` (``strides``, ``alpha``, ``budget``, ``norm``, …).
+        mlp_channels: between the layers of a block's MLP; 4C by default.
+        pooling: what represents a sequence: the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
+        task: ``"classify"``: a sequence; ``"retrieve"``: a pair of them, by two towers that share every weight and an
+            MLP on [u, v, u ∘ v, u − v] (Tay et al. 2021).
+        causal: no position sees a later one. Diffusion along the sequence then has ``boundary="causal"``.
+        dropout: rate; see :class:`TransformerBlock`, and after the embedding.
+
+    Shapes:
+        - x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true where there is a token, ``None``
+          where all are; other, other_mask: the second sequences, of any length.
+        - output: [B, out_channels], raw logits. They do not depend on padding, wherever it stands and whatever it
+          holds: positions count tokens.
+
+    Raises:
+        TypeError, ValueError: an option or the input does not fit; a sentence says what came and what was expected.
+    """
+
+    references = ("zhangwhere", "vaswani2017attention", "tay2021lra")
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 6,
+        heads: int = 8,
+        *,
+        max_length: int,
+        placement: Placement = None,
+        diffusion: dict[str, Any] | None = None,
+        mlp_channels: int | None = None,
+        pooling: Pooling = "mean",
+        task: Literal["classify", "retrieve"] = "classify",
+        causal: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_counts(
+            hidden_channels=hidden_channels, out_channels=out_channels, num_layers=num_layers, max_length=max_length
+        )
+        check_choice(placement, "placement", [*SITES, None])
+        check_choice(pooling, "pooling", POOLINGS)
+        check_choice(task, "task", ["classify", "retrieve"])
+        check_probability(dropout, "dropout")
+        options = _options(placement, diffusion, causal)
+
+        def place(site: str, channels: int) -> nn.Module:
+            if placement is None or SITES[placement] != site:
+                return NoDiffusion()
+            return PDEDiffusion1d(channels, **copy.deepcopy(options))
+
+        self.placement, self.pooling, self.task, self.dropout = placement, pooling, task, dropout
+        self.positions = nn.Parameter(torch.empty(max_length, hidden_channels))
+        self.encoder = FeatureEncoder(in_channels, hidden_channels)
+        self.after_embedding = place("embedding", hidden_channels)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(
+                hidden_channels,
+                heads,
+                mlp_channels=4 * hidden_channels if mlp_channels is None else mlp_channels,
+                causal=causal,
+                dropout=dropout,
+                place=place,
+            )
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(hidden_channels)
+        read = hidden_channels if task == "classify" else 4 * hidden_channels
+        self.head = nn.Sequential(nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels))
+        self._draw_positions()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, in the order of the constructor."""
+        for child in self.children():
+            reset(child)
+        self._draw_positions()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Bool[Tensor, "B L"] | None = None,
+        other: Tensor | None = None,
+        other_mask: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B out"]:
+        """The logits of every sequence, or of every pair."""
+        if (other is None) != (self.task == "classify"):
+            raise ValueError(
+                f"other must be passed with task='retrieve', the second sequence of a pair, and only then; "
+                f"got {'none' if other is None else 'one'} with task={self.task!r}."
+            )
+        read = self.encode(x, mask)
+        if other is not None:
+            second = self.encode(other, other_mask)
+            read = torch.cat([read, second, read * second, read - second], 1)
+        return self.head(read)
+
+    def encode(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B C"]:
+        """The pooled states of the sequences, before the head."""
+        state = self.embed(x, mask)
+        for block in self.blocks:
+            state = block(state, mask)
+        tokens = torch.ones_like(state[..., 0], dtype=torch.bool) if mask is None else mask
+        return POOLINGS[self.pooling](self.norm(state), tokens)
+
+    def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
+        """The first state: embedding and position, smoothed under P1."""
+        tokens, columns = self.encoder.sizes is not None, self.encoder.channels
+        if x.shape[2:] != (columns,) and not (tokens and columns == 1 and x.dim() == 2):
+            wanted = "[batch, length]" if tokens and columns == 1 else f"[batch, length, {columns}]"
+            raise ValueError(f"x must be {wanted}, as in_channels says; got {describe(x)}.")
+        check_mask(mask, x)
+        length, limit = x.size(1), self.positions.size(0)
+        if length > limit:
+            raise ValueError(f"x must not be longer than max_length={limit}; got {describe(x)}. Cut it, or raise it.")
+        if mask is None:
+            positions = self.positions[:length]
+        else:
+            x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
+            positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
+        state = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2]) + positions
+        return dropout(self.after_embedding(state, mask), self.dropout, self.training)
+
+    def _draw_positions(self) -> None:
+        nn.init.normal_(self.positions, std=0.02)
+
+    def extra_repr(self) -> str:
+        return f"placement={self.placement!r}, pooling={self.pooling!r}, task={self.task!r}"
+
+
+def _options(placement: Placement, diffusion: dict[str, Any] | None, causal: bool) -> dict[str, Any]:
+    """What is passed to every :class:`PDEDiffusion1d`."""
+    options = dict(diffusion or {})
+    if placement is None and diffusion is not None:
+        raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
+    along_the_sequence = placement is not None and SITES[placement] != "heads"
+    if causal and along_the_sequence and options.setdefault("boundary", "causal") != "causal":
+        raise ValueError(
+            f"boundary must be 'causal' in a causal model, or positions see later ones; got {options['boundary']!r}."
+        )
+    return options

@@ -1,0 +1,42 @@
+"""From the states of a padded sequence to one state: the mean of its tokens, the first or the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Pooling = Literal["mean", "first", "last"]
+States = Float[Tensor, "B L C"]
+Mask = Bool[Tensor, "B L"]
+Pooled = Float[Tensor, "B C"]
+
+
+def mean_token(x: States, mask: Mask) -> Pooled:
+    """The mean of the tokens, summed in at least float32; a sequence without any counts as zero."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32)) * mask.unsqueeze(2)
+    return (wide.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+
+
+def first_token(x: States, mask: Mask) -> Pooled:
+    """The first token, where a tokeniser puts its [CLS]."""
+    return _pick(x, mask.long().argmax(1))
+
+
+def last_token(x: States, mask: Mask) -> Pooled:
+    """The last token, the only one that has seen all the others in a causal model."""
+    return _pick(x, mask.size(1) - 1 - mask.flip(1).long().argmax(1))
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": mean_token,
+    "first": first_token,
+    "last": last_token,
+}
+
+
+def _pick(x: Tensor, position: Tensor) -> Tensor:
+    return x.take_along_dim(position[:, None, None], 1).squeeze(1)
