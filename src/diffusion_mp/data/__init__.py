@@ -1,21 +1,35 @@
-"""Data sets as PyG `Data` and the splits the papers use; nothing here touches the network unless asked to."""
+"""Graphs as PyG `Data`, sequences of tokens, and the splits the papers use; nothing here touches the network unless asked to."""
 
 from .digits import load_digits
+from .imdb import IMDb
+from .listops import ListOps, ListOpsFile
 from .long_range import load_lrgb
+from .lra import GreyCIFAR10, PathfinderFiles, RetrievalPairs
+from .pathfinder import Pathfinder
 from .peptides import PeptidesFunctional
 from .planetoid import load_planetoid
 from .positional import AddLaplacianPE
 from .sbm import SBMDataset
+from .sequences import SequenceDataset, pad
 from .splits import Split, label_mask, random_split_per_class
 
 __all__ = [
     "AddLaplacianPE",
+    "GreyCIFAR10",
+    "IMDb",
+    "ListOps",
+    "ListOpsFile",
+    "Pathfinder",
+    "PathfinderFiles",
     "PeptidesFunctional",
+    "RetrievalPairs",
     "SBMDataset",
+    "SequenceDataset",
     "Split",
     "label_mask",
     "load_digits",
     "load_lrgb",
     "load_planetoid",
+    "pad",
     "random_split_per_class",
 ]
