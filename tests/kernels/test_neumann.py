@@ -1,0 +1,266 @@
+"""Stencils along sequences: the fast paths against the matrices, the matrices against the definition, the bases."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import scipy.fft
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from diffusion_mp.kernels.neumann import neumann_function, neumann_inner, neumann_product, reference, spectral
+from diffusion_mp.testing import tolerance
+
+DOUBLE = torch.float64
+BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
+# Lengths of the sequences; None is one sequence that was not declared a batch.
+BATCHES = {
+    "one": (None, 11),
+    "one row": (None, 1),
+    "two rows": (None, 2),
+    "no row": (None, 0),
+    "equal lengths": ([6, 6, 6], 18),
+    "equal, some empty": ([0, 6, 0, 6, 0], 12),
+    "ragged": ([3, 1, 7, 0, 3, 2, 12], 28),
+    "all empty": ([0, 0], 0),
+}
+STRIDES = {"one": (1,), "three": (1, 2, 4), "longer than the sequence": (3, 11, 12, 24, 37), "a stride twice": (2, 2)}
+
+
+@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
+def batch(request: pytest.FixtureRequest) -> tuple[Tensor | None, int]:
+    lengths, rows = request.param
+    return None if lengths is None else torch.tensor([0, *lengths]).cumsum(0), rows
+
+
+def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=dtype, requires_grad=True)
+
+
+def neighbour(i: int, n: int, boundary: str) -> int | None:
+    """Where position i, perhaps beyond the ends, lies among 0 … n − 1; None is nowhere. One step at a time."""
+    if boundary == "periodic":
+        while i not in range(n):
+            i += n if i < 0 else -n
+    elif boundary == "replicate":
+        i = max(0, min(i, n - 1))
+    elif boundary == "symmetric":
+        while i not in range(n):  # x_{-1} = x_0, x_{-2} = x_1, …, and x_n = x_{n-1}, …
+            i = -1 - i if i < 0 else 2 * n - 1 - i
+    return i if i in range(n) else None
+
+
+def written_out(n: int, stride: int, boundary: str) -> Tensor:
+    """A_h = Δ_h + 2I by the definition."""
+    matrix = torch.zeros(n, n, dtype=DOUBLE)
+    for i in range(n):
+        for j in (i - stride, i + stride):
+            there = neighbour(j, n, boundary)
+            if boundary == "causal" and j > i:
+                there = i
+            matrix[i, i if there is None else there] += 1
+    return matrix
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_the_reference_is_the_definition(boundary: str) -> None:
+    like = torch.zeros(0, dtype=DOUBLE)
+    for n in (1, 2, 3, 7, 12):
+        strides = (1, 2, 3, 5, 12, 30)
+        got = reference.stencils(n, strides, boundary, None, like)
+        for matrix, stride in zip(got, strides, strict=True):
+            assert torch.equal(matrix, written_out(n, stride, boundary)), (n, stride)
+    ends = torch.tensor([0, 2, 2, 9])
+    (whole,) = reference.stencils(9, (3,), boundary, ends, like)
+    assert torch.equal(whole, torch.block_diag(written_out(2, 3, boundary), written_out(7, 3, boundary)))
+
+
+@pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_products_equal_their_reference(
+    batch: tuple[Tensor | None, int],
+    boundary: str,
+    strides: tuple[int, ...],
+    transpose: bool,
+    generator: torch.Generator,
+) -> None:
+    """Values and the gradients of values and weights."""
+    ptr, n = batch
+    v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator)
+    got = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose)
+    expected = reference.neumann_product(v, alpha, strides, boundary, ptr, transpose)
+    torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
+    weight = torch.randn(got.shape, generator=generator, dtype=DOUBLE)
+    for mine, theirs in zip(
+        torch.autograd.grad((got * weight).sum(), (v, alpha)),
+        torch.autograd.grad((expected * weight).sum(), (v, alpha)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())
+    inner = neumann_inner(weight, v, strides, boundary, ptr)
+    truth = reference.neumann_inner(weight, v, strides, boundary, ptr)
+    torch.testing.assert_close(inner, truth, **tolerance("product", DOUBLE)._asdict())
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
+@pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_products_differentiate_twice(
+    boundary: str, lengths: list[int], transpose: bool, generator: torch.Generator
+) -> None:
+    ptr = torch.tensor([0, *lengths]).cumsum(0)
+    n, strides = int(ptr[-1]), (1, 3)
+    v, alpha = randn(n, 2, 2, generator=generator), randn(2, 2, generator=generator)
+    product = partial(neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose)
+    assert gradcheck(product, (v, alpha))
+    assert gradgradcheck(product, (v, alpha))
+    inner = partial(neumann_inner, strides=strides, boundary=boundary, ptr=ptr)
+    g = randn(n, 2, 2, generator=generator)
+    assert gradcheck(inner, (g, v))
+    assert gradgradcheck(inner, (g, v))
+
+
+def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> None:
+    v = randn(12, 3, 2, generator=generator).detach()
+    alpha = randn(2, 3, generator=generator).detach()
+    before = v.clone(), alpha.clone()
+    for boundary in BOUNDARIES:
+        result = neumann_product(v, alpha, (1, 5), boundary)
+        turned = v.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        assert not turned.is_contiguous()
+        assert torch.equal(neumann_product(turned, alpha, (1, 5), boundary), result)
+    assert torch.equal(v, before[0])
+    assert torch.equal(alpha, before[1])
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("lengths", [[12], [5, 7]], ids=str)
+def test_reading_backwards_gives_the_result_backwards(
+    boundary: str, lengths: list[int], generator: torch.Generator
+) -> None:
+    """What is left of permutation equivariance, where the past is not another thing than the future."""
+    ptr, back = (torch.tensor([0, *sizes]).cumsum(0) for sizes in (lengths, lengths[::-1]))
+    v, alpha = (randn(*shape, generator=generator).detach() for shape in ((12, 3, 2), (2, 3)))
+    forth = neumann_product(v, alpha, (1, 5), boundary, ptr)
+    same = torch.allclose(neumann_product(v.flip(0), alpha, (1, 5), boundary, back), forth.flip(0), rtol=1e-12)
+    assert same == (boundary != "causal")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_accumulates_in_float32(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """The weights of many strides add up to one. In bfloat16 they would stop at a smaller number."""
+    strides = tuple(range(1, 400))
+    alpha = torch.full((399, 1), 1 / 798)
+    one = torch.ones(400, 1, 1, dtype=dtype)
+    assert torch.equal(neumann_product(one, alpha, strides), one)
+    v = torch.randn(40, 1, 2, generator=generator).to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = neumann_product(v, alpha[:3], (1, 2, 3))
+        smooth = neumann_function(lambda rate: 1 / (1 + rate), v, alpha[:3], (1, 2, 3))
+    assert got.dtype == smooth.dtype == dtype
+    expected = reference.neumann_product(v.double(), alpha[:3].double(), (1, 2, 3), "symmetric", None)
+    torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
+
+
+def test_the_transposed_product_of_replicated_ends_sums_in_float32() -> None:
+    """The last neighbour of 5 000 rows is one and the same: its column sums to more than bfloat16 can count."""
+    v = torch.ones(5000, 1, 1, dtype=torch.bfloat16)
+    got = neumann_product(v, torch.ones(1, 1), (5000,), "replicate", transpose=True)
+    assert got[0].item() == got[-1].item() == 4992  # 5 000, rounded to eight bits
+    assert not got[1:-1].any()
+
+
+# ------------------------------------------------------------------------------------------------ the eigenbases
+
+
+@pytest.mark.parametrize("length", range(1, 65))
+def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
+    """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""
+    strides = (1, 2, 4, 8, length, length + 1, 2 * length, 3 * length + 2)
+    stencils = reference.stencils(length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE))
+    laplacians = stencils - 2 * torch.eye(length, dtype=DOUBLE)
+    mode = torch.arange(length, dtype=DOUBLE)
+    cosines = torch.cos(math.pi * torch.outer(torch.arange(length, dtype=DOUBLE) + 0.5, mode) / length)
+    for laplacian, stride in zip(laplacians, strides, strict=True):
+        expected = -4 * torch.sin(math.pi * mode * stride / (2 * length)).square()
+        assert (torch.linalg.eigvalsh(laplacian) - expected.sort().values).abs().max() < 1e-12
+        assert (laplacian @ cosines - expected * cosines).abs().max() < 1e-12
+        assert torch.equal(laplacian, laplacian.T)
+        assert not laplacian.sum(0).any()
+        for other in laplacians:
+            assert torch.equal(laplacian @ other, other @ laplacian)  # small integers: exact
+    dense = torch.eye(length, dtype=DOUBLE).unsqueeze(1)
+    for laplacian, stride in zip(laplacians, strides, strict=True):
+        got = neumann_function(torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)).squeeze(1)
+        assert (got - laplacian).abs().max() < 1e-12
+
+
+def test_replicated_ends_are_neither_symmetric_nor_mass_preserving() -> None:
+    """The law above is a law about the symmetric extension: at h > 1 replication breaks it, dropping bends it."""
+    like = torch.zeros(0, dtype=DOUBLE)
+    (two,) = reference.stencils(12, (2,), "replicate", None, like)
+    assert not torch.equal(two, two.T)
+    assert (two.sum(0) != 2).any()
+    for boundary in ("replicate", "drop"):
+        one, two = reference.stencils(12, (1, 2), boundary, None, like)
+        assert torch.equal(one, reference.stencils(12, (1,), "symmetric", None, like)[0])
+        assert not torch.equal(one @ two, two @ one)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
+def test_transforms_are_orthonormal(n: int, generator: torch.Generator) -> None:
+    v = torch.randn(2, 3, n, 2, generator=generator, dtype=DOUBLE)
+    expected = torch.from_numpy(scipy.fft.dct(v.numpy(), type=2, norm="ortho", axis=2))
+    torch.testing.assert_close(spectral.dct(v), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(spectral.inverse_dct(spectral.dct(v)), v, rtol=1e-12, atol=1e-12)
+    identity = torch.eye(n, dtype=DOUBLE)[None, None]
+    basis = spectral.hartley(identity)[0, 0]
+    torch.testing.assert_close(basis @ basis, identity[0, 0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(basis, basis.T, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
+@pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
+@pytest.mark.parametrize("function", [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin], ids=str)
+def test_functions_of_the_laplacian_equal_those_of_its_matrix(
+    batch: tuple[Tensor | None, int], periodic: bool, strides: tuple[int, ...], function, generator: torch.Generator
+) -> None:
+    ptr, n = batch
+    v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator).detach().abs()
+    matrices = reference.stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
+    laplacian = torch.einsum("kij,kh->hij", 2 * torch.eye(n, dtype=DOUBLE) - matrices, alpha)
+    values, vectors = torch.linalg.eigh(laplacian)
+    expected = torch.einsum("him,hm,hjm,jhd->ihd", vectors, function(values), vectors, v)
+    got = neumann_function(function, v, alpha, strides, ptr, periodic=periodic)
+    torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
+
+
+@pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
+@pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
+def test_functions_differentiate_twice_in_values_and_weights(
+    periodic: bool, lengths: list[int], generator: torch.Generator
+) -> None:
+    ptr = torch.tensor([0, *lengths]).cumsum(0)
+    v, alpha = randn(int(ptr[-1]), 2, 2, generator=generator), torch.rand(2, 2, generator=generator, dtype=DOUBLE)
+    smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)
+    assert gradcheck(smooth, (v, alpha.requires_grad_()))
+    assert gradgradcheck(smooth, (v, alpha))
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 3, 3], [2, 0, 7]], ids=str)
+def test_registered_operations_pass_opcheck(lengths: list[int] | None, generator: torch.Generator) -> None:
+    ptr = None if lengths is None else torch.tensor([0, *lengths]).cumsum(0)
+    v, g = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(2))
+    alpha = randn(2, 2, generator=generator, dtype=torch.float32)
+    ops = torch.ops.diffusion_mp
+    for boundary in BOUNDARIES:
+        for transpose in (False, True):
+            torch.library.opcheck(ops.neumann_product.default, (v, alpha, [1, 4], boundary, ptr, transpose))
+    torch.library.opcheck(ops.neumann_inner.default, (g, v, [1, 4], "replicate", ptr))
+    for periodic in (False, True):
+        torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr))
+        torch.library.opcheck(ops.neumann_modes.default, (v.detach(), [1, 4], periodic, ptr))
