@@ -38,9 +38,10 @@ class PDETransformer(nn.Module):
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K).
 
-    As printed, P2 and P3 are the same function: in a pre-norm block the MLP comes last. P4 smooths what the two
-    LayerNorms of a block read, not the state that the residual keeps, and not the last LayerNorm, which is part of no
-    block. P6 smooths along the heads of one token, not along the sequence.
+    As printed, P2 and P3 are the same function: in a pre-norm block the MLP comes last. P7 differs from them as far as
+    the MLP is not linear, for diffusion commutes with what is linear and acts position by position. P4 smooths what
+    the two LayerNorms of a block read, not the state that the residual keeps, and not the last LayerNorm, which is
+    part of no block. P6 smooths along the heads of one token, not along the sequence.
 
     Args:
         in_channels: of floating-point sequences; or, for sequences of tokens, a list with the size of the vocabulary.

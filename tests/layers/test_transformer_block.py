@@ -1,0 +1,160 @@
+"""Self-attention and the pre-norm block: torch's own modules agree, and every site is called once, in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from diffusion_mp.layers.self_attention import SelfAttention
+from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.testing.laws import seeded
+
+MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+
+
+def state(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def attention(**options: object) -> SelfAttention:
+    with seeded(0):
+        return SelfAttention(6, 3, **options).double().eval()  # type: ignore[arg-type]
+
+
+def block(**options: object) -> TransformerBlock:
+    with seeded(0):
+        return TransformerBlock(6, 3, mlp_channels=8, **options).double().eval()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
+def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None:
+    ours = attention(causal=causal)
+    theirs = nn.MultiheadAttention(6, 3, batch_first=True, dtype=torch.float64)
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": ours.project.weight,
+            "in_proj_bias": ours.project.bias,
+            "out_proj.weight": ours.mix.weight,
+            "out_proj.bias": ours.mix.bias,
+        }
+    )
+    x = state(3, 5, 6)
+    past = torch.ones(5, 5).triu(1).bool() if causal else None
+    expected, weights = theirs(
+        x, x, x, attn_mask=past, key_padding_mask=None if mask is None else ~mask, average_attn_weights=False
+    )
+    rows = torch.ones(3, 5).bool() if mask is None else mask
+    torch.testing.assert_close(ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        ours.weights(x, mask).transpose(1, 2)[rows], weights.transpose(1, 2)[rows], rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, MASK, torch.zeros(3, 5).bool()], ids=["whole", "masked", "no-token"])
+def test_the_weights_reproduce_the_output(mask: Tensor | None, causal: bool) -> None:
+    module, x = attention(causal=causal), state(3, 5, 6)
+    out = module(x, mask)
+    assert out.isfinite().all()
+    torch.testing.assert_close(module.frozen(x, mask)(x), out, rtol=1e-10, atol=1e-10)
+    weights = module.weights(x, mask)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3, 5, dtype=torch.float64))
+    # what it routes is linear in the state that is routed, and depends on the state that decides
+    y, z = state(3, 5, 6, seed=1), state(3, 5, 6, seed=2)
+    route, bias = module.frozen(x, mask), module.frozen(x, mask)(torch.zeros_like(x))
+    torch.testing.assert_close(route(y + 2 * z), route(y) + 2 * route(z) - 2 * bias, rtol=1e-10, atol=1e-10)
+    assert (mask is not None and not mask.any()) or not torch.allclose(module.frozen(y, mask)(x), out)
+
+
+def test_it_is_the_block_of_torch() -> None:
+    ours = block()
+    theirs = nn.TransformerEncoderLayer(
+        6, 3, 8, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=torch.float64
+    )
+    names = {
+        "attention.project.weight": "self_attn.in_proj_weight",
+        "attention.project.bias": "self_attn.in_proj_bias",
+        "attention.mix": "self_attn.out_proj",
+        "attention_norm": "norm1",
+        "mlp_norm": "norm2",
+        "mlp.0": "linear1",
+        "mlp.3": "linear2",
+    }
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(state(*parameter.shape, seed=len(name)))  # also the norms, which begin as the identity
+    weights = {}
+    for name, parameter in ours.named_parameters():
+        old = next(key for key in names if name.startswith(key))
+        weights[name.replace(old, names[old])] = parameter
+    theirs.load_state_dict(weights)
+    x = state(3, 5, 6, seed=1)
+    expected = theirs.train()(x, src_key_padding_mask=~MASK)  # in training mode it takes no shortcut
+    torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK], rtol=1e-10, atol=1e-10)
+
+
+class Recorder(nn.Module):
+    """Stands at a site and writes down what it was called with."""
+
+    def __init__(self, site: str, channels: int, seen: list[tuple[str, int, list[int], bool]]) -> None:
+        super().__init__()
+        self.site, self.channels, self.seen = site, channels, seen
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.seen.append((self.site, self.channels, list(x.shape), mask is not None))
+        return x
+
+
+def test_every_site_is_called_once_and_in_order() -> None:
+    seen: list[tuple[str, int, list[int], bool]] = []
+    place: Callable[[str, int], nn.Module] = lambda site, channels: Recorder(site, channels, seen)  # noqa: E731
+    module = block(place=place)
+    module(state(3, 5, 6), MASK)
+    assert seen == [
+        ("norm", 6, [3, 5, 6], True),
+        ("values", 6, [3, 5, 6], True),
+        ("heads", 2, [15, 3, 2], False),
+        ("attention", 6, [3, 5, 6], True),
+        ("norm", 6, [3, 5, 6], True),
+        ("mlp", 6, [3, 5, 6], True),
+        ("block", 6, [3, 5, 6], True),
+    ]
+
+
+def test_first_derivatives() -> None:
+    module = block(causal=True)
+    x = state(2, 3, 6).requires_grad_()
+    mask = torch.tensor([[1, 1, 1], [1, 0, 1]]).bool()
+    assert gradcheck(lambda x, *_: module(x, mask)[mask], (x, *module.parameters()), fast_mode=True)
+
+
+def test_dropout_acts_in_training_only_and_reads_no_other_randomness() -> None:
+    module, x = block(dropout=0.5), state(3, 5, 6)
+    assert torch.equal(module(x, MASK), module(x, MASK))
+    module.train()
+    with seeded(1):
+        first = module(x, MASK)
+    with seeded(1):
+        assert torch.equal(module(x, MASK), first)
+    assert not torch.allclose(first, module.eval()(x, MASK))
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_it_says_what_it_needs() -> None:
+    module, x = attention(), state(3, 5, 6)
+    with pytest.raises(ValueError, match="heads must divide the channels; got 4 heads and 6 channels"):
+        SelfAttention(6, 4)
+    with pytest.raises(ValueError, match=r"x must be \[batch, length, 6\]; got a float64 tensor of shape \[3, 5, 4\]"):
+        module(x[..., :4])
+    with pytest.raises(TypeError, match="x must be floating point"):
+        module(x.long())
+    with pytest.raises(TypeError, match="mask must be a bool tensor"):
+        module(x, MASK.long())
+    with pytest.raises(ValueError, match=r"mask must be \[3, 5\]"):
+        module(x, MASK[:2])
+    assert "heads=3" in repr(module)

@@ -1,0 +1,370 @@
+"""PDETransformer: the seven placements, padding, causality, tasks, and what every model promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from diffusion_mp import cite
+from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.models import PDETransformer
+from diffusion_mp.models.pde_transformer import SITES
+from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import seeded
+
+PLACEMENTS = [*SITES, None]
+LENGTH, CHANNELS, HEADS = 7, 6, 3
+DOUBLE = torch.float64
+
+
+def build(placement: str | None = None, **options: Any) -> PDETransformer:
+    options = {"in_channels": [11], "num_layers": 2, "heads": HEADS, "max_length": 20} | options
+    if placement is not None:
+        options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
+    with seeded(0):
+        model = PDETransformer(options.pop("in_channels"), CHANNELS, 4, placement=placement, **options).double().eval()
+    for module in model.modules():
+        if isinstance(module, PDEDiffusion1d):
+            module.reset_parameters()  # α in double precision
+    return model
+
+
+def sequences(length: int = LENGTH, seed: int = 0) -> Tensor:
+    return torch.randint(11, (3, length), generator=torch.Generator().manual_seed(seed))
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def laplacian(length: int, stride: int) -> Tensor:
+    """Δ_h of the half-sample extension: position i of a sequence that is reflected at both ends."""
+    matrix = -2 * torch.eye(length, dtype=DOUBLE)
+    for i in range(length):
+        for j in (i - stride, i + stride):
+            j = j % (2 * length)
+            matrix[i, min(j, 2 * length - 1 - j)] += 1
+    return matrix
+
+
+def smoothing(length: int) -> Tensor:
+    """S of the options in `build`: α = 0.3 is shared equally by the strides 1 and 2."""
+    return torch.eye(length, dtype=DOUBLE) + 0.15 * (laplacian(length, 1) + laplacian(length, 2))
+
+
+def along(matrix: Tensor, x: Tensor) -> Tensor:
+    """A matrix over the positions of x [B, L, C]."""
+    return torch.einsum("ij,bjc->bic", matrix, x)
+
+
+# ---------------------------------------------------------------- Table 1
+
+
+class Square(nn.Module):
+    """Stands for the MLP: position by position, and not linear, for then diffusion would commute with it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square()
+
+
+def simple_block(model: PDETransformer) -> nn.Module:
+    """A block of the model without norms and biases, its MLP the square, its attention the mean of the past."""
+    block = model.blocks[0]
+    block.attention_norm = block.mlp_norm = nn.Identity()
+    block.mlp = Square()
+    block.attention.causal = True
+    with torch.no_grad():
+        block.attention.project.bias.zero_()
+        block.attention.project.weight[: 2 * CHANNELS].zero_()
+        block.attention.mix.bias.zero_()
+    return block
+
+
+def test_the_placements_are_those_of_table_1() -> None:
+    """On a block whose parts can be written down, each output is the composition that the table prints, no other."""
+    x = numbers(3, LENGTH, CHANNELS)
+    outputs = {placement: simple_block(build(placement))(x) for placement in PLACEMENTS}
+    block = simple_block(build())
+    past = torch.ones(LENGTH, LENGTH, dtype=DOUBLE).tril()
+    routing = past / past.sum(1, keepdim=True)
+    value, mix = block.attention.project.weight[2 * CHANNELS :].T, block.attention.mix.weight.T
+    s, s_heads = smoothing(LENGTH), torch.kron(smoothing(HEADS), torch.eye(CHANNELS // HEADS, dtype=DOUBLE))
+
+    def then(y: Tensor) -> Tensor:
+        return y + y.square()
+
+    plain = x + along(routing, x @ value) @ mix
+    smoothed = x + along(routing @ s, x @ value) @ mix
+    expected = {
+        None: then(plain),
+        "P1": then(plain),  # the embedding is not in the block
+        "P2": along(s, then(plain)),
+        "P3": along(s, then(plain)),
+        "P4": smoothed + along(s, smoothed).square(),
+        "P5": then(smoothed),
+        "P6": then(x + along(routing, x @ value) @ s_heads @ mix),
+        "P7": then(along(s, plain)),
+    }
+    for placement, output in outputs.items():
+        torch.testing.assert_close(output, expected[placement], rtol=1e-12, atol=1e-12, msg=str(placement))
+    assert torch.equal(expected["P2"], expected["P3"]), "as printed: the MLP is last in a pre-norm block"
+    same = {("P2", "P3"), ("P1", None)}
+    for i, first in enumerate(PLACEMENTS):
+        for second in PLACEMENTS[i + 1 :]:
+            assert torch.allclose(expected[first], expected[second]) == ((first, second) in same), (first, second)
+
+
+def test_p1_smooths_the_embedding_and_its_position() -> None:
+    x = sequences()
+    torch.testing.assert_close(build("P1").embed(x), along(smoothing(LENGTH), build().embed(x)), rtol=1e-12, atol=1e-12)
+    for placement in ("P2", "P3", "P4", "P5", "P6", "P7"):
+        assert torch.equal(build(placement).embed(x), build().embed(x))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_there_is_no_other_diffusion(placement: str | None) -> None:
+    count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
+    layers = [module for module in build(placement).modules() if isinstance(module, PDEDiffusion1d)]
+    assert len(layers) == count
+    assert len({id(layer.diffusivity.theta) for layer in layers}) == count, "no α is shared"
+
+
+def test_the_placements_differ_as_models() -> None:
+    """From one draw of all weights: only P2 and P3 are the same function."""
+    x, start = sequences(), build().state_dict()
+    outputs = {}
+    for placement in PLACEMENTS:
+        model = build(placement)
+        model.load_state_dict(start, strict=False)
+        outputs[placement] = model(x)
+    torch.testing.assert_close(outputs["P2"], outputs["P3"], rtol=1e-12, atol=1e-12)
+    del outputs["P3"]
+    names = list(outputs)
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (first, second)
+
+
+# ---------------------------------------------------------------- shapes, masks, gradients
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_parameter_learns(placement: str | None) -> None:
+    model = build(placement)
+    out = model(sequences())
+    assert out.shape == (3, 4)
+    out.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 1e-12, name
+
+
+# where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
+RIGHT = torch.arange(9) < torch.tensor([[7], [4], [1]])
+ANYWHERE = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1]]).bool()
+
+
+@pytest.mark.parametrize("mask", [RIGHT, RIGHT.flip(1), ANYWHERE], ids=["right", "left", "anywhere"])
+@pytest.mark.parametrize(("pooling", "causal"), [("mean", False), ("first", False), ("last", True)])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_padded_sequence_is_the_sequence(placement: str | None, pooling: str, causal: bool, mask: Tensor) -> None:
+    model, x = build(placement, pooling=pooling, causal=causal), sequences(9)
+    with torch.no_grad():
+        padded = model(x.masked_fill(~mask, -5), mask)  # no category of the vocabulary
+        for row in range(3):
+            alone = model(x[row][mask[row]].unsqueeze(0))
+            torch.testing.assert_close(padded[row : row + 1], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_nan_in_the_padding_reaches_neither_output_nor_gradient(placement: str | None) -> None:
+    model, x = build(placement, in_channels=2), numbers(3, 9, 2)
+    expected = model(x, ANYWHERE)
+    clean = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    poisoned = model(x.masked_fill(~ANYWHERE.unsqueeze(2), torch.nan), ANYWHERE)
+    assert torch.equal(poisoned, expected)
+    for got, wanted in zip(torch.autograd.grad(poisoned.square().sum(), list(model.parameters())), clean, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_sequence_without_a_token_is_finite_and_disturbs_no_other(placement: str | None) -> None:
+    mask = RIGHT.clone()
+    mask[1] = False
+    out = build(placement)(sequences(9), mask)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out[::2], build(placement)(sequences(9), RIGHT)[::2], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", [None, ANYWHERE], ids=["whole", "masked"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | None) -> None:
+    model = build(placement, causal=True, in_channels=2)
+
+    def states(x: Tensor) -> Tensor:
+        state = model.embed(x, mask)
+        for block in model.blocks:
+            state = block(state, mask)
+        return state
+
+    x = numbers(3, 9, 2)
+    before = states(x)
+    for position in range(9):
+        changed = x.clone()
+        changed[:, position:] += 1
+        rows = slice(None, position) if mask is None else None
+        after = states(changed)
+        if rows is not None:
+            assert torch.equal(after[:, rows], before[:, rows])
+            assert not torch.allclose(after[:, position], before[:, position])
+        else:
+            past = ANYWHERE & (torch.arange(9) < position)
+            assert torch.equal(after[past], before[past])
+
+
+def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
+    layer = next(module for module in build("P7", causal=True).modules() if isinstance(module, PDEDiffusion1d))
+    assert layer.diffusivity.boundary == "causal"
+    layer = next(module for module in build("P6", causal=True).modules() if isinstance(module, PDEDiffusion1d))
+    assert layer.diffusivity.boundary == "symmetric", "heads have no before and after"
+    with pytest.raises(ValueError, match="boundary must be 'causal' in a causal model"):
+        build("P1", causal=True, diffusion={"boundary": "symmetric"})
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooling(pooling: str) -> None:
+    model, x = build(pooling=pooling), sequences(9)
+    state = model.embed(x, ANYWHERE)
+    for block in model.blocks:
+        state = block(state, ANYWHERE)
+    rows = [row[tokens] for row, tokens in zip(model.norm(state), ANYWHERE, strict=True)]
+    expected = torch.stack([{"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling] for row in rows])
+    torch.testing.assert_close(model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- tasks and inputs
+
+
+def test_retrieval_is_two_towers_with_the_same_weights() -> None:
+    model = build("P1", task="retrieve")
+    x, other, mask = sequences(), sequences(9, seed=1), RIGHT
+    u, v = model.encode(x), model.encode(other, mask)
+    expected = model.head(torch.cat([u, v, u * v, u - v], 1))
+    torch.testing.assert_close(model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="other must be passed with task='retrieve'"):
+        model(x)
+    with pytest.raises(ValueError, match="other must be passed with task='retrieve'"):
+        build()(x, None, other)
+
+
+def test_tokens_of_several_columns_and_floating_point_features() -> None:
+    model = build(in_channels=[11, 5])
+    columns = torch.stack([sequences(), sequences() % 5], 2)
+    tables = model.encoder.tables
+    expected = tables[0](columns[..., 0]) + tables[1](columns[..., 1]) + model.positions[:LENGTH]
+    torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
+    assert build("P4", in_channels=5)(numbers(3, LENGTH, 5)).shape == (3, 4)
+
+
+def test_positions_matter() -> None:
+    model, x = build(), sequences()
+    with torch.no_grad():
+        model.positions.normal_(generator=torch.Generator().manual_seed(0))
+    assert not torch.allclose(model(x), model(x.flip(1)))
+
+
+# ---------------------------------------------------------------- what every model promises
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_first_derivatives(placement: str | None) -> None:
+    model = build(placement, in_channels=2, num_layers=1, diffusion=placement and {"strides": (1, 2), "norm": True})
+    x = numbers(2, 4, 2).requires_grad_()
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 1]]).bool()
+    parameters = tuple(model.parameters())
+    assert gradcheck(lambda x, *_: model(x, mask), (x, *parameters), fast_mode=True, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_reset_parameters_and_the_state_dict(placement: str | None) -> None:
+    model, x = build(placement), sequences()
+    reference, expected = dict(model.state_dict()), model(x)
+    copies = {name: value.clone() for name, value in reference.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(17.0)
+    with seeded(0):
+        model.float().reset_parameters()
+    for name, value in model.double().state_dict().items():
+        torch.testing.assert_close(value, copies[name], rtol=1e-6, atol=1e-7, msg=name)
+    model.load_state_dict(copies)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_autocast_and_bfloat16(placement: str | None) -> None:
+    model, x = build(placement).float(), sequences(9)
+    exact = model(x, RIGHT)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(x, RIGHT)
+    rtol, atol = tolerance("autocast", torch.float32)
+    torch.testing.assert_close(mixed.float(), exact, rtol=rtol, atol=atol)
+    mixed.float().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert model.bfloat16()(x, RIGHT).dtype == torch.bfloat16
+
+
+def test_a_forward_pass_changes_nothing() -> None:
+    model, x, mask = build("P3"), sequences(9), RIGHT.clone()
+    before, random = x.clone(), torch.get_rng_state()
+    assert torch.equal(model(x, mask), model(x, mask))
+    assert torch.equal(x, before)
+    assert torch.equal(mask, RIGHT)
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = build("P2", dropout=0.5)
+    x = sequences()
+    assert torch.equal(model(x), model(x))
+    with seeded(1):
+        assert not torch.allclose(model.train()(x), model.eval()(x))
+
+
+def test_it_names_its_papers() -> None:
+    text = cite(build("P1"))
+    for title in ("Where to Add {PDE} Diffusion", "Attention is All you Need", "Long Range Arena"):
+        assert title in text
+    assert "placement='P1'" in repr(build("P1"))
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_it_says_what_it_needs() -> None:
+    with pytest.raises(ValueError, match=r"placement must be one of 'P1', 'P2', .*; got 'P8'"):
+        build("P8")
+    with pytest.raises(ValueError, match="diffusion belongs to a placement"):
+        build(None, diffusion={})
+    with pytest.raises(ValueError, match="pooling must be one of 'mean', 'first', 'last'"):
+        build(pooling="max")
+    with pytest.raises(ValueError, match="task must be one of"):
+        build(task="node")
+    with pytest.raises(ValueError, match="heads must divide the channels"):
+        build(heads=4)
+    model = build()
+    with pytest.raises(ValueError, match=r"x must not be longer than max_length=20; got a int64 tensor"):
+        model(sequences(21))
+    with pytest.raises(ValueError, match=r"x must be \[batch, length\], as in_channels says"):
+        model(sequences()[0])
+    with pytest.raises(ValueError, match=r"x must be \[batch, length, 2\], as in_channels says"):
+        build(in_channels=2)(numbers(3, 7))
+    with pytest.raises(TypeError, match="x must hold categories"):
+        model(numbers(3, 7))
+    with pytest.raises(ValueError, match=r"column 0 of x must lie in 0\.\.10"):
+        model(sequences() + 20)
+    with pytest.raises(TypeError, match="mask must be a bool tensor"):
+        model(sequences(9), RIGHT.long())
