@@ -1,0 +1,77 @@
+"""``lipschitz``: the largest singular value of a Jacobian, without the Jacobian."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from diffusion_mp import ConvergenceError, SigmoidDiffusivity
+from diffusion_mp.diagnostics import lipschitz
+from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.testing.laws import seeded
+
+
+def draw(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 7), (3, 9), (9, 3), (1, 5), (5, 1)])
+def test_the_norm_of_a_matrix(generator: torch.Generator, rows: int, columns: int) -> None:
+    matrix, x = draw(generator, rows, columns), draw(generator, columns)
+    expected = float(torch.linalg.matrix_norm(matrix, 2))
+    assert lipschitz(lambda x: matrix @ x, x, tol=1e-12, max_iter=5000) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_jacobian_of_an_mlp(generator: torch.Generator) -> None:
+    with seeded(0):
+        f = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 4)).double()
+    for _ in range(5):
+        x = draw(generator, 6)
+        expected = float(torch.linalg.matrix_norm(jacrev(f)(x), 2))
+        assert lipschitz(f, x, tol=1e-10) == pytest.approx(expected, rel=1e-8)
+        assert 0.98 * expected < lipschitz(f, x) <= expected * (1 + 1e-12), "from below"
+    assert all(parameter.grad is None for parameter in f.parameters())
+
+
+def test_the_jacobian_of_a_transformer_block(generator: torch.Generator) -> None:
+    """Fused attention has no second derivative; it is replaced while this runs."""
+    with seeded(0):
+        block = TransformerBlock(4, 2, mlp_channels=8).double().eval()
+    x, mask = draw(generator, 2, 5, 4), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]).bool()
+    with sdpa_kernel(SDPBackend.MATH):
+        jacobian = jacrev(lambda x: block(x, mask)[mask].flatten())(x).flatten(1)
+    expected = float(torch.linalg.matrix_norm(jacobian, 2))
+    assert lipschitz(lambda x: block(x, mask)[mask], x, tol=1e-10) == pytest.approx(expected, rel=1e-8)
+
+
+def test_what_does_not_depend_on_x_is_constant(generator: torch.Generator) -> None:
+    x = draw(generator, 3)
+    assert lipschitz(lambda x: x.detach(), x) == 0
+    assert lipschitz(lambda x: x * 0, x) == 0
+    assert lipschitz(lambda x: x[:0], x) == 0
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    assert lipschitz(lambda x: weight * 2, x) == 0
+
+
+def test_it_leaves_the_point_and_the_random_state_alone(generator: torch.Generator) -> None:
+    x, before = draw(generator, 3).requires_grad_(), torch.get_rng_state()
+    with torch.no_grad():
+        assert lipschitz(torch.sin, x) == pytest.approx(float(x.cos().abs().max()), rel=1e-3)
+    assert x.grad is None
+    assert torch.equal(before, torch.get_rng_state())
+    start = torch.Generator().manual_seed(5)
+    assert lipschitz(torch.sin, x, tol=0.5, generator=start) != lipschitz(torch.sin, x, tol=0.5)
+
+
+def test_it_says_when_it_fails(generator: torch.Generator) -> None:
+    scale = torch.tensor([1.0, 0.999], dtype=torch.float64)
+    with pytest.raises(ConvergenceError, match=r"still growing by more than tol=1e-15 .* after 3 iterations"):
+        lipschitz(lambda x: scale * x, draw(generator, 2), tol=1e-15, max_iter=3)
+    diffusivity, v = SigmoidDiffusivity(), draw(generator, 5, 1, 2)
+    with pytest.raises(RuntimeError, match="once"):
+        lipschitz(lambda x: diffusivity(x).matmul(v), draw(generator, 5, 2))
+    with pytest.raises(ValueError, match="tol must be finite and > 0"):
+        lipschitz(torch.sin, v, tol=0.0)

@@ -1,0 +1,185 @@
+"""``perturbation_bound``: the truth is the truth, and it never exceeds the corrected bound of Theorem 4.7."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.diagnostics import perturbation_bound, roughness
+from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.models import PDETransformer
+from diffusion_mp.testing.laws import seeded
+from diffusion_mp.updates import HeatKernel
+
+MASK = torch.arange(9) < torch.tensor([[9], [5]])
+
+
+def draw(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def transformer(placement: str | None = "P1", **options: Any) -> PDETransformer:
+    with seeded(0):
+        return PDETransformer(2, 6, 3, 2, 3, max_length=9, placement=placement, **options).double()  # type: ignore
+
+
+class Without(nn.Module):
+    """The identity in the place of a diffusion layer."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+class Alternating(nn.Module):
+    """The roughest of sequences, x_i = (−1)ⁱ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (-1.0) ** torch.arange(x.size(1), dtype=x.dtype).view(1, -1, 1) * x.abs().max() + 0 * x
+
+
+def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) -> None:
+    """Behind the layer a matrix: Lip(T) is its norm whatever the state, and the truth is ‖(SZ − Z)M‖."""
+    layer, tail = PDEDiffusion1d(4).double(), nn.Linear(4, 3).double()
+    x = draw(generator, 2, 9, 4)
+    found = perturbation_bound(nn.Sequential(layer, tail), layer, x, tol=1e-10)
+    moved = layer(x) - x
+    assert found.lipschitz == pytest.approx(float(torch.linalg.matrix_norm(tail.weight, 2)), rel=1e-6)
+    assert found.truth == pytest.approx(float((moved @ tail.weight.T).norm()), rel=1e-10)
+    assert found.step == pytest.approx(float(moved.norm()), rel=1e-12)
+    assert found.bound == found.lipschitz * found.step
+    assert found.roughness == pytest.approx(float(roughness(x).sum()), rel=1e-12)
+    assert found.size == pytest.approx(float(x.norm()), rel=1e-12)
+    alpha = float(layer.alpha)
+    assert found.step_bound == pytest.approx(alpha * (8 * found.roughness) ** 0.5, rel=1e-6)
+
+
+def test_the_bound_holds_on_random_nonlinear_tails(generator: torch.Generator) -> None:
+    with seeded(0):
+        for trial in range(200):
+            strides = ((1,), (1, 2), (1, 2, 4), (3,))[trial % 4]
+            layer = PDEDiffusion1d(4, heads=2, per="head", strides=strides, alpha=0.45)
+            tail = nn.Sequential(nn.Linear(4, 8), (nn.Tanh(), nn.GELU())[trial % 2], nn.Flatten(), nn.Linear(40, 3))
+            nn.init.normal_(tail[0].weight, std=0.1 + trial % 5)
+            model = nn.Sequential(layer, tail).double()
+            found = perturbation_bound(model, layer, 2 * draw(generator, 1, 5, 4), points=9)
+            assert found.step_bound is not None
+            assert found.roughness_bound is not None
+            assert found.truth <= found.bound * (1 + 1e-3), trial
+            assert found.step <= found.step_bound * (1 + 1e-9), trial
+            assert found.truth <= found.roughness_bound * (1 + 1e-3), trial
+
+
+def test_the_printed_bound_is_violated() -> None:
+    """Behind the layer nothing: Lip(T) = 1, and on the alternating sequence α√(2𝓔) of Eq. 10 is too small (P3)."""
+    layer = PDEDiffusion1d(1, alpha=0.4).double()
+    model = nn.Sequential(Alternating(), layer, nn.Identity())
+    found = perturbation_bound(model, layer, torch.ones(1, 200, 1, dtype=torch.float64))
+    printed = float(layer.alpha) * (2 * found.roughness) ** 0.5
+    assert found.lipschitz == pytest.approx(1, rel=1e-6)
+    assert found.truth > 1.95 * printed
+    assert found.roughness_bound is not None
+    assert 0.98 * found.roughness_bound < found.truth <= found.roughness_bound
+
+
+@pytest.mark.parametrize("placement", ["P1", "P2", "P3", "P4", "P5", "P6", "P7"])
+def test_the_truth_is_that_of_the_bypassed_layer(generator: torch.Generator, placement: str) -> None:
+    model, x = transformer(placement).eval(), draw(generator, 2, 9, 2)
+    name, layer = next((n, m) for n, m in model.named_modules() if isinstance(m, PDEDiffusion1d))
+    found = perturbation_bound(model, layer, x, MASK)
+    with_it = model(x, MASK)
+    model.set_submodule(name, Without())
+    assert found.truth == pytest.approx(float((with_it - model(x, MASK)).norm()), rel=1e-8)
+    assert 0 < found.truth <= found.bound
+
+
+def test_an_insertion_into_a_baseline_is_the_placement(generator: torch.Generator) -> None:
+    x, layer = draw(generator, 2, 9, 2), PDEDiffusion1d(6).double()
+    baseline, model = transformer(None), transformer("P1")
+    model.load_state_dict({**baseline.state_dict(), **model.state_dict(), **baseline.state_dict()})
+    model.after_embedding.load_state_dict(layer.state_dict())
+    found = perturbation_bound(baseline, baseline.after_embedding, x, mask=MASK, diffusion=layer)
+    expected = perturbation_bound(model, model.after_embedding, x, mask=MASK)
+    for name in ("truth", "lipschitz", "step", "step_bound", "roughness", "size"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-8), name
+
+
+def test_padding_does_not_matter(generator: torch.Generator) -> None:
+    model, x = transformer("P2"), draw(generator, 1, 9, 2)
+    layer = model.blocks[0].after_mlp
+    alone = perturbation_bound(model, layer, x[:, :5], tol=1e-9)
+    padded = perturbation_bound(model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9)
+    for name in ("truth", "lipschitz", "step", "step_bound", "roughness", "size"):
+        assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), name
+
+
+def test_two_towers_are_perturbed_together(generator: torch.Generator) -> None:
+    model = transformer("P1", task="retrieve").eval()
+    x, other = draw(generator, 2, 9, 2), draw(generator, 2, 7, 2)
+    found = perturbation_bound(model, model.after_embedding, x, None, other)
+    with_it = model(x, None, other)
+    states = [model.embed(x), model.embed(other)]
+    model.after_embedding = Without()
+    moved = sum(float((s - model.embed(t)).square().sum()) for s, t in zip(states, (x, other), strict=True)) ** 0.5
+    assert found.truth == pytest.approx(float((with_it - model(x, None, other)).norm()), rel=1e-8)
+    assert found.step == pytest.approx(moved, rel=1e-8)
+    assert found.truth <= found.bound
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"norm": True}, {"strides": (2,), "boundary": "replicate"}, {"boundary": "causal"}, {"update": HeatKernel(1.0)}],
+    ids=["norm", "replicate", "causal", "heat"],
+)
+def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(
+    generator: torch.Generator, options: dict[str, Any]
+) -> None:
+    layer = PDEDiffusion1d(2, **options).double()
+    found = perturbation_bound(nn.Sequential(layer, nn.Tanh()), layer, draw(generator, 2, 6, 2))
+    assert found.step_bound is None
+    assert found.roughness_bound is None
+    assert found.truth <= found.bound
+
+
+def test_the_model_is_left_as_it_was(generator: torch.Generator) -> None:
+    model, x = transformer("P3", dropout=0.5), draw(generator, 2, 9, 2)
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    perturbation_bound(model, model.blocks[0].after_block, x, MASK)
+    with pytest.raises(ValueError, match="x must be"):
+        perturbation_bound(model, model.blocks[0].after_block, x[0], MASK)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_it_says_what_it_needs(generator: torch.Generator) -> None:
+    model, x = transformer("P1"), draw(generator, 2, 9, 2)
+    with pytest.raises(ValueError, match="diffusion must be given where site is not a diffusion layer"):
+        perturbation_bound(model, model.blocks[0], x)
+    with pytest.raises(ValueError, match="site must be a module of the model that these inputs reach"):
+        perturbation_bound(model, PDEDiffusion1d(6), x)
+    with pytest.raises(ValueError, match="points must be at least 1"):
+        perturbation_bound(model, model.after_embedding, x, points=0)
+    layer = PDEDiffusion1d(6).double()
+    pair = nn.Bilinear(2, 2, 6).double()
+    with pytest.raises(TypeError, match=r"must be called as module\(x, mask\)"):
+        perturbation_bound(Named(pair), pair, x, diffusion=layer)
+
+
+class Named(nn.Module):
+    """Calls its part by keywords of other names."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(input1=x, input2=x)
