@@ -10,7 +10,15 @@ from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import path_problem
-from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    Backtracking,
+    CrankNicolson,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -21,6 +29,7 @@ NAN, INF = float("nan"), float("inf")
     [
         (ExplicitEuler, "tau"),
         (ImplicitEuler, "tau"),
+        (CrankNicolson, "tau"),
         (HeatKernel, "t"),
         (lambda tau: Backtracking(QuadraticPenalty(), tau), "tau"),
     ],
@@ -56,7 +65,9 @@ def test_bad_options(build: Callable[[], StateUpdate], error: type[Exception], s
 
 
 @pytest.mark.parametrize(
-    "update", [ImplicitEuler(1.0), HeatKernel(1.0), Equilibrium(leak=0.1)], ids=lambda update: type(update).__name__
+    "update",
+    [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0), Equilibrium(leak=0.1)],
+    ids=lambda update: type(update).__name__,
 )
 def test_asymmetric_coupling(update: StateUpdate) -> None:
     directed = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
@@ -93,7 +104,9 @@ def test_mismatch_is_found_before_any_arithmetic(update: StateUpdate) -> None:
         update(torch.zeros(3, 1, 1), Untouchable())
 
 
-@pytest.mark.parametrize("update", [ExplicitEuler(0.1, beta=0.5), ImplicitEuler(0.1, beta=0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "update", [ExplicitEuler(0.1, beta=0.5), ImplicitEuler(0.1, beta=0.5), CrankNicolson(0.1, beta=0.5)], ids=repr
+)
 def test_weight_without_a_source(update: StateUpdate) -> None:
     problem = path_problem()
     with pytest.raises(ValueError, match=r"beta=0.5 weighs a source, but none came; pass source="):

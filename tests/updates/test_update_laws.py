@@ -9,11 +9,20 @@ from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import Problem, cycle_problem, grid_problem, path_problem, random_problem
-from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    Backtracking,
+    CrankNicolson,
+    Equilibrium,
+    ExplicitEuler,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 
 CONSERVING = [
     ExplicitEuler(0.05),
     ImplicitEuler(3.0),
+    CrankNicolson(3.0),
     HeatKernel(2.0),
     Backtracking(QuadraticPenalty(), tau=0.1),
 ]
@@ -23,6 +32,8 @@ LINEAR = [
     ExplicitEuler(0.05, beta=0.7, leak=0.2),
     ImplicitEuler(3.0),
     ImplicitEuler(3.0, "residual", beta=0.7, leak=0.2),
+    CrankNicolson(3.0),
+    CrankNicolson(3.0, "residual", beta=0.7, leak=0.2),
     HeatKernel(2.0),
     HeatKernel(2.0, "residual"),
     Equilibrium(leak=0.1),

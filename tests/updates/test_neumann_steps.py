@@ -1,0 +1,230 @@
+"""Steps along a sequence of any size: exact in the cosine basis, against expm, banded solves and the general path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from diffusion_mp.couplings import Coupling, NeumannCoupling, SparseCoupling
+from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
+from diffusion_mp.graph import Graph
+from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+
+DOUBLE = torch.float64
+UPDATES = [
+    HeatKernel(0.7),
+    ImplicitEuler(0.8, beta=0.5, leak=0.3),
+    CrankNicolson(0.8, beta=0.5, leak=0.3),
+    Equilibrium(beta=0.5, leak=0.3),
+]
+KINDS = {
+    "symmetric": ("symmetric", (1, 2, 5, 40)),
+    "periodic": ("periodic", (1, 3)),
+    "replicate": ("replicate", (1,)),
+    "drop": ("drop", (1, 1)),
+}
+
+
+def source_for(update: StateUpdate, x: Tensor) -> Tensor | None:
+    return x.flip(0) if getattr(update, "beta", 0.0) else None
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+def path(length: int, alpha: float, *, heads: int = 1) -> NeumannCoupling:
+    return NeumannCoupling(length, torch.full((1, heads), alpha, dtype=DOUBLE), nonnegative=True)
+
+
+def general(coupling: Coupling) -> Coupling:
+    """The same operator as stored entries, which knows no eigenvectors: what updates iterate on."""
+    n = coupling.num_nodes
+    pairs = torch.cartesian_prod(torch.arange(n), torch.arange(n)).T
+    return SparseCoupling(Graph(n, pairs), coupling.at(pairs), symmetric=True, nonnegative=True)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("lengths", [[9], [4, 4], [2, 0, 6, 1]], ids=str)
+def test_the_exact_step_is_what_the_iteration_converges_to(
+    update: StateUpdate, kind: tuple[str, tuple[int, ...]], lengths: list[int]
+) -> None:
+    """Values, and gradients in state and α."""
+    boundary, strides = kind
+    ptr = torch.tensor([0, *lengths]).cumsum(0)
+    alpha = (random(len(strides), 2).abs() + 0.1).requires_grad_()
+    x = random(int(ptr[-1]), 2, 3, seed=1).requires_grad_()
+    coupling = NeumannCoupling(len(x), alpha, strides, boundary, ptr, nonnegative=True)  # type: ignore[arg-type]
+    assert coupling.laplacian_function(torch.exp, x) is not None
+    assert general(coupling).laplacian_function(torch.exp, x) is None
+    got, expected = (update(x, s, source=source_for(update, x)) for s in (coupling, general(coupling)))
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    weight = random(*x.shape, seed=2)
+    for mine, theirs in zip(
+        torch.autograd.grad((got * weight).sum(), (x, alpha)),
+        torch.autograd.grad((expected * weight).sum(), (x, alpha)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 17, 64])
+@pytest.mark.parametrize("t", [0.01, 1.0, 30.0])
+def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
+    """To 1e-10, for several strides that commute, some of them longer than the sequence."""
+    alpha, strides = torch.tensor([[1.0], [0.5], [2.0]], dtype=DOUBLE), (1, 4, 70)
+    coupling = NeumannCoupling(length, alpha, strides, nonnegative=True)
+    dense = coupling.to_dense()[0]
+    laplacian = dense.sum(1).diag() - dense
+    kernel = torch.from_numpy(np.asarray(scipy.linalg.expm(-t * laplacian.numpy())))
+    x = random(length, 1, 4)
+    got = HeatKernel(t)(x, coupling)
+    assert (got - torch.einsum("ij,jhd->ihd", kernel, x)).abs().max() <= 1e-10
+    if t < 30:
+        torch.testing.assert_close(HeatKernel(t)(got, coupling), HeatKernel(2 * t)(x, coupling), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [2, 3, 50])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
+def test_implicit_steps_are_the_tridiagonal_solve(length: int, alpha: float) -> None:
+    """With SciPy's banded solvers, which know nothing of cosines."""
+    tau, leak = 1.7, 0.2
+    diagonal = np.full(length, 2.0 * alpha + leak)
+    diagonal[[0, -1]] -= alpha
+    bands = np.zeros((3, length))
+    x = random(length, 1, 3)
+
+    def banded(weight: float) -> np.ndarray:
+        bands[0, 1:] = bands[2, :-1] = -weight * alpha
+        bands[1] = 1 + weight * diagonal
+        return bands
+
+    expected = scipy.linalg.solveh_banded(banded(tau)[:2], x[:, 0].numpy())
+    got = ImplicitEuler(tau, leak=leak)(x, path(length, alpha))
+    assert np.abs(got[:, 0].numpy() - expected).max() <= 1e-12
+    right = x[:, 0].numpy() - tau / 2 * (diagonal[:, None] * x[:, 0].numpy())
+    right[1:] += tau / 2 * alpha * x[:-1, 0].numpy()
+    right[:-1] += tau / 2 * alpha * x[1:, 0].numpy()
+    expected = scipy.linalg.solve_banded((1, 1), banded(tau / 2), right)
+    got = CrankNicolson(tau, leak=leak)(x, path(length, alpha))
+    assert np.abs(got[:, 0].numpy() - expected).max() <= 1e-12
+
+
+@pytest.mark.parametrize(("kind", "order"), [(CrankNicolson, 2), (ImplicitEuler, 1), (ExplicitEuler, 1)])
+@pytest.mark.parametrize("strides", [(1,), (1, 2, 4)], ids=str)
+def test_orders_of_convergence(kind: Callable[[float], StateUpdate], order: int, strides: tuple[int, ...]) -> None:
+    coupling = NeumannCoupling(12, torch.full((len(strides), 1), 0.6, dtype=DOUBLE), strides, nonnegative=True)
+    x, counts, errors = random(12, 1, 2), (32, 64, 128), []
+    exact = HeatKernel(1.0)(x, coupling)
+    for count in counts:
+        update, state = kind(1.0 / count), x
+        for _ in range(count):
+            state = update(state, coupling)
+        errors.append(float((state - exact).norm()))
+    slope = -np.polyfit(np.log(counts), np.log(errors), 1)[0]
+    assert slope == pytest.approx(order, abs=0.1)
+
+
+@pytest.mark.parametrize("update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0)], ids=repr)
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dtype) -> None:
+    alpha = torch.tensor([[100.0], [100.0]], dtype=dtype)
+    coupling = NeumannCoupling(50, alpha, (1, 4), nonnegative=True)
+    x = random(50, 1, 5).to(dtype)
+    rounding = 1 + 8 * torch.finfo(dtype).eps
+    after = x
+    for _ in range(5):
+        before, after = after, update(after, coupling)
+        assert (after.norm(dim=0) <= before.norm(dim=0) * rounding).all()
+    torch.testing.assert_close(after.mean(0), x.mean(0), rtol=1e-5, atol=1e-6)
+    assert ExplicitEuler(1.0)(x, coupling).norm() > 100 * x.norm()
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("lengths", [[5], [2, 4]], ids=str)
+@pytest.mark.usefixtures("no_typecheck")
+def test_steps_differentiate_twice_in_state_and_alpha(update: StateUpdate, lengths: list[int]) -> None:
+    """The iterations are once differentiable; an exact step is as smooth as its formula."""
+    ptr = torch.tensor([0, *lengths]).cumsum(0)
+
+    def step(x: Tensor, alpha: Tensor) -> Tensor:
+        coupling = NeumannCoupling(len(x), alpha, (1, 2), "symmetric", ptr, nonnegative=True)
+        return update(x, coupling, source=source_for(update, x))
+
+    x, alpha = random(int(ptr[-1]), 2, 2).requires_grad_(), (random(2, 2).abs() + 0.1).requires_grad_()
+    assert gradcheck(step, (x, alpha))
+    assert gradgradcheck(step, (x, alpha))
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+def test_a_mode_is_scaled_and_one_head_of_alpha_serves_all(update: StateUpdate) -> None:
+    place, rate = torch.arange(12, dtype=DOUBLE), 0.4 * 4 * math.sin(3 * math.pi / 24) ** 2
+    mode = torch.cos(3 * math.pi * (place + 0.5) / 12)[:, None, None].expand(-1, 2, 3)
+    got = update(mode, path(12, 0.4), source=mode if source_for(update, mode) is not None else None)
+    factor = {
+        HeatKernel: lambda: math.exp(-0.7 * rate),
+        ImplicitEuler: lambda: 1.4 / (1 + 0.8 * (rate + 0.3)),
+        CrankNicolson: lambda: (1.4 - 0.4 * (rate + 0.3)) / (1 + 0.4 * (rate + 0.3)),
+        Equilibrium: lambda: 0.5 / (rate + 0.3),
+    }[type(update)]()
+    torch.testing.assert_close(got, factor * mode, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+def test_low_precision_and_autocast_solve_in_float32(update: StateUpdate) -> None:
+    coupling = NeumannCoupling(30, torch.full((1, 1), 0.4), nonnegative=True)
+    x = random(30, 1, 4).to(torch.bfloat16)
+    double = NeumannCoupling(30, torch.full((1, 1), 0.4).double(), nonnegative=True)
+    expected = update(x.double(), double, source=source_for(update, x.double()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = update(x, coupling, source=source_for(update, x))
+        single = update(x.float(), coupling, source=source_for(update, x.float()))
+    assert (got.dtype, single.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(single.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got.double(), expected, rtol=0.01, atol=0.01)
+
+
+def test_nan_stays_in_its_sequence() -> None:
+    ptr = torch.tensor([0, 4, 8, 11])
+    coupling = NeumannCoupling(11, torch.full((1, 1), 0.4, dtype=DOUBLE), ptr=ptr, nonnegative=True)
+    x = random(11, 1, 2)
+    x[5] = math.nan
+    for update in UPDATES:
+        got = update(x, coupling, source=source_for(update, x))  # read backwards, row 5 is row 5
+        assert got[:4].isfinite().all(), update
+        assert got[8:].isfinite().all(), update
+        assert got[5].isnan().all(), update
+
+
+def test_what_is_not_known_to_be_definite_is_left_to_the_iteration() -> None:
+    """Without the promise α ≥ 0 the multipliers 1/(λ + 1/τ) may have a pole; conjugate gradients see the sign."""
+    negative = NeumannCoupling(12, torch.full((1, 1), -1.0, dtype=DOUBLE))
+    x = random(12, 1, 2)
+    for update in (ImplicitEuler(1.0), CrankNicolson(1.0), Equilibrium(leak=0.1)):
+        with pytest.raises(ConvergenceError, match="not positive definite"):
+            update(x, negative)
+    one = NeumannCoupling(12, torch.full((1, 1), 0.3, dtype=DOUBLE))
+    torch.testing.assert_close(ImplicitEuler(1.0)(x, one), ImplicitEuler(1.0)(x, path(12, 0.3)), rtol=0, atol=1e-10)
+
+
+def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration() -> None:
+    x, alpha = random(12, 1, 2), torch.full((1, 1), 0.2, dtype=DOUBLE)
+    dropped = NeumannCoupling(12, alpha, (3,), "drop", nonnegative=True)
+    assert dropped.laplacian_function(torch.exp, x) is None
+    for update in (HeatKernel(1.0), ImplicitEuler(1.0), HeatKernel(1.0, "residual"), ImplicitEuler(1.0, "residual")):
+        for coupling in (dropped, path(12, 0.2)):
+            expected = update(x, general(coupling))
+            torch.testing.assert_close(update(x, coupling), expected, rtol=1e-9, atol=1e-9)
+    for boundary in ("causal", "replicate"):
+        skewed = NeumannCoupling(12, alpha, (2,), boundary)  # type: ignore[arg-type]
+        assert skewed.laplacian_function(torch.exp, x) is None
+        with pytest.raises(CouplingMismatchError, match="NeumannCoupling"):
+            ImplicitEuler(1.0)(x, skewed)
