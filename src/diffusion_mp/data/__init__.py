@@ -1,4 +1,4 @@
-"""Graphs as PyG `Data`, sequences of tokens, and the splits the papers use; nothing here touches the network unless asked to."""
+"""Graphs, sequences of tokens and splits, as the papers use them; nothing here touches the network unless asked to."""
 
 from .digits import load_digits
 from .imdb import IMDb

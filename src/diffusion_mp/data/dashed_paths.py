@@ -66,7 +66,7 @@ class Room:
             if beside is not None:
                 down, right = _UNIT[int(random.random() * 360)]
                 beginning = beside[0] + _BESIDE * down, beside[1] + _BESIDE * right
-            if all(0 <= place < self._size for place in beginning):
+            if all(0 <= place < self._size for place in beginning) and not self._taken[self._cell(*beginning)]:
                 path = self._grow(random, beginning, dashes)
                 if path is not None:
                     return path

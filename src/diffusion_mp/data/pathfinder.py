@@ -18,7 +18,7 @@ from diffusion_mp.errors import check_choice, check_counts
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
 _HALF_WIDTH, _DISC, _CONTRAST = 0.25, 1.5, 0.75
-_TRIES, _SCENES = 20, 1_000
+_TRIES, _SHORT_TRIES, _SCENES = 20, 60, 1_000
 
 
 class Scene(NamedTuple):
@@ -36,9 +36,9 @@ class Pathfinder(SequenceDataset):
     """Images of dashed paths, two ends marked by a disc; label 1 if both lie on the same path, else 0.
 
     After Linsley et al. (2018), in the size of the Long Range Arena (Tay et al. 2021): 32 × 32 pixels, two long paths
-    of 14 dashes that begin 7 pixels apart, five short ones of 4 to distract, discs of radius 1.5. It is a drawing of
-    our own, not theirs: dashes of 2 pixels and gaps of 1.5, a turn of at most 60° from dash to dash, and paths more
-    than 2 pixels apart, so that the gaps within a path are shorter than those between paths.
+    of 14 dashes that begin 7 pixels apart, up to five short ones of 4 to distract (two fit on average), discs of radius
+    1.5. It is a drawing of our own, not theirs: dashes of 2 pixels and gaps of 1.5, a turn of at most 60° from dash to
+    dash, and paths more than 2 pixels apart, so that the gaps within a path are shorter than those between paths.
 
     Classes alternate, item i is of class i mod 2. Where the paths lie does not depend on the class: it only decides
     which ends get a disc, the beginning of one path and the end of the same or of the other. So the ink is the same.
@@ -56,7 +56,7 @@ class Pathfinder(SequenceDataset):
         seed: draws everything.
         size: pixels of a side.
         dashes: of a long path; the Arena's "hard" has 14, its "easy" 6.
-        distractors: short paths, fewer where they do not fit.
+        distractors: the most short paths; fewer where they do not fit.
         distractor_dashes: of a short path.
     """
 
@@ -76,7 +76,9 @@ class Pathfinder(SequenceDataset):
     ) -> None:
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
-        check_counts(num=num, size=size, dashes=dashes, distractors=distractors, distractor_dashes=distractor_dashes)
+        check_counts(num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes)
+        if distractors < 0:
+            raise ValueError(f"distractors must be at least 0; got {distractors}.")
         if size < 24:
             raise ValueError(f"size must be at least 24 pixels for two paths; got {size}.")
         self.split, self.seed, self.size, self._num = split, seed, size, num
@@ -112,7 +114,7 @@ class Pathfinder(SequenceDataset):
             one = room.path(random, self.dashes, _TRIES)
             other = one and room.path(random, self.dashes, _TRIES, beside=one.beginning)
             if one and other:
-                short = (room.path(random, self.distractor_dashes, _TRIES) for _ in range(self.distractors))
+                short = (room.path(random, self.distractor_dashes, _SHORT_TRIES) for _ in range(self.distractors))
                 return [one, other, *(path for path in short if path)]
         raise RuntimeError(f"Two paths of {self.dashes} dashes do not fit into {self.size} pixels; take fewer.")
 
