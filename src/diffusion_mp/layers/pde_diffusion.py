@@ -117,25 +117,17 @@ class PDEDiffusion1d(nn.Module):
         return torch.where(kept, moved, x), coupling
 
     def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None) -> None:
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            check_state(x, channels=self.in_channels)
-            if mask is not None:
-                raise ValueError(
-                    f"mask goes with x [B, L, C]; got x {describe(x)}. Pass batch [N] for its rows instead."
-                )
-            return
-        if not x.is_floating_point():
-            raise TypeError(f"x must be floating point; got {describe(x)}. Convert it with x.float().")
-        if x.size(2) != self.in_channels:
-            raise ValueError(f"x must have {self.in_channels} channels as the layer was built for; got {describe(x)}.")
-        if batch is not None:
+        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
+            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
+        check_state(x.flatten(0, -2), channels=self.in_channels)
+        if x.dim() == 2 and mask is not None:
+            raise ValueError(f"mask goes with x [B, L, C]; for rows [N, C] pass batch [N]. Got x {describe(x)}.")
+        if x.dim() == 3 and batch is not None:
             raise ValueError(
-                f"batch goes with x [N, C]; got x {describe(x)}. Pass mask [B, L] for its padding instead."
+                f"batch goes with x [N, C]; for padding in [B, L, C] pass mask [B, L]. Got x {describe(x)}."
             )
         if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-            raise ValueError(
-                f"mask must be a bool tensor of shape {list(x.shape[:2])}, True at tokens; got {describe(mask)}."
-            )
+            raise ValueError(f"mask must be bool [B, L] = {list(x.shape[:2])}, True at tokens; got {describe(mask)}.")
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}"

@@ -1,0 +1,305 @@
+"""One diffusion step along a sequence: the equation, padding that never leaks, α under its budget, what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp import cite
+from diffusion_mp.diffusivities import NeumannDiffusivity
+from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import expect_rng_untouched
+from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler
+
+DOUBLE = torch.float64
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "strides": {"strides": (1, 2, 4, 9)},
+    "heads": {"strides": (1, 3), "heads": 2, "per": "head"},
+    "channels": {"strides": (1, 3), "per": "channel", "boundary": "drop"},
+    "replicate": {"strides": (1, 3), "boundary": "replicate", "norm": True},
+    "periodic": {"strides": (2,), "boundary": "periodic"},
+    "causal": {"strides": (1, 5), "boundary": "causal"},
+    "heat": {"update": HeatKernel(1.0), "strides": (1, 4), "alpha": 5.0, "budget": None},
+    "implicit": {"update": ImplicitEuler(1.0), "boundary": "periodic"},
+    "implicit-drop": {"update": ImplicitEuler(1.0), "boundary": "drop", "strides": (2,)},
+    "trapezoidal": {"update": CrankNicolson(1.0), "per": "channel"},
+    "equilibrium": {"update": Equilibrium(leak=0.5)},
+}
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE) -> Tensor:
+    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def uneven(layer: PDEDiffusion1d) -> PDEDiffusion1d:
+    """Different α for every stride and set, so that none can be taken for another."""
+    with torch.no_grad():
+        for number, parameter in enumerate(layer.parameters()):
+            parameter.add_(0.4 * random(*parameter.shape, seed=number))
+    return layer
+
+
+def build(name: str, channels: int = 4) -> PDEDiffusion1d:
+    return uneven(PDEDiffusion1d(channels, **OPTIONS[name]).double())
+
+
+def masks() -> dict[str, Tensor]:
+    length = torch.arange(10)
+    right = length < torch.tensor([[10], [7], [1], [7]])
+    scattered = torch.rand(4, 10, generator=torch.Generator().manual_seed(3)) < 0.6
+    return {
+        "right": right,
+        "left": right.flip(1),
+        "anywhere": scattered,
+        "a row without tokens": right & torch.tensor([[True], [False], [True], [False]]),
+        "none": torch.zeros(4, 10, dtype=torch.bool),
+        "all": torch.ones(4, 10, dtype=torch.bool),
+    }
+
+
+def test_the_step_is_the_equation() -> None:
+    """x′_i = x_i + Σ_k α_k (x_{i−h} − 2x_i + x_{i+h}), the ends reflected."""
+    layer = uneven(PDEDiffusion1d(6, strides=(1, 3), heads=3, per="head").double())
+    alpha = layer.alpha.detach().repeat_interleave(2, dim=1)
+    x = random(2, 5, 6)
+    extended = torch.cat([x.flip(1), x, x.flip(1)], dim=1)
+    expected = x.clone()
+    for k, stride in enumerate((1, 3)):
+        expected += alpha[k] * (extended[:, 5 - stride : 10 - stride] - 2 * x + extended[:, 5 + stride : 10 + stride])
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_sequence_alone_stacked_and_ragged_is_the_same(name: str) -> None:
+    layer, x = build(name), random(3, 10, 4)
+    alone = torch.stack([layer(row) for row in x])
+    torch.testing.assert_close(layer(x), alone, rtol=1e-10, atol=1e-11)
+    batch = torch.repeat_interleave(torch.arange(3), 10)
+    torch.testing.assert_close(layer(x.flatten(0, 1), batch=batch), alone.flatten(0, 1), rtol=1e-10, atol=1e-11)
+    ragged = torch.cat([x[0, :4], x[1], x[2, :1]])
+    batch = torch.tensor([0] * 4 + [1] * 10 + [2])
+    expected = torch.cat([layer(x[0, :4]), layer(x[1]), layer(x[2, :1])])
+    torch.testing.assert_close(layer(ragged, batch=batch), expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("mask", masks().values(), ids=masks())
+def test_padding_never_leaks(name: str, mask: Tensor) -> None:
+    """Tokens are one sequence wherever the padding stands, and padding keeps what it has, NaN included."""
+    layer, x = build(name), random(4, 10, 4)
+    x[~mask] = math.nan
+    got = layer(x, mask)
+    for row, tokens, out in zip(x, mask, got, strict=True):
+        if tokens.any():
+            torch.testing.assert_close(out[tokens], layer(row[tokens]), rtol=1e-10, atol=1e-11)
+    assert got[~mask].isnan().all()
+    other = torch.where(mask.unsqueeze(2), x, 3.0)
+    kept = layer(other, mask)
+    assert torch.equal(kept[mask], got[mask])
+    if layer.norm is None:
+        assert torch.equal(kept[~mask], other[~mask])
+
+
+@pytest.mark.parametrize("name", ["strides", "heads", "causal", "heat"])
+def test_no_gradient_comes_from_padding(name: str) -> None:
+    layer, mask = build(name), masks()["anywhere"]
+    x = random(4, 10, 4)
+    weight = random(int(mask.sum()), 4, seed=2)
+    gradients = []
+    for padding in (0.0, math.nan):
+        leaf = torch.where(mask.unsqueeze(2), x, padding).requires_grad_()
+        (layer(leaf, mask)[mask] * weight).sum().backward()
+        assert not leaf.grad[~mask].any()
+        gradients.append([leaf.grad[mask], *(parameter.grad.clone() for parameter in layer.parameters())])
+        layer.zero_grad()
+    for clean, poisoned in zip(*gradients, strict=True):
+        assert torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_mask_of_ones_is_no_mask(name: str) -> None:
+    layer, x = build(name), random(3, 8, 4)
+    torch.testing.assert_close(layer(x, torch.ones(3, 8, dtype=torch.bool)), layer(x), rtol=1e-10, atol=1e-11)
+
+
+def test_the_causal_variant_sees_no_future() -> None:
+    layer, x = build("causal"), random(2, 9, 4)
+    later = x.clone()
+    later[:, 5:] = math.nan
+    assert torch.equal(layer(later)[:, :5], layer(x)[:, :5])
+    assert not torch.equal(build("default")(x)[:, 4], build("default")(torch.cat([x[:, :5], x[:, 5:] + 1], 1))[:, 4])
+
+
+def test_the_returned_coupling_is_the_step() -> None:
+    x, mask = random(2, 5, 4), torch.tensor([[1, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    layer = build("heads")
+    out, coupling = layer(x, mask, return_coupling=True)
+    first = torch.tensor([0, 2, 3, 1, 4, 5, 6, 7, 8, 9])  # the tokens of a row before its padding
+    rows = x.flatten(0, 1)[first].unflatten(1, (2, 2))
+    moved = rows + coupling @ rows - coupling.degree().unsqueeze(2) * rows
+    tokens = mask.flatten()[first]
+    torch.testing.assert_close(moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens])
+    assert not coupling.to_dense()[:, :3, 3:].any()
+    assert layer(x, return_coupling=True)[1].num_nodes == 10
+
+
+# ------------------------------------------------------------------------------------------------ α
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.25, 3.0])
+def test_alpha_starts_where_asked_and_stays_under_its_budget(budget: float) -> None:
+    diffusivity = NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.1, budget=budget).double()
+    torch.testing.assert_close(diffusivity.alpha, torch.full((3, 2), 0.1 / 3, dtype=DOUBLE))
+    assert not diffusivity.theta.any()
+    with torch.no_grad():
+        diffusivity.theta.copy_(random(3, 2))
+        diffusivity.eta.copy_(torch.tensor([1.3, -2.0]))
+    expected = budget * torch.sigmoid(torch.tensor([1.3, -2.0], dtype=DOUBLE)) * random(3, 2).softmax(0)
+    torch.testing.assert_close(diffusivity.alpha, expected)
+    with torch.no_grad():
+        diffusivity.eta.fill_(15.0)
+    total = diffusivity.alpha.sum(0)
+    assert (total < budget).all()
+    assert (total > 0.99 * budget).all()
+
+
+def test_without_a_budget_alpha_is_any_positive_number() -> None:
+    diffusivity = NeumannDiffusivity(strides=(1, 2), alpha=100.0, budget=None)
+    torch.testing.assert_close(diffusivity.alpha, torch.full((2, 1), 50.0))
+    assert [name for name, _ in diffusivity.named_parameters()] == ["theta"]
+
+
+@pytest.mark.parametrize(("per", "sets"), [("layer", 1), ("head", 2), ("channel", 6)])
+def test_sets_of_alpha(per: str, sets: int) -> None:
+    layer = PDEDiffusion1d(6, heads=2, strides=(1, 2), per=per)  # type: ignore[arg-type]
+    assert layer.alpha.shape == (2, sets)
+    layer(random(2, 7, 6, dtype=torch.float32)).square().sum().backward()
+    assert all(parameter.grad.any() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "drop", "periodic", "causal"])
+def test_what_the_diffusivity_declares(boundary: str) -> None:
+    one, two = (NeumannDiffusivity(strides=strides, boundary=boundary) for strides in ((1,), (1, 2)))
+    assert one.positional
+    assert (0.5 * one).positional
+    assert (one + two).positional
+    assert not one.needs_graph
+    assert one.symmetric == (boundary != "causal")
+    assert two.symmetric == (boundary in ("symmetric", "drop", "periodic"))
+    assert not two.row_stochastic
+
+
+def test_a_quarter_never_changes_a_sign_and_a_half_never_expands() -> None:
+    highest = torch.tensor([(-1.0) ** i for i in range(40)], dtype=DOUBLE)[None, :, None]
+    for budget in (0.25, 0.5):
+        layer = PDEDiffusion1d(1, alpha=0.249999, budget=budget).double()
+        with torch.no_grad():
+            layer.diffusivity.eta.fill_(30.0)
+        after = layer(highest)
+        assert (after * highest >= -1e-9).all() == (budget == 0.25)
+        assert after.norm() <= highest.norm()
+
+
+# ------------------------------------------------------------------------------------------------ the module
+
+
+def test_the_norm_is_that_of_the_step() -> None:
+    bare, normed = PDEDiffusion1d(4, strides=(1, 2)).double(), PDEDiffusion1d(4, strides=(1, 2), norm=True).double()
+    x, mask = random(4, 10, 4), masks()["right"]
+    expected = torch.nn.functional.layer_norm(bare(x, mask), (4,))
+    torch.testing.assert_close(normed(x, mask), expected)
+
+
+def test_it_cites_resets_and_repeats() -> None:
+    layer = build("replicate")
+    assert "Where to Add" in cite(layer)
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.alpha, torch.full((2, 1), 0.05, dtype=DOUBLE))
+    assert torch.equal(layer.norm.weight, torch.ones(4, dtype=DOUBLE))
+    x = random(2, 6, 4)
+    before = x.clone()
+    with expect_rng_untouched("forward"):
+        assert torch.equal(layer(x), layer(x))
+    assert torch.equal(x, before)
+    assert layer.is_diffusion_layer
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (3, 0, 4), (0, 4)], ids=str)
+@pytest.mark.parametrize("name", ["default", "heat"])
+def test_nothing_in_nothing_out(shape: tuple[int, ...], name: str) -> None:
+    layer, x = build(name), random(*shape)
+    assert layer(x).shape == shape
+    if len(shape) == 3:
+        assert layer(x, torch.ones(shape[:2], dtype=torch.bool)).shape == shape
+
+
+@pytest.mark.parametrize("name", ["strides", "heads", "implicit"])
+def test_autocast_and_half_precision(name: str) -> None:
+    layer, x, mask = build(name), random(4, 10, 4), masks()["anywhere"]
+    expected = layer(x, mask)
+    single = PDEDiffusion1d(4, **OPTIONS[name])
+    single.load_state_dict(layer.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = single(x.float(), mask)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, **tolerance("layer", torch.float32)._asdict())
+    brain = single.to(torch.bfloat16)(x.bfloat16(), mask)
+    assert brain.dtype == torch.bfloat16
+    torch.testing.assert_close(brain.double(), expected, **tolerance("layer", torch.bfloat16)._asdict())
+
+
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "channels": (lambda x: PDEDiffusion1d(4)(x[..., :3]), ValueError, r"x must have 4 channels.*3\]"),
+    "rows of channels": (lambda x: PDEDiffusion1d(3)(x[0]), ValueError, r"x must have 3 channels"),
+    "rank": (
+        lambda x: PDEDiffusion1d(4)(x[None]),
+        ValueError,
+        r"x must be a tensor \[B, L, channels\].*\[1, 2, 5, 4\]",
+    ),
+    "integers": (lambda x: PDEDiffusion1d(4)(x.long()), TypeError, r"x must be floating point.*x\.float\(\)"),
+    "mask of floats": (lambda x: PDEDiffusion1d(4)(x, torch.ones(2, 5)), ValueError, r"mask must be bool \[B, L\]"),
+    "mask of another shape": (
+        lambda x: PDEDiffusion1d(4)(x, torch.ones(5, 2, dtype=torch.bool)),
+        ValueError,
+        r"mask must be bool \[B, L\] = \[2, 5\].*\[5, 2\]",
+    ),
+    "mask with rows": (
+        lambda x: PDEDiffusion1d(4)(x[0], torch.ones(5).bool()),
+        ValueError,
+        r"for rows \[N, C\] pass batch",
+    ),
+    "batch with a stack": (
+        lambda x: PDEDiffusion1d(4)(x, batch=torch.zeros(2).long()),
+        ValueError,
+        r"for padding in \[B, L, C\] pass mask",
+    ),
+    "unsorted batch": (
+        lambda x: PDEDiffusion1d(4)(x[0], batch=torch.tensor([0, 1, 0, 1, 1])),
+        ValueError,
+        r"batch",
+    ),
+    "heads": (lambda x: PDEDiffusion1d(4, heads=3), ValueError, r"heads must divide channels=4; got 3"),
+    "per": (lambda x: PDEDiffusion1d(4, per="token"), ValueError, r"per must be one of 'layer'"),
+    "update": (lambda x: PDEDiffusion1d(4, update="euler"), TypeError, r"update must be a StateUpdate; got 'euler'"),
+    "boundary": (lambda x: PDEDiffusion1d(4, boundary="reflect"), ValueError, r"boundary must be one of 'symmetric'"),
+    "no stride": (lambda x: PDEDiffusion1d(4, strides=()), ValueError, r"strides must name at least one"),
+    "stride zero": (lambda x: PDEDiffusion1d(4, strides=(1, 0)), ValueError, r"strides\[1\] must be at least 1; got 0"),
+    "stride of half": (lambda x: PDEDiffusion1d(4, strides=(0.5,)), TypeError, r"strides\[0\] must be an integer"),
+    "alpha": (lambda x: PDEDiffusion1d(4, alpha=-0.1), ValueError, r"alpha must be finite and > 0"),
+    "alpha at the budget": (lambda x: PDEDiffusion1d(4, alpha=0.5), ValueError, r"alpha must be below the budget 0.5"),
+    "budget": (lambda x: PDEDiffusion1d(4, budget=0.0), ValueError, r"budget must be finite and > 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.usefixtures("no_typecheck")
+def test_bad_input_is_answered_by_a_sentence(name: str) -> None:
+    call, error, sentence = BAD[name]
+    with pytest.raises(error, match=sentence):
+        call(random(2, 5, 4))
