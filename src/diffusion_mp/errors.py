@@ -77,6 +77,25 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None) -> None
         raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
 
 
+def check_sequences(x: Tensor, mask: Tensor | None, channels: int) -> None:
+    """Raise unless ``x`` is a floating-point state [B, L, C] and ``mask`` is [B, L] of bool, or None."""
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point; got {describe(x)}. Convert it with x.float().")
+    if x.dim() != 3 or x.size(2) != channels:
+        raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")
+    check_mask(mask, x)
+
+
+def check_mask(mask: Tensor | None, x: Tensor) -> None:
+    """Raise unless ``mask`` is None or says for each position of ``x`` [B, L, …] whether it is a token."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be a bool tensor, true where there is a token; got {describe(mask)}.")
+    if mask.shape != x.shape[:2]:
+        raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
+
+
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     if not isinstance(v, Tensor):

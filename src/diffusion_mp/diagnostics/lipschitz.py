@@ -27,7 +27,8 @@ def lipschitz(
 
     Args:
         f: a function of one tensor, twice differentiable by autograd; a module should be in evaluation mode. Its
-            parameters get no gradients. Fused attention is replaced by plain one, which can be differentiated twice.
+            parameters get no gradients. Fused attention is replaced by plain one, which can be differentiated twice and
+            holds its [B, H, L, L] weights.
         x: the point.
         tol: relative.
         max_iter: iterations before it gives up.

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_mask, describe
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
@@ -16,12 +16,11 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     what stands between them is ignored, NaN included.
 
     Raises:
-        ValueError: x is not [B, L, C], or the mask is not [B, L].
+        TypeError, ValueError: x is not [B, L, C], or the mask is not [B, L] of bool.
     """
     if x.dim() != 3:
         raise ValueError(f"x must be [batch, length, channels]; got {describe(x)}. For one sequence: x.unsqueeze(0).")
-    if mask is not None and mask.shape != x.shape[:2]:
-        raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
+    check_mask(mask, x)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if mask is None:
         return x.diff(dim=1).square().sum((1, 2)) / 2

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_counts, check_probability, describe
+from diffusion_mp.errors import check_counts, check_probability, check_sequences
 
 Place = Callable[[str, int], nn.Module]
 
@@ -140,22 +140,3 @@ class SelfAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
-
-
-def check_sequences(x: Tensor, mask: Tensor | None, channels: int) -> None:
-    """Raise unless ``x`` is a floating-point state [B, L, C] and ``mask`` is [B, L] of bool, or None."""
-    if not x.is_floating_point():
-        raise TypeError(f"x must be floating point; got {describe(x)}. Convert it with x.float().")
-    if x.dim() != 3 or x.size(2) != channels:
-        raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")
-    check_mask(mask, x)
-
-
-def check_mask(mask: Tensor | None, x: Tensor) -> None:
-    """Raise unless ``mask`` is None or says for each position of ``x`` [B, L, …] whether it is a token."""
-    if mask is None:
-        return
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be a bool tensor, true where there is a token; got {describe(mask)}.")
-    if mask.shape != x.shape[:2]:
-        raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")

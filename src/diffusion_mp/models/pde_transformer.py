@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_choice, check_counts, check_probability, describe
+from diffusion_mp.errors import check_choice, check_counts, check_mask, check_probability, describe
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.self_attention import NoDiffusion, check_mask
+from diffusion_mp.layers.self_attention import NoDiffusion
 from diffusion_mp.layers.transformer_block import TransformerBlock
 from diffusion_mp.models.encoders import FeatureEncoder
 from diffusion_mp.models.pooling import POOLINGS, Pooling
