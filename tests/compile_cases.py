@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import (
     EdgeSparseFlowDiffusivity,
+    NeumannDiffusivity,
     SimpleDiffusivity,
     SparseFlowDiffusivity,
     auxiliary_loss,
 )
-from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, SFiConv
+from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
 from diffusion_mp.models import DIFFormer, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
+from diffusion_mp.updates import CrankNicolson, HeatKernel
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "gated-gcn-model-graph": (lambda: GatedGCN(8, 6, 3, 2), True),
     "sfi-former-graph": (lambda: SFiFormer(8, 6, 3, 1, heads=2), True),
     "sfi-former": (lambda: SFiFormer(8, 6, 3, 1, heads=2), False),
+    "pde-diffusion": (lambda: PDEDiffusion1d(8, strides=(1, 4)), False),
     "gat-graph": (lambda: GATConv(8, 3, 2), True),
 }
 
@@ -161,6 +165,36 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     assert not torch.equal(*outputs)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
+        pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
+        pytest.param({"update": HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
+        {"update": CrankNicolson(1.0), "boundary": "periodic", "per": "channel"},
+    ],
+    ids=["explicit", "causal", "heat", "trapezoidal"],
+)
+@pytest.mark.parametrize("masked", [False, True], ids=["stacked", "padded"])
+def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
+    module = seeded(lambda: PDEDiffusion1d(8, **options))
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    rtol, atol = tolerance("product", torch.float32)
+    for size, length in ((3, 12), (4, 19)):
+        x = instance(size * length)[0].unflatten(0, (size, length))
+        mask = torch.arange(length) < torch.tensor([length, 5, 1, 7])[:size, None] if masked else None
+        results = []
+        for run in (module, compiled):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf, mask)
+            module.zero_grad()
+            out.square().sum().backward()
+            grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+            results.append((out.detach(), leaf.grad, *grads))
+        for got, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_graph", [True, False], ids=["graph", "no-graph"])
 def test_generated_code_agrees(with_graph: bool) -> None:
@@ -178,11 +212,12 @@ def test_generated_code_agrees(with_graph: bool) -> None:
     "build",
     [
         SimpleDiffusivity,
+        lambda: NeumannDiffusivity(strides=(1, 3)),
         lambda: SparseFlowDiffusivity(4),
         lambda: EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf),
         lambda: EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"),
     ],
-    ids=["simple", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
+    ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
 )
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)

@@ -64,7 +64,7 @@ class CrankNicolson(SolvedUpdate):
         b = rate * start
         if source is not None and self.beta != 0.0:
             b = b + self.beta * source
-        middle = self.solve(coupling, self.leak + rate, b, f"the trapezoidal step of tau={self.tau:g}")
+        middle = self.solve(coupling, self.leak + rate, b)
         return (2.0 * middle - start).to(values.dtype)
 
     def extra_repr(self) -> str:

@@ -83,5 +83,5 @@ class Equilibrium(SolvedUpdate):
             source = x if values is None else values
         self.validate(x, coupling, values, source)
         b = self.beta * working_precision(source, max(x.size(1), coupling.heads))
-        solution = self.solve(coupling, self.leak, b, f"the steady state with leak={self.leak:g}")
+        solution = self.solve(coupling, self.leak, b)
         return solution.to(source.dtype)

@@ -64,7 +64,7 @@ class ImplicitEuler(SolvedUpdate):
         if source is not None and self.beta != 0.0:
             b = b + self.beta * source
         # Divided by τ, the system keeps the scale of Δ however long the step: (Δ + κ + 1/τ) x′ = v/τ + βh.
-        solution = self.solve(coupling, self.leak + 1.0 / self.tau, b, f"the implicit step of tau={self.tau:g}")
+        solution = self.solve(coupling, self.leak + 1.0 / self.tau, b)
         return solution.to(values.dtype)
 
     def extra_repr(self) -> str:

@@ -28,8 +28,8 @@ class SolvedUpdate(LaplacianUpdate):
         check_counts(max_iter=max_iter)
         self.tol, self.max_iter = tol, max_iter
 
-    def solve(self, coupling: Coupling, shift: float, b: Tensor, what: str) -> Tensor:
-        """(Δ + shift)⁻¹ b; ``what`` names the system in an error.
+    def solve(self, coupling: Coupling, shift: float, b: Tensor) -> Tensor:
+        """(Δ + shift)⁻¹ b.
 
         Exact where the coupling has the eigenvectors of Δ at hand, else by conjugate gradients, differentiated
         implicitly. Without the promise S ≥ 0 it is for the latter to find out whether the system is definite.
@@ -39,4 +39,4 @@ class SolvedUpdate(LaplacianUpdate):
             if solution is not None:
                 return solution
         operator: Callable[[Tensor], Tensor] = self.laplacian(coupling, b.dtype, shift)
-        return solve(operator, b, tol=self.tol, max_iter=self.max_iter, what=what)
+        return solve(operator, b, tol=self.tol, max_iter=self.max_iter, what=f"the system of {self}")
