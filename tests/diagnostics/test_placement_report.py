@@ -123,6 +123,8 @@ def test_plot(generator: torch.Generator) -> None:
     report = diagnose(transformer("P2", diffusion={"norm": True}), sequences(generator))
     (line,) = report.plot(figure.add_subplot(131)).lines
     assert list(line.get_ydata()) == report.attention["commutator"]
+    both = report.plot(report.plot(figure.add_subplot(144), label="P2"), label="P7")
+    assert [text.get_text() for text in both.get_legend().get_texts()] == ["P2", "P7"]
     (line,) = report.plot(figure.add_subplot(132), "lipschitz").lines
     assert list(line.get_ydata()) == report.insertion["lipschitz"]
     ax = report.plot(figure.add_subplot(133), "bound")

@@ -41,12 +41,15 @@ class PlacementReport:
         """Both tables, by name."""
         return {"attention": self.attention, "insertion": self.insertion}
 
-    def plot(self, ax: Any = None, quantity: str = "commutator") -> Any:
+    def plot(self, ax: Any = None, quantity: str = "commutator", *, label: str = "") -> Any:
         """One column against the layers, on a matplotlib ``ax`` (a new one by default); returns it.
+
+        Reports of several placements go on one axis, each with its ``label``.
 
         Args:
             quantity: a column of ``attention``; or of ``insertion`` where only that has it. ``"bound"`` is drawn with
                 the truth and the bound by roughness beside it, on a logarithmic scale.
+            label: of this report in the legend.
         """
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
@@ -57,9 +60,11 @@ class PlacementReport:
         drawn = ("truth", "bound", "roughness_bound") if quantity == "bound" else (quantity,)
         for name in drawn:
             values = [float("nan") if value is None else value for value in table[name]]
-            ax.plot(range(len(values)), values, marker="o", label=name.replace("_", " "))
+            title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
+            ax.plot(range(len(values)), values, marker="o", label=title)
         if len(drawn) > 1:
             ax.set_yscale("log")
+        if len(ax.lines) > 1:
             ax.legend()
         ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
