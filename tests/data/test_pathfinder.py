@@ -9,14 +9,17 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.ndimage import distance_transform_edt
 from scipy.ndimage import label as components
 from sklearn.linear_model import LogisticRegression
 
 from diffusion_mp.data import Pathfinder, pad
+from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.pathfinder import Scene
 
 CORNERS = np.ones((3, 3))
+# Most tests do without the run-time shape checks, which take fifteen times as long as the drawing.
 
 
 def digest(dataset: Pathfinder, indices=(0, 1)) -> str:
@@ -26,7 +29,6 @@ def digest(dataset: Pathfinder, indices=(0, 1)) -> str:
 
 @pytest.fixture(scope="module")
 def scenes() -> list[Scene]:
-    """Two thousand; without the run-time shape checks, which take fifteen times as long as the drawing."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     drawn = [Pathfinder(num=2000).scene(i) for i in range(2000)]
@@ -65,6 +67,17 @@ def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
     assert np.mean(pieces) > 10
 
 
+@pytest.mark.usefixtures("no_typecheck")
+def test_gaps_within_a_path_are_shorter_than_those_between_paths():
+    """The dashes of all paths, joined where they come closer than 1.8 pixels, are the paths again."""
+    for i in range(10):
+        paths = Pathfinder(num=10)._paths(item_random("gaps", i))
+        dashes = [np.linspace(*dash, 9) for path in paths for dash in path.dashes]
+        owner = [k for k, path in enumerate(paths) for _ in path.dashes for _ in range(9)]
+        group = fcluster(linkage(np.concatenate(dashes), "single"), 1.8, "distance")
+        assert len(set(zip(owner, group, strict=True))) == len(set(owner)) == len(set(group))
+
+
 def test_the_ink_does_not_know_the_answer(scenes):
     images = np.stack([scene.image.numpy() for scene in scenes]).reshape(len(scenes), -1) / 255
     labels = np.array([scene.label for scene in scenes])
@@ -95,6 +108,7 @@ def test_classes_shapes_and_tokens():
     assert [len(Pathfinder(split)) for split in ("train", "val", "test")] == [160_000, 20_000, 20_000]
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_sizes():
     easy = Pathfinder(num=20, dashes=6, distractors=2, distractor_dashes=2)
     assert np.mean([components(easy.scene(i).solid.numpy(), CORNERS)[1] for i in range(20)]) > 3.5
@@ -103,6 +117,7 @@ def test_sizes():
     assert Pathfinder(num=1, size=48).scene(0).image.shape == (48, 48)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_items_depend_on_seed_split_and_index_alone():
     state = torch.get_rng_state()
     ten, three = Pathfinder(num=10), Pathfinder(num=3)
@@ -111,6 +126,7 @@ def test_items_depend_on_seed_split_and_index_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_images_are_pinned():
     """The same on every machine: if this fails, seeds give other images than before; say so in the changelog."""
     assert digest(Pathfinder("test"), range(5)) == "6f0e147f7cc895e8"
