@@ -21,6 +21,11 @@ def sfi_former():
 
 
 @pytest.fixture
+def pde_transformer():
+    return importlib.import_module("pde_transformer")
+
+
+@pytest.fixture
 def attention():
     return importlib.import_module("attention")
 

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from .datamodules import DigitsDataModule, PlanetoidDataModule
     from .metrics import weighted_accuracy
     from .module import NodeClassifier
+    from .sequences import SequenceClassifier
 
 __all__ = [
     "DigitsDataModule",
     "NodeClassifier",
     "PlanetoidDataModule",
+    "SequenceClassifier",
     "mean_squared_error",
     "node_cross_entropy",
     "weighted_accuracy",
@@ -24,6 +26,7 @@ __all__ = [
 # Lightning is loaded with the first of these, so that the losses work and the command line can complain without it.
 _LAZY = {
     "NodeClassifier": "module",
+    "SequenceClassifier": "sequences",
     "DigitsDataModule": "datamodules",
     "PlanetoidDataModule": "datamodules",
     "weighted_accuracy": "metrics",

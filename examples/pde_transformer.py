@@ -1,0 +1,382 @@
+"""Where to add PDE diffusion in a Transformer: a plain encoder beside the seven placements, and what theory predicts.
+
+    python examples/pde_transformer.py --out runs/pde_transformer
+    python examples/pde_transformer.py --task imdb --placement none P1 P7 --imdb data/aclImdb --out runs/pde_transformer
+
+Trains every placement of Zhang & Zhou's Table 1 and prints one Markdown table: test accuracy, and, measured on the
+trained model, the relative roughness and the commutator with attention by layer, and the effect of bypassing each
+diffusion layer beside its bound (Theorem 4.7, corrected). A second table asks the paper's question: with diffusion of
+rate --alpha inserted into the trained *plain* encoder at the places of each placement, one at a time, does the
+predicted damage rank the placements as their accuracies do? picture.png shows the diagnostics by layer. ListOps and the
+Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
+
+Every run keeps its checkpoints in --out; interrupted, the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from diffusion_mp import PDEDiffusion1d, PDETransformer
+from diffusion_mp.data import IMDb, ListOps, Pathfinder, SequenceDataset, pad
+from diffusion_mp.diagnostics import PlacementReport, diagnose, perturbation_bound
+from diffusion_mp.train import SequenceClassifier
+
+PLACEMENTS = ("none", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
+SITES = {  # the names of a placement's places in the plain encoder
+    "P1": ("after_embedding",),
+    "P2": ("after_mlp",),
+    "P3": ("after_block",),
+    "P4": ("before_attention_norm", "before_mlp_norm"),
+    "P5": ("on_values",),
+    "P6": ("on_heads",),
+    "P7": ("after_attention",),
+}
+PROBES = 4  # test sequences that the diagnostics look at
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides the outcome of one run."""
+
+    task: str
+    placement: str
+    seed: int
+    items: int
+    epochs: int
+    batch_size: int
+    channels: int
+    layers: int
+    heads: int
+    alpha: float
+    dropout: float
+    lr: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.placement}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set, and how a model reads its tokens."""
+
+    make: Callable[[str, int, Path], Any]
+    in_channels: int | list[int]
+    classes: int
+    max_length: int
+
+    def collate(self, batch: list[Any]) -> tuple[Tensor, ...]:
+        """Padded tokens; where the model reads numbers, grey values in [0, 1]."""
+        tokens, mask, labels = pad(batch, self.max_length)
+        return (tokens.unsqueeze(2) / 255 if isinstance(self.in_channels, int) else tokens), mask, labels
+
+
+def listops(split: str, items: int, _: Path) -> SequenceDataset:
+    return ListOps(split, num=items, min_length=8, max_length=64, max_depth=4, max_args=5)
+
+
+def pathfinder(split: str, items: int, _: Path) -> SequenceDataset:
+    return Pathfinder(split, num=items, size=24, dashes=5, distractors=1, distractor_dashes=2)
+
+
+def imdb(split: str, items: int, path: Path) -> Any:
+    """Reviews in an order drawn once; validation reviews are training reviews that training does not see."""
+    reviews = IMDb(path, "test" if split == "test" else "train", max_length=TASKS["imdb"].max_length)
+    order = torch.randperm(len(reviews), generator=torch.Generator().manual_seed(0)).tolist()
+    return Subset(reviews, order[-items:] if split == "val" else order[:items])
+
+
+TASKS = {
+    "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64),
+    "pathfinder": Task(pathfinder, 1, Pathfinder.classes, 24 * 24),
+    "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 1000),
+}
+
+
+def loaders(run: Run, imdb_path: Path) -> dict[str, DataLoader[Any]]:
+    """Training, validation and test batches; items 8 : 1 : 1, held in memory."""
+    task = TASKS[run.task]
+    sizes = {"train": run.items, "val": max(1, run.items // 8), "test": max(1, run.items // 8)}
+    return {
+        split: DataLoader(
+            list(task.make(split, size, imdb_path)), run.batch_size, shuffle=split == "train", collate_fn=task.collate
+        )
+        for split, size in sizes.items()
+    }
+
+
+def make_model(run: Run) -> PDETransformer:
+    """The same parameters for every placement, but those of the diffusion, which draw nothing."""
+    placed = run.placement != "none"
+    torch.manual_seed(run.seed)
+    return PDETransformer(
+        TASKS[run.task].in_channels,
+        run.channels,
+        TASKS[run.task].classes,
+        run.layers,
+        run.heads,
+        max_length=TASKS[run.task].max_length,
+        placement=run.placement if placed else None,
+        diffusion={"alpha": run.alpha} if placed else None,
+        dropout=run.dropout,
+    )
+
+
+class SeededEpochs(Callback):
+    """The order of an epoch and its dropout depend on seed and epoch alone, so that a resumed run is the same run."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        torch.manual_seed(1000 * self.seed + trainer.current_epoch)
+
+
+def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool = True) -> dict[str, Any]:
+    """Trains, or goes on from the last epoch, or reads the result of a run that is done."""
+    folder = out / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    settings, done = folder / "run.json", folder / "result.json"
+    if settings.exists() and json.loads(settings.read_text()) != asdict(run):
+        raise SystemExit(f"{folder} was made with other settings; use another --out or delete it.")
+    settings.write_text(json.dumps(asdict(run)))
+    if done.exists():
+        return json.loads(done.read_text())
+    batches = loaders(run, imdb_path)
+    labels = [int(label) for *_, label in batches["test"].dataset]
+    module = SequenceClassifier(make_model(run), TASKS[run.task].classes, lr=run.lr)
+    checkpoints = folder / "checkpoints"
+    best = ModelCheckpoint(checkpoints, "best", monitor="val_acc", mode="max", enable_version_counter=False)
+    last = ModelCheckpoint(checkpoints, "last", enable_version_counter=False)
+    bar = [TQDMProgressBar(refresh_rate=20, process_position=bar_at)] if progress else []
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=run.epochs,
+        gradient_clip_val=1.0,
+        logger=False,
+        callbacks=[SeededEpochs(run.seed), best, last, *bar],
+        enable_progress_bar=progress,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    start = time.perf_counter()
+    resumed = checkpoints / "last.ckpt"
+    trainer.fit(
+        module,
+        batches["train"],
+        batches["val"],
+        ckpt_path=str(resumed) if resumed.exists() else None,
+        weights_only=True,
+    )
+    seconds = time.perf_counter() - start
+    state = torch.load(best.best_model_path, weights_only=True)
+    module.load_state_dict(state["state_dict"])
+    result = {
+        "epoch": state["epoch"] + 1,
+        "seconds": seconds,
+        "majority": Counter(labels).most_common(1)[0][1] / len(labels),
+        **{f"{stage}_acc": accuracy(module, batches[stage]) for stage in ("train", "test")},
+        **measure(run, module.model, next(iter(batches["test"]))),
+    }
+    part = done.with_suffix(".part")
+    part.write_text(json.dumps(result))
+    part.replace(done)
+    return result
+
+
+@torch.no_grad()
+def accuracy(module: SequenceClassifier, batches: DataLoader[Any]) -> float:
+    """Share of correct answers in evaluation mode."""
+    module.eval()
+    right = [(module(*inputs).argmax(1) == labels) for *inputs, labels in batches]
+    return float(torch.cat(right).double().mean())
+
+
+def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
+    """The diagnostics of a trained model on a few test sequences, in double precision, with one S for all placements.
+
+    Of the plain encoder also the effect of inserting S at the places of each placement, one at a time.
+    """
+    model = model.double().eval()
+    tokens, mask = (tensor[:PROBES] for tensor in batch[:2])
+    tokens = tokens.double() if tokens.is_floating_point() else tokens
+    cheap = {"points": 2, "tol": 1e-2}
+    smoothing = PDEDiffusion1d(run.channels, alpha=run.alpha).double()
+    found = {"report": diagnose(model, tokens, mask, diffusion=smoothing, **cheap).to_dict()}
+    if run.placement == "none":
+        across = PDEDiffusion1d(run.channels // run.heads, alpha=run.alpha).double()
+        found["inserted"] = {place: {"truth": 0.0, "bound": 0.0} for place in SITES}
+        for place, (name, site) in product(SITES, model.named_modules()):
+            if name.split(".")[-1] in SITES[place]:
+                inserting = across if place == "P6" else smoothing
+                effect = perturbation_bound(model, site, tokens, mask, diffusion=inserting, **cheap)
+                found["inserted"][place]["truth"] += effect.truth
+                found["inserted"][place]["bound"] += effect.bound
+    return found
+
+
+def table(results: dict[Run, dict[str, Any]]) -> str:
+    """Markdown: one row per task and placement, means over the seeds."""
+    lines = [
+        "| task | placement | test | train | roughness by layer | commutator by layer | truth / bound | s per run |",
+        "|---|---|--:|--:|---|---|---|--:|",
+    ]
+    for (task, placement), found in grouped(results):
+        reports = [result["report"] for result in found]
+        effects = [
+            f"{truth:.2g}/{bound:.2g}"
+            for truth, bound in zip(
+                *(by_layer(reports, "insertion", column) for column in ("truth", "bound")), strict=True
+            )
+        ]
+        cells = [
+            task,
+            placement,
+            spread([100 * result["test_acc"] for result in found]),
+            spread([100 * result["train_acc"] for result in found]),
+            " ".join(f"{value:.2f}" for value in by_layer(reports, "attention", "relative_roughness")),
+            " ".join(f"{value:.3f}" for value in by_layer(reports, "attention", "commutator")),
+            " ".join(effects) or "none",
+            f"{statistics.mean(result['seconds'] for result in found):.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ranking(results: dict[Run, dict[str, Any]]) -> str:
+    """Markdown: S inserted into the trained plain encoder at each place, beside the accuracy of training with it there.
+
+    Norms of the change of the logits of the probed sequences, and what bounds them, summed over a placement's places.
+    """
+    lines = ["| task | placement | change of the logits | its bound | test, trained with it |", "|---|---|--:|--:|--:|"]
+    accuracies = {key: [result["test_acc"] for result in found] for key, found in grouped(results)}
+    for (task, placement), found in grouped(results):
+        if placement != "none" or "inserted" not in found[0]:
+            continue
+        for place in SITES:
+            effects = [result["inserted"][place] for result in found]
+            truth, bound = (statistics.mean(effect[name] for effect in effects) for name in ("truth", "bound"))
+            trained = accuracies.get((task, place))
+            score = f"{100 * statistics.mean(trained):.2f}" if trained else "not trained"
+            lines.append(f"| {task} | {place} | {truth:.3g} | {bound:.3g} | {score} |")
+    return "\n".join(lines)
+
+
+def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[float]:
+    """The mean of a column over the reports, layer by layer."""
+    return [statistics.mean(layer) for layer in zip(*(report[part][column] for report in reports), strict=True)]
+
+
+def grouped(results: dict[Run, dict[str, Any]]) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
+    for key in dict.fromkeys((run.task, run.placement) for run in results):
+        yield key, [result for run, result in results.items() if (run.task, run.placement) == key]
+
+
+def spread(values: list[float]) -> str:
+    """Mean and, for several values, standard deviation."""
+    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
+    """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its bound."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    quantities = ("relative_roughness", "commutator", "bound")
+    tasks = list(dict.fromkeys(run.task for run in results))
+    figure, axes = plt.subplots(
+        len(tasks), len(quantities), figsize=(15, 4.2 * len(tasks)), squeeze=False, layout="constrained"
+    )
+    for (task, placement), found in grouped(results):
+        report = PlacementReport(**found[0]["report"])
+        for ax, quantity in zip(axes[tasks.index(task)], quantities, strict=True):
+            if quantity != "bound" or placement in ("P1", "P7"):
+                report.plot(ax, quantity, label=placement)
+            ax.set_title(task)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def job(run: Run, out: Path, imdb_path: Path, bar_at: int) -> dict[str, Any]:
+    """A run in a process of its own, in one thread."""
+    torch.set_num_threads(1)
+    return train(run, out, imdb_path, bar_at)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/pde_transformer"), help="keeps checkpoints and results")
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=["listops", "pathfinder"])
+    parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
+    parser.add_argument("--imdb", type=Path, default=Path("data/aclImdb"), help="folder or archive of the reviews")
+    parser.add_argument("--seeds", type=int, default=2, help="runs per placement; the data are the same for all")
+    parser.add_argument("--items", type=int, default=8_000, help="to train on; an eighth more to validate, and to test")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each in one thread")
+    args = parser.parse_args(argv)
+    for name in ("seeds", "items", "epochs", "batch_size", "channels", "layers", "heads", "jobs"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains what is missing, prints the tables and draws the picture; returns the exit code."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    shared = {name: value for name, value in vars(args).items() if name in Run.__dataclass_fields__}
+    del shared["task"], shared["placement"]  # lists of them
+    runs = [
+        Run(task, placement, seed, **shared)
+        for seed, task, placement in product(range(args.seeds), args.task, args.placement)
+    ]
+    start = time.perf_counter()
+    if args.jobs == 1:
+        found = [train(run, args.out, args.imdb) for run in runs]
+    else:
+        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+            common = ([args.out] * len(runs), [args.imdb] * len(runs))
+            found = list(pool.map(job, runs, *common, [k % args.jobs for k in range(len(runs))]))
+    results = dict(zip(runs, found, strict=True))
+    draw(results, args.out / "picture.png")
+    guesses = sorted({f"{100 * result['majority']:.1f} ({run.task})" for run, result in results.items()})
+    seconds = time.perf_counter() - start
+    print(
+        f"\nAccuracy in %, mean ± standard deviation over {args.seeds} seeds; {args.items} items, "
+        f"{args.epochs} epochs, {args.layers} layers of {args.channels} channels, {seconds:.0f} s with {args.jobs} jobs"
+        f". The most common class is {', '.join(guesses)}.\n\n{table(results)}\n\n{ranking(results)}\n\n"
+        f"{args.out / 'picture.png'}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The placements example: one table, runs that resume to the same numbers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+SMALL = ["--items", "32", "--channels", "8", "--heads", "2", "--batch-size", "8", "--epochs", "1", "--seeds", "1"]
+
+
+def a_run(pde_transformer, **changes):
+    args = pde_transformer.parse(SMALL)
+    known = {name: getattr(args, name) for name in pde_transformer.Run.__dataclass_fields__ if hasattr(args, name)}
+    return replace(pde_transformer.Run(**{**known, "task": "listops", "placement": "P7", "seed": 0}), **changes)
+
+
+def without_time(result):
+    return {**result, "seconds": 0}
+
+
+def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
+    options = [*SMALL, "--out", str(tmp_path), "--task", "listops", "--jobs", "1"]
+    assert pde_transformer.main([*options, "--placement", "none", "P1"]) == 0
+    printed = capsys.readouterr().out
+    assert "over 1 seeds; 32 items, 1 epochs, 2 layers of 8 channels" in printed
+    rows = [line for line in printed.splitlines() if line.startswith("| listops |")]
+    assert [row.split("|")[2].strip() for row in rows] == ["none", "P1", *pde_transformer.SITES]
+    assert "not trained" in rows[-1]
+    assert "not trained" not in rows[2]
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_path, monkeypatch):
+    run = a_run(pde_transformer, epochs=3, dropout=0.3)
+    whole = pde_transformer.train(run, tmp_path / "whole", tmp_path, progress=False)
+    seeded, stop_at = pde_transformer.SeededEpochs.on_train_epoch_start, [2]
+
+    def stop(self, trainer, module):
+        if [trainer.current_epoch] == stop_at:
+            stop_at.clear()
+            raise RuntimeError("stopped")
+        seeded(self, trainer, module)
+
+    monkeypatch.setattr(pde_transformer.SeededEpochs, "on_train_epoch_start", stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
+    resumed = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
+    assert without_time(resumed) == without_time(whole)
+    again = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
+    assert again == resumed  # read, not trained
+
+
+def test_a_folder_of_other_settings_is_not_continued(pde_transformer, tmp_path):
+    run = a_run(pde_transformer)
+    folder = tmp_path / run.name
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({**vars(run), "lr": 0.5}))
+    with pytest.raises(SystemExit, match="made with other settings; use another --out or delete it"):
+        pde_transformer.train(run, tmp_path, tmp_path, progress=False)
+
+
+def test_placements_start_from_the_same_parameters(pde_transformer):
+    plain = dict(pde_transformer.make_model(a_run(pde_transformer, placement="none")).named_parameters())
+    for placement in pde_transformer.SITES:
+        placed = dict(pde_transformer.make_model(a_run(pde_transformer, placement=placement)).named_parameters())
+        assert all(torch.equal(placed[name], value) for name, value in plain.items())
+        assert len(placed) > len(plain)
+
+
+def test_nonsense_numbers(pde_transformer, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        pde_transformer.main(["--epochs", "0"])
+    assert stopped.value.code == 2
+    assert "--epochs must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_images_are_read_as_numbers(pde_transformer, tmp_path):
+    run = a_run(pde_transformer, task="pathfinder", items=8)
+    x, mask, labels = next(iter(pde_transformer.loaders(run, tmp_path)["train"]))
+    assert x.shape == (8, 576, 1)
+    assert x.is_floating_point()
+    assert x.max() <= 1
+    assert bool(mask.all())
+    assert set(labels.tolist()) == {0, 1}
+
+
+@pytest.mark.data
+def test_reviews(pde_transformer, data_root, tmp_path):
+    archive = data_root / "aclImdb" / "aclImdb_labelled.tar.gz"
+    if not archive.is_file():
+        pytest.skip(f"no reviews at {archive}")
+    run = a_run(pde_transformer, task="imdb", items=16)
+    batches = pde_transformer.loaders(run, archive)
+    assert [len(loader.dataset) for loader in batches.values()] == [16, 2, 2]
+    tokens, mask, _ = next(iter(batches["train"]))
+    assert tokens.shape[1] <= 1000
+    assert bool((tokens[mask] > 0).all())
