@@ -112,7 +112,7 @@ class PDEDiffusion1d(nn.Module):
         order, ptr = tokens_first(mask)
         kept = mask.unsqueeze(2)
         rows = torch.where(kept, x, 0.0).flatten(0, 1)  # zeros, because 0·NaN in the gradient of α would not be 0
-        moved, coupling = self._step(rows[order], Graph(rows.size(0), ptr=ptr))
+        moved, coupling = self._step(rows.index_select(0, order), Graph(rows.size(0), ptr=ptr))
         moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
         return torch.where(kept, moved, x), coupling
 

@@ -29,7 +29,7 @@ def product(
             if turned:
                 out.index_add_(0, neighbour, weight * v)
             else:
-                out.addcmul_(v[neighbour], weight)
+                out.addcmul_(v.index_select(0, neighbour), weight)
     return out
 
 
@@ -47,7 +47,7 @@ def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tens
         return out
     for maps in neighbours(v.size(0), strides, boundary, ptr, v.device):
         for total, neighbour in zip(out, maps, strict=True):
-            total += (g * v[neighbour]).sum((0, 2))
+            total += (g * v.index_select(0, neighbour)).sum((0, 2))
     return out
 
 
