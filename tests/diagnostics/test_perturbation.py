@@ -46,7 +46,7 @@ def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) ->
     x = draw(generator, 2, 9, 4)
     found = perturbation_bound(nn.Sequential(layer, tail), layer, x, tol=1e-10)
     moved = layer(x) - x
-    assert found.lipschitz == pytest.approx(float(torch.linalg.matrix_norm(tail.weight, 2)), rel=1e-6)
+    assert found.lipschitz == pytest.approx(torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6)
     assert found.truth == pytest.approx(float((moved @ tail.weight.T).norm()), rel=1e-10)
     assert found.step == pytest.approx(float(moved.norm()), rel=1e-12)
     assert found.bound == found.lipschitz * found.step
