@@ -43,7 +43,8 @@ def test_folder_and_archive(folder, tmp_path, archive):
     if archive:
         path = tmp_path / "aclImdb_v1.tar.gz"
         with tarfile.open(path, archive) as tar:
-            tar.add(folder, "aclImdb")
+            for file in sorted(folder.rglob("*"), reverse=True):  # not in the order of names
+                tar.add(file, f"aclImdb/{file.relative_to(folder)}", recursive=False)
     train = IMDb(path)
     assert texts(train) == [
         (REVIEWS["train/neg/10_2.txt"], 0),

@@ -161,6 +161,7 @@ def test_items_depend_on_seed_split_and_index_alone():
     assert torch.equal(ten[-1][0], ten[9][0])
     others = [ListOps(num=10, seed=1, **SHORT), ListOps("val", num=10, **SHORT), ListOps("test", num=10, **SHORT)]
     assert len({digest(dataset) for dataset in (ten, *others)}) == 4
+    assert len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4  # their trees too
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
 

@@ -44,7 +44,7 @@ class ListOps(SequenceDataset):
         seed: draws everything.
         min_length, max_length: in tokens, ends included; parentheses are no tokens, "]" is one.
         max_depth: of the tree, at which there are only digits; the outermost operation is at 1.
-        max_args: of an operation; 5 in the original.
+        max_args: of an operation; the original has 5, and a depth of 20.
         operators: of MIN, MAX, MED, SM, FIRST and LAST.
     """
 
