@@ -149,3 +149,14 @@ def test_the_roughness_bound_holds(length: int, seed: int) -> None:
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(length, dtype=DOUBLE)
     x = torch.randn(length, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
     assert (laplacian @ x).norm() <= (8 * energy(x)).sqrt() * ROUNDING
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_the_transfer_function_has_alpha_in_it(stride: int) -> None:
+    """H(ω, h) = 1 − 4α sin²(ωh/2); printed without α, it would be another number (ERRATA P4)."""
+    alpha, omega = 0.2, 5 * math.pi / 40
+    mode = torch.cos(omega * (torch.arange(40, dtype=DOUBLE) + 0.5))
+    after = step_matrix(40, (stride,), [alpha], "symmetric") @ mode
+    squared = math.sin(omega * stride / 2) ** 2
+    torch.testing.assert_close(after, (1 - 4 * alpha * squared) * mode)
+    assert not torch.allclose(after, (1 - 4 * squared) * mode)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_state, describe
+from diffusion_mp.errors import check_choice, check_counts, check_sequences, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -119,15 +119,14 @@ class PDEDiffusion1d(nn.Module):
     def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None) -> None:
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
-        check_state(x.flatten(0, -2), channels=self.in_channels)
-        if x.dim() == 2 and mask is not None:
-            raise ValueError(f"mask goes with x [B, L, C]; for rows [N, C] pass batch [N]. Got x {describe(x)}.")
-        if x.dim() == 3 and batch is not None:
-            raise ValueError(
-                f"batch goes with x [N, C]; for padding in [B, L, C] pass mask [B, L]. Got x {describe(x)}."
-            )
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-            raise ValueError(f"mask must be bool [B, L] = {list(x.shape[:2])}, True at tokens; got {describe(mask)}.")
+        if x.dim() == 3:
+            check_sequences(x, mask, self.in_channels)
+            if batch is not None:
+                raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
+            return
+        check_state(x, channels=self.in_channels)
+        if mask is not None:
+            raise ValueError(f"mask goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}"
