@@ -75,7 +75,7 @@ def test_equation_13(generator: torch.Generator) -> None:
         module.mix.weight.copy_(torch.eye(4))
         module.mix.bias.zero_()
     weights, delta = module.weights(x)[:, 0], laplacian(6)
-    expected = 0.2 * float(((delta @ weights - weights @ delta) @ x).norm())
+    expected = 0.2 * ((delta @ weights - weights @ delta) @ x).norm().item()
     assert commutator(diffusion(4), module, x).linearized == pytest.approx(expected, rel=1e-10)
 
 
