@@ -60,8 +60,8 @@ def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
     """The visible dashes are more pieces than there are paths, and they lie on or beside the paths."""
     pieces = []
     for scene in scenes[:200]:
-        solid, bright = scene.solid.numpy(), scene.image.numpy() > 64
-        pieces.append(components(bright)[1] - components(solid, CORNERS)[1])
+        solid, visible = scene.solid.numpy(), scene.image.numpy() > 32
+        pieces.append(components(visible, CORNERS)[1] - components(solid, CORNERS)[1])
         distance = distance_transform_edt(~solid)  # to the next pixel of a path
         assert distance[scene.image.numpy() > 0].max() <= 3  # the radius of a soft disc, and the corner of a pixel
     assert np.mean(pieces) > 10
