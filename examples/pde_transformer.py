@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -33,7 +34,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
 from torch import Tensor
+from torch.nn.functional import pixel_unshuffle
 from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
 
 from diffusion_mp import PDEDiffusion1d, PDETransformer
 from diffusion_mp.data import IMDb, ListOps, Pathfinder, SequenceDataset, pad
@@ -85,9 +88,12 @@ class Task:
     max_length: int
 
     def collate(self, batch: list[Any]) -> tuple[Tensor, ...]:
-        """Padded tokens; where the model reads numbers, grey values in [0, 1]."""
-        tokens, mask, labels = pad(batch, self.max_length)
-        return (tokens.unsqueeze(2) / 255 if isinstance(self.in_channels, int) else tokens), mask, labels
+        """Tokens, mask and labels; of images the grey values of patches of 2 × 2 pixels, row by row, and labels."""
+        tokens, mask, labels = pad(batch)
+        if isinstance(self.in_channels, list):
+            return tokens, mask, labels
+        side = math.isqrt(tokens.size(1))
+        return pixel_unshuffle(tokens.view(-1, 1, side, side) / 255, 2).flatten(2).transpose(1, 2), labels
 
 
 def listops(split: str, items: int, _: Path) -> SequenceDataset:
@@ -107,20 +113,32 @@ def imdb(split: str, items: int, path: Path) -> Any:
 
 TASKS = {
     "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64),
-    "pathfinder": Task(pathfinder, 1, Pathfinder.classes, 24 * 24),
+    "pathfinder": Task(pathfinder, 4, Pathfinder.classes, 12 * 12),
     "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 1000),
 }
 
 
-def loaders(run: Run, imdb_path: Path) -> dict[str, DataLoader[Any]]:
-    """Training, validation and test batches; items 8 : 1 : 1, held in memory."""
-    task = TASKS[run.task]
-    sizes = {"train": run.items, "val": max(1, run.items // 8), "test": max(1, run.items // 8)}
+def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
+    """The items of a split, 8 : 1 : 1, made once and kept in --out."""
+    size = run.items if split == "train" else max(1, run.items // 8)
+    path = out / "data" / f"{run.task}-{split}-{size}.pt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        made = tqdm(TASKS[run.task].make(split, size, imdb_path), path.stem, size, leave=False)
+        torch.save([(tokens.to(torch.int16), label) for tokens, label in made], part)
+        part.replace(path)
+    return torch.load(path, weights_only=True)
+
+
+def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
+    """Training, validation and test batches, from memory."""
+    collate = TASKS[run.task].collate
     return {
         split: DataLoader(
-            list(task.make(split, size, imdb_path)), run.batch_size, shuffle=split == "train", collate_fn=task.collate
+            items(run, split, out, imdb_path), run.batch_size, shuffle=split == "train", collate_fn=collate
         )
-        for split, size in sizes.items()
+        for split in ("train", "val", "test")
     }
 
 
@@ -161,7 +179,7 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
     settings.write_text(json.dumps(asdict(run)))
     if done.exists():
         return json.loads(done.read_text())
-    batches = loaders(run, imdb_path)
+    batches = loaders(run, out, imdb_path)
     labels = [int(label) for *_, label in batches["test"].dataset]
     module = SequenceClassifier(make_model(run), TASKS[run.task].classes, lr=run.lr)
     checkpoints = folder / "checkpoints"
@@ -217,18 +235,18 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
     Of the plain encoder also the effect of inserting S at the places of each placement, one at a time.
     """
     model = model.double().eval()
-    tokens, mask = (tensor[:PROBES] for tensor in batch[:2])
-    tokens = tokens.double() if tokens.is_floating_point() else tokens
+    inputs = [tensor[:PROBES] for tensor in batch[:-1]]
+    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     cheap = {"points": 2, "tol": 1e-2}
     smoothing = PDEDiffusion1d(run.channels, alpha=run.alpha).double()
-    found = {"report": diagnose(model, tokens, mask, diffusion=smoothing, **cheap).to_dict()}
+    found = {"report": diagnose(model, *inputs, diffusion=smoothing, **cheap).to_dict()}
     if run.placement == "none":
         across = PDEDiffusion1d(run.channels // run.heads, alpha=run.alpha).double()
         found["inserted"] = {place: {"truth": 0.0, "bound": 0.0} for place in SITES}
         for place, (name, site) in product(SITES, model.named_modules()):
             if name.split(".")[-1] in SITES[place]:
                 inserting = across if place == "P6" else smoothing
-                effect = perturbation_bound(model, site, tokens, mask, diffusion=inserting, **cheap)
+                effect = perturbation_bound(model, site, *inputs, diffusion=inserting, **cheap)
                 found["inserted"][place]["truth"] += effect.truth
                 found["inserted"][place]["bound"] += effect.bound
     return found
@@ -338,7 +356,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2")
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each in one thread")
     args = parser.parse_args(argv)
@@ -358,6 +376,8 @@ def main(argv: list[str] | None = None) -> int:
         Run(task, placement, seed, **shared)
         for seed, task, placement in product(range(args.seeds), args.task, args.placement)
     ]
+    for task in args.task:  # the items, before two processes could make them at once
+        loaders(next(run for run in runs if run.task == task), args.out, args.imdb)
     start = time.perf_counter()
     if args.jobs == 1:
         found = [train(run, args.out, args.imdb) for run in runs]

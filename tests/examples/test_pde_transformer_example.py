@@ -75,13 +75,13 @@ def test_nonsense_numbers(pde_transformer, capsys):
     assert "--epochs must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_images_are_read_as_numbers(pde_transformer, tmp_path):
+def test_images_are_read_in_patches(pde_transformer, tmp_path):
     run = a_run(pde_transformer, task="pathfinder", items=8)
-    x, mask, labels = next(iter(pde_transformer.loaders(run, tmp_path)["train"]))
-    assert x.shape == (8, 576, 1)
-    assert x.is_floating_point()
-    assert x.max() <= 1
-    assert bool(mask.all())
+    x, labels = next(iter(pde_transformer.loaders(run, tmp_path, tmp_path)["train"]))
+    assert x.shape == (8, 144, 4)
+    images = pde_transformer.items(run, "train", tmp_path, tmp_path)
+    pixels = {tuple(tokens.view(24, 24)[2:4, 6:8].flatten().tolist()) for tokens, _ in images}
+    assert {tuple(patch) for patch in (255 * x[:, 12 + 3]).round().int().tolist()} == pixels
     assert set(labels.tolist()) == {0, 1}
 
 
@@ -91,7 +91,7 @@ def test_reviews(pde_transformer, data_root, tmp_path):
     if not archive.is_file():
         pytest.skip(f"no reviews at {archive}")
     run = a_run(pde_transformer, task="imdb", items=16)
-    batches = pde_transformer.loaders(run, archive)
+    batches = pde_transformer.loaders(run, tmp_path, archive)
     assert [len(loader.dataset) for loader in batches.values()] == [16, 2, 2]
     tokens, mask, _ = next(iter(batches["train"]))
     assert tokens.shape[1] <= 1000
