@@ -2,10 +2,8 @@
 
     python benchmarks/nodeformer.py --nodes 200000 --heads 4 --channels 32 --features 32 --samples 10
 
-Every formulation runs in a fresh process. Memory is the peak resident size of the first step less the peak before it,
-with the imports and inputs in place (at least 1 MiB: a small step hides below the peak of the imports); time is the
-median of the steps after it. A step is the forward pass from q, k and v to the values and the backward pass to all
-three.
+Every formulation runs in a fresh process (see fresh.py). A step is the forward pass from q, k and v to the values and
+the backward pass to all three.
 """
 
 from __future__ import annotations
@@ -13,13 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
-import statistics
-import subprocess
-import sys
-import time
 
 import torch
+from fresh import in_fresh_process, measured
 from textbook import nodeformer as textbook
 from torch import Tensor
 
@@ -55,24 +49,6 @@ def step(formulation: str, tensors: list[Tensor], tau: float) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, arguments[:3], grad)]
 
 
-def measure(args: argparse.Namespace) -> dict[str, float]:
-    """Peak memory in MiB and the median time of a step in seconds, of this process."""
-
-    def peak() -> float:
-        unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB here
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-    tensors = inputs(args)
-    before = peak()
-    step(args.run, tensors, args.tau)
-    memory, times = max(peak() - before, 1.0), []
-    for _ in range(args.repeats):
-        start = time.perf_counter()
-        step(args.run, tensors, args.tau)
-        times.append(time.perf_counter() - start)
-    return {"memory": memory, "time": statistics.median(times)}
-
-
 def check(args: argparse.Namespace) -> None:
     """Both formulations give the same values and gradients, in double, for 300 nodes."""
     small = inputs(argparse.Namespace(**{**vars(args), "nodes": 300}), torch.float64)
@@ -95,16 +71,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.run:
-        print(json.dumps(measure(args)))
+        tensors = inputs(args)
+        print(json.dumps(measured(lambda: step(args.run, tensors, args.tau), args.repeats)))
         return
     check(args)
-    results = {}
-    for name in FORMULATIONS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--run", name]
-        process = subprocess.run(command, capture_output=True, text=True)
-        if process.returncode:
-            sys.exit(f"{name} failed with exit status {process.returncode}:\n{process.stderr}")
-        results[name] = json.loads(process.stdout)
+    results = {name: in_fresh_process(__file__, name) for name in FORMULATIONS}
     print(
         f"N = {args.nodes:,}, H = {args.heads}, d = {args.channels}, m = {args.features}, K = {args.samples}, "
         f"tau = {args.tau}, float32, {args.threads} threads\n"

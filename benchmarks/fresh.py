@@ -1,0 +1,42 @@
+"""Memory and time of one variant of a computation, each measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def measured(step: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Peak memory of the first step in MiB and the median time of those after it in seconds, of this process.
+
+    Memory is the peak resident size of the step less the peak before it, imports and inputs in place (at least 1 MiB: a
+    small step hides below the peak of the imports).
+    """
+    before = peak()
+    step()
+    memory, times = max(peak() - before, 1.0), []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return {"memory": memory, "time": statistics.median(times) if times else float("nan")}
+
+
+def peak() -> float:
+    """The largest resident size so far, in MiB."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB here
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def in_fresh_process(script: str, variant: str) -> Any:
+    """What the script, called with the options of this process and --run VARIANT, prints as JSON."""
+    process = subprocess.run([sys.executable, script, *sys.argv[1:], "--run", variant], capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"{variant} failed with exit status {process.returncode}:\n{process.stderr}")
+    return json.loads(process.stdout)

@@ -1,0 +1,104 @@
+"""What one diffusion layer behind the embedding (P1) adds to a training step of a Transformer encoder.
+
+    python benchmarks/pde_transformer.py --length 2048 --channels 128
+
+Time: plain and P1 take turns in one process, and the median of the ratios of neighbouring steps is printed, so that
+what else the machine does cancels. Memory: of the first step, each in a fresh process (see fresh.py). A step is the
+forward and the backward pass of the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from fresh import in_fresh_process, measured
+from torch.nn.functional import cross_entropy
+
+from diffusion_mp import PDETransformer
+
+VARIANTS = {"plain": None, "P1": "P1", "P1, strides 1 2 4": "P1"}
+
+
+def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
+    """A training step of one variant, the same sequences and parameters for all."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 18, (args.batch, args.length), generator=generator)
+    labels = torch.randint(10, (args.batch,), generator=generator)
+    torch.manual_seed(0)
+    placed = {"placement": VARIANTS[variant], "diffusion": {"strides": (1, 2, 4) if "strides" in variant else (1,)}}
+    model = PDETransformer(
+        [18],
+        args.channels,
+        10,
+        args.layers,
+        args.heads,
+        max_length=args.length,
+        **(placed if VARIANTS[variant] else {}),
+    )
+
+    def step() -> None:
+        model.zero_grad()
+        cross_entropy(model(tokens), labels).backward()
+
+    return step
+
+
+def ratios(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Times of every variant, relative to the plain step just before and just after it."""
+    steps = {variant: step_of(variant, args) for variant in VARIANTS}
+
+    def seconds(variant: str) -> float:
+        start = time.perf_counter()
+        steps[variant]()
+        return time.perf_counter() - start
+
+    for step in steps.values():
+        step()
+    found: dict[str, list[float]] = {variant: [] for variant in VARIANTS if VARIANTS[variant]}
+    before = seconds("plain")
+    print(f"a plain step takes {before:.2f} s\n")
+    for _ in range(args.repeats):
+        for variant, collected in found.items():
+            middle = seconds(variant)
+            after = seconds("plain")
+            collected.append(2 * middle / (before + after))
+            before = after
+    return found
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--run", choices=VARIANTS, help="measure the memory of one variant here, print JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.run:
+        print(json.dumps(measured(step_of(args.run, args), 0)["memory"]))
+        return
+    memory = {variant: in_fresh_process(__file__, variant) for variant in VARIANTS}
+    print(
+        f"L = {args.length:,}, C = {args.channels}, {args.layers} layers, {args.heads} heads, {args.batch} sequences, "
+        f"float32, {args.threads} threads"
+    )
+    times = ratios(args)
+    print("| variant | time of a step | peak memory |\n|---|---:|---:|")
+    print(f"| plain | 1 | {memory['plain']:,.0f} MiB |")
+    for variant, found in times.items():
+        more = [100 * (value - 1) for value in (statistics.median(found), memory[variant] / memory["plain"])]
+        print(f"| {variant} | {more[0]:+.1f} % | {more[1]:+.1f} % |")
+
+
+if __name__ == "__main__":
+    main()
