@@ -225,7 +225,9 @@ def test_transforms_are_orthonormal(n: int, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
-@pytest.mark.parametrize("function", [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin], ids=str)
+@pytest.mark.parametrize(
+    "function", [lambda x: torch.exp(-x), lambda x: 1 / (1 + x), torch.sin], ids=["exp", "inverse", "sin"]
+)
 def test_functions_of_the_laplacian_equal_those_of_its_matrix(
     batch: tuple[Tensor | None, int], periodic: bool, strides: tuple[int, ...], function, generator: torch.Generator
 ) -> None:
