@@ -3,8 +3,9 @@
     python benchmarks/pde_transformer.py --length 2048 --channels 128
 
 Time: plain and P1 take turns in one process, and the median of the ratios of neighbouring steps is printed, so that
-what else the machine does cancels. Memory: of the first step, each in a fresh process (see fresh.py). A step is the
-forward and the backward pass of the loss.
+what else the machine does cancels. Memory: the most that is allocated at a time in a step, by torch's own account; and
+the peak resident size, in a fresh process (see fresh.py), which varies by several percent from run to run. A step is
+the forward and the backward pass of the loss.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
 
 import torch
 from fresh import in_fresh_process, measured
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 
 from diffusion_mp import PDETransformer
 
@@ -46,6 +51,18 @@ def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
         cross_entropy(model(tokens), labels).backward()
 
     return step
+
+
+def allocated(step: Callable[[], None]) -> float:
+    """The most memory that torch has allocated at a time during a step, in MiB."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    events = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    return max(accumulate(event["args"]["Bytes"] for event in events)) / 2**20
 
 
 def ratios(args: argparse.Namespace) -> dict[str, list[float]]:
@@ -85,7 +102,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.run:
-        print(json.dumps(measured(step_of(args.run, args), 0)["memory"]))
+        step = step_of(args.run, args)
+        resident = measured(step, 0)["memory"]
+        print(json.dumps([allocated(step), resident]))
         return
     memory = {variant: in_fresh_process(__file__, variant) for variant in VARIANTS}
     print(
@@ -93,11 +112,11 @@ def main() -> None:
         f"float32, {args.threads} threads"
     )
     times = ratios(args)
-    print("| variant | time of a step | peak memory |\n|---|---:|---:|")
-    print(f"| plain | 1 | {memory['plain']:,.0f} MiB |")
+    print("| variant | time of a step | allocated | resident |\n|---|---:|---:|---:|")
+    print(f"| plain | 1 | {memory['plain'][0]:,.1f} MiB | {memory['plain'][1]:,.0f} MiB |")
     for variant, found in times.items():
-        more = [100 * (value - 1) for value in (statistics.median(found), memory[variant] / memory["plain"])]
-        print(f"| {variant} | {more[0]:+.1f} % | {more[1]:+.1f} % |")
+        changes = [statistics.median(found), *(a / b for a, b in zip(memory[variant], memory["plain"], strict=True))]
+        print(f"| {variant} | {' | '.join(f'{100 * (change - 1):+.1f} %' for change in changes)} |")
 
 
 if __name__ == "__main__":
