@@ -53,6 +53,7 @@ SITES = {  # the names of a placement's places in the plain encoder
     "P6": ("on_heads",),
     "P7": ("after_attention",),
 }
+PATCH = 4  # pixels of a side: 24 × 24 pixels are 36 tokens, which two small layers can relate to each other
 PROBES = 4  # test sequences that the diagnostics look at
 
 
@@ -88,12 +89,12 @@ class Task:
     max_length: int
 
     def collate(self, batch: list[Any]) -> tuple[Tensor, ...]:
-        """Tokens, mask and labels; of images the grey values of patches of 2 × 2 pixels, row by row, and labels."""
+        """Tokens, mask and labels; of images the grey values of square patches, row by row, and labels."""
         tokens, mask, labels = pad(batch)
         if isinstance(self.in_channels, list):
             return tokens, mask, labels
         side = math.isqrt(tokens.size(1))
-        return pixel_unshuffle(tokens.view(-1, 1, side, side) / 255, 2).flatten(2).transpose(1, 2), labels
+        return pixel_unshuffle(tokens.view(-1, 1, side, side) / 255, PATCH).flatten(2).transpose(1, 2), labels
 
 
 def listops(split: str, items: int, _: Path) -> SequenceDataset:
@@ -101,7 +102,7 @@ def listops(split: str, items: int, _: Path) -> SequenceDataset:
 
 
 def pathfinder(split: str, items: int, _: Path) -> SequenceDataset:
-    return Pathfinder(split, num=items, size=24, dashes=5, distractors=1, distractor_dashes=2)
+    return Pathfinder(split, num=items, size=24, dashes=2, distractors=0)
 
 
 def imdb(split: str, items: int, path: Path) -> Any:
@@ -113,7 +114,7 @@ def imdb(split: str, items: int, path: Path) -> Any:
 
 TASKS = {
     "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64),
-    "pathfinder": Task(pathfinder, 4, Pathfinder.classes, 12 * 12),
+    "pathfinder": Task(pathfinder, PATCH**2, Pathfinder.classes, (24 // PATCH) ** 2),
     "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 1000),
 }
 

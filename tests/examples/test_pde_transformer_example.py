@@ -78,10 +78,10 @@ def test_nonsense_numbers(pde_transformer, capsys):
 def test_images_are_read_in_patches(pde_transformer, tmp_path):
     run = a_run(pde_transformer, task="pathfinder", items=8)
     x, labels = next(iter(pde_transformer.loaders(run, tmp_path, tmp_path)["train"]))
-    assert x.shape == (8, 144, 4)
+    assert x.shape == (8, 36, 16)
     images = pde_transformer.items(run, "train", tmp_path, tmp_path)
-    pixels = {tuple(tokens.view(24, 24)[2:4, 6:8].flatten().tolist()) for tokens, _ in images}
-    assert {tuple(patch) for patch in (255 * x[:, 12 + 3]).round().int().tolist()} == pixels
+    pixels = {tuple(tokens.view(24, 24)[4:8, 12:16].flatten().tolist()) for tokens, _ in images}
+    assert {tuple(patch) for patch in (255 * x[:, 6 + 3]).round().int().tolist()} == pixels
     assert set(labels.tolist()) == {0, 1}
 
 
