@@ -1,15 +1,9 @@
 """``CrankNicolson``: the trapezoidal rule, of second order and stable at any τ."""
 
-from jaxtyping import Float
-from torch import Tensor
-
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_positive
-from diffusion_mp.updates.base import Form, working_precision
-from diffusion_mp.updates.solved import SolvedUpdate
+from diffusion_mp.updates.theta_step import ThetaStep
 
 
-class CrankNicolson(SolvedUpdate):
+class CrankNicolson(ThetaStep):
     r"""One trapezoidal step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak (Crank & Nicolson, 1947).
 
     .. math:: (I + \tfrac{\tau}{2} (\Delta + \kappa)) x' = (I - \tfrac{\tau}{2} (\Delta + \kappa)) v + \tau \beta h
@@ -36,36 +30,4 @@ class CrankNicolson(SolvedUpdate):
         ValueError: an argument out of range, a missing source, shapes that do not fit.
     """
 
-    def __init__(
-        self,
-        tau: float,
-        form: Form = "conservative",
-        *,
-        beta: float = 0.0,
-        leak: float = 0.0,
-        tol: float | None = None,
-        max_iter: int = 1000,
-    ) -> None:
-        super().__init__(form, beta=beta, leak=leak, tol=tol, max_iter=max_iter)
-        check_positive(tau, "tau")
-        self.tau = float(tau)
-
-    def step(
-        self,
-        x: Float[Tensor, "N #H D"],
-        coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
-        """Solve for the state in the middle of the step, and go on from there as far again."""
-        values = self.validate(x, coupling, values, source)
-        start = working_precision(values, max(x.size(1), coupling.heads))
-        rate = 2.0 / self.tau
-        b = rate * start
-        if source is not None and self.beta != 0.0:
-            b = b + self.beta * source
-        middle = self.solve(coupling, self.leak + rate, b)
-        return (2.0 * middle - start).to(values.dtype)
-
-    def extra_repr(self) -> str:
-        return f"tau={self.tau:g}, {super().extra_repr()}"
+    theta = 0.5
