@@ -10,7 +10,6 @@ difformer-a gat mlp.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from runs import count, spread
 from torch import nn
 from torch_geometric.data import Data
 
@@ -148,14 +148,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--root", default="data/Planetoid", help="holds <Dataset>/raw/ind.<dataset>.*")
     parser.add_argument("--dataset", choices=list(RECIPES), default="Cora")
     parser.add_argument("--split", choices=["random", "public"], default="random")
-    parser.add_argument("--splits", type=int, default=5, help="random splits; with --split public, initialisations")
-    parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--splits", type=count, default=5, help="random splits; with --split public, initialisations")
+    parser.add_argument("--epochs", type=count, default=300)
     parser.add_argument("--model", nargs="+", choices=list(RECIPES["Cora"]), default=["difformer-s", "gcn"])
     parser.add_argument("--seed", type=int, default=0, help="run i draws its split and its weights with seed + i")
     parser.add_argument("--download", action="store_true", help="let PyG download missing files into --root")
     args = parser.parse_args(argv)
-    if args.splits < 1 or args.epochs < 1:
-        parser.error(f"--splits and --epochs must be at least 1, got {args.splits} and {args.epochs}")
     try:
         data = load_planetoid(args.root, args.dataset, download=args.download)
     except (FileNotFoundError, ConnectionError) as error:
@@ -174,8 +172,7 @@ def main(argv: list[str] | None = None) -> int:
             val, test, epoch = train(RECIPES[args.dataset][name], data, split, args.epochs)
             scores.append(100 * test)
             print(f"{name:12} seed {seed}: val {100 * val:.1f}, test {100 * test:.1f} at epoch {epoch}", flush=True)
-        spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-        summary.append(f"{name:12} {statistics.mean(scores):.1f}{spread}   ({time.perf_counter() - start:.0f} s)")
+        summary.append(f"{name:12} {spread(scores, digits=1)}   ({time.perf_counter() - start:.0f} s)")
 
     kind = "initialisations on the public split" if args.split == "public" else "different random splits (20 per class)"
     print(f"\n{args.dataset}, test accuracy in %, mean ± standard deviation over {args.splits} {kind}:")

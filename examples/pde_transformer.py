@@ -22,17 +22,17 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
+from runs import chosen, count, grouped, save, spread, train_all
 from torch import Tensor
 from torch.nn.functional import pixel_unshuffle
 from torch.utils.data import DataLoader, Subset
@@ -125,10 +125,8 @@ def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
     path = out / "data" / f"{run.task}-{split}-{size}.pt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
         made = tqdm(TASKS[run.task].make(split, size, imdb_path), path.stem, size, leave=False)
-        torch.save([(tokens.to(torch.int16), label) for tokens, label in made], part)
-        part.replace(path)
+        save([(tokens.to(torch.int16), label) for tokens, label in made], path)
     return torch.load(path, weights_only=True)
 
 
@@ -259,7 +257,7 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
         "| task | placement | test | train | roughness by layer | commutator by layer | truth / bound | s per run |",
         "|---|---|--:|--:|---|---|---|--:|",
     ]
-    for (task, placement), found in grouped(results):
+    for (task, placement), found in grouped(results, "task", "placement"):
         reports = [result["report"] for result in found]
         effects = [
             f"{truth:.2g}/{bound:.2g}"
@@ -287,8 +285,8 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
     Norms of the change of the logits of the probed sequences, and what bounds them, summed over a placement's places.
     """
     lines = ["| task | placement | change of the logits | its bound | test, trained with it |", "|---|---|--:|--:|--:|"]
-    accuracies = {key: [result["test_acc"] for result in found] for key, found in grouped(results)}
-    for (task, placement), found in grouped(results):
+    accuracies = {key: [result["test_acc"] for result in found] for key, found in grouped(results, "task", "placement")}
+    for (task, placement), found in grouped(results, "task", "placement"):
         if placement != "none" or "inserted" not in found[0]:
             continue
         for place in SITES:
@@ -305,16 +303,6 @@ def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[floa
     return [statistics.mean(layer) for layer in zip(*(report[part][column] for report in reports), strict=True)]
 
 
-def grouped(results: dict[Run, dict[str, Any]]) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    for key in dict.fromkeys((run.task, run.placement) for run in results):
-        yield key, [result for run, result in results.items() if (run.task, run.placement) == key]
-
-
-def spread(values: list[float]) -> str:
-    """Mean and, for several values, standard deviation."""
-    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
-
-
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its bound."""
     import matplotlib
@@ -327,7 +315,7 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(
         len(tasks), len(quantities), figsize=(15, 4.2 * len(tasks)), squeeze=False, layout="constrained"
     )
-    for (task, placement), found in grouped(results):
+    for (task, placement), found in grouped(results, "task", "placement"):
         report = PlacementReport(**found[0]["report"])
         for ax, quantity in zip(axes[tasks.index(task)], quantities, strict=True):
             if quantity != "bound" or placement in ("P1", "P7"):
@@ -337,56 +325,40 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def job(run: Run, out: Path, imdb_path: Path, bar_at: int) -> dict[str, Any]:
-    """A run in a process of its own, in one thread."""
-    torch.set_num_threads(1)
-    return train(run, out, imdb_path, bar_at)
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/pde_transformer"), help="keeps checkpoints and results")
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=["listops", "pathfinder"])
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
     parser.add_argument("--imdb", type=Path, default=Path("data/aclImdb"), help="folder or archive of the reviews")
-    parser.add_argument("--seeds", type=int, default=2, help="runs per placement; the data are the same for all")
-    parser.add_argument("--items", type=int, default=8_000, help="to train on; an eighth more to validate, and to test")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--seeds", type=count, default=2, help="runs per placement; the data are the same for all")
+    parser.add_argument(
+        "--items", type=count, default=8_000, help="to train on; an eighth more to validate, and to test"
+    )
+    parser.add_argument("--epochs", type=count, default=10)
+    parser.add_argument("--batch-size", type=count, default=32)
+    parser.add_argument("--channels", type=count, default=64)
+    parser.add_argument("--layers", type=count, default=2)
+    parser.add_argument("--heads", type=count, default=4)
     parser.add_argument("--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each in one thread")
-    args = parser.parse_args(argv)
-    for name in ("seeds", "items", "epochs", "batch_size", "channels", "layers", "heads", "jobs"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    return args
+    parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Trains what is missing, prints the tables and draws the picture; returns the exit code."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    shared = {name: value for name, value in vars(args).items() if name in Run.__dataclass_fields__}
-    del shared["task"], shared["placement"]  # lists of them
     runs = [
-        Run(task, placement, seed, **shared)
+        Run(task, placement, seed, **chosen(Run, args))
         for seed, task, placement in product(range(args.seeds), args.task, args.placement)
     ]
     for task in args.task:  # the items, before two processes could make them at once
         loaders(next(run for run in runs if run.task == task), args.out, args.imdb)
     start = time.perf_counter()
-    if args.jobs == 1:
-        found = [train(run, args.out, args.imdb) for run in runs]
-    else:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            common = ([args.out] * len(runs), [args.imdb] * len(runs))
-            found = list(pool.map(job, runs, *common, [k % args.jobs for k in range(len(runs))]))
-    results = dict(zip(runs, found, strict=True))
+    results = train_all(partial(train, out=args.out, imdb_path=args.imdb), runs, args.jobs)
     draw(results, args.out / "picture.png")
     guesses = sorted({f"{100 * result['majority']:.1f} ({run.task})" for run, result in results.items()})
     seconds = time.perf_counter() - start

@@ -18,20 +18,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from runs import chosen, count, grouped, save, spread, train_all
 from torch import Tensor, nn
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -171,15 +170,15 @@ def make_model(run: Run, benchmark: Benchmark) -> nn.Module:
         return MODELS[run.model](in_channels, width, out_channels, run.layers, **options)
 
     width = PE_CHANNELS + 1
-    if count(at(width)) > run.parameters:
+    if size_of(at(width)) > run.parameters:
         raise SystemExit(f"{run.model} of {run.layers} layers does not fit into {run.parameters} parameters.")
-    while count(at(width + 1)) <= run.parameters:
+    while size_of(at(width + 1)) <= run.parameters:
         width += 1
     torch.manual_seed(run.seed)
     return at(width).to(run.device)
 
 
-def count(model: nn.Module) -> int:
+def size_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -265,7 +264,7 @@ def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bo
             bar.set_postfix(loss=f"{loss:.3f}", val=f"{val:.3f}", best=f"{state['best']:.3f}")
         model.load_state_dict(state["best_model"])
         result = Result(
-            parameters=count(model),
+            parameters=size_of(model),
             epoch=state["best_epoch"],
             train=evaluate(model, benchmark, "train", run),
             test=evaluate(model, benchmark, "test", run),
@@ -295,20 +294,13 @@ def one_epoch(model: nn.Module, optimizer: Any, scheduler: Any, benchmark: Bench
     return statistics.mean(losses)
 
 
-def save(state: dict[str, Any], path: Path) -> None:
-    """The file is complete or absent."""
-    part = path.with_suffix(".part")
-    torch.save(state, part)
-    os.replace(part, path)
-
-
 def table(results: dict[Run, Result]) -> str:
     """Markdown: one row per data set and model, means over the seeds ± standard deviation."""
     lines = [
         "| data set | model | parameters | test | train - test | density by layer | s per run |",
         "|---|---|--:|--:|--:|---|--:|",
     ]
-    for (dataset, model), found in grouped(results):
+    for (dataset, model), found in grouped(results, "dataset", "model"):
         test = spread([100 * r.test for r in found])
         gap = spread([100 * (r.train - r.test) for r in found])
         layers = [f"{statistics.mean(layer):.3f}" for layer in zip(*(r.density for r in found), strict=True)]
@@ -316,22 +308,6 @@ def table(results: dict[Run, Result]) -> str:
         cells = [dataset, model, f"{found[0].parameters:,}", test, gap, " ".join(layers) or "none"]
         lines.append(f"| {' | '.join(cells)} | {seconds:.0f} |")
     return "\n".join(lines)
-
-
-def grouped(results: dict[Run, Result]) -> Iterator[tuple[tuple[str, str], list[Result]]]:
-    for key in dict.fromkeys((run.dataset, run.model) for run in results):
-        yield key, [result for run, result in results.items() if (run.dataset, run.model) == key]
-
-
-def spread(values: list[float]) -> str:
-    """Mean and, for several values, standard deviation."""
-    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def job(run: Run, out: Path, source: Path, bar_at: int) -> Result:
-    """A run in a process of its own, in one thread."""
-    torch.set_num_threads(1)
-    return train(run, out, source, bar_at)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -344,45 +320,35 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--peptides", type=Path, default=Path("data/peptides-functional"), help="files of Peptides-func"
     )
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--seeds", type=int, default=2, help="runs per model; the graphs are the same for all")
-    parser.add_argument("--graphs", type=int, default=500, help="training graphs; a fifth for validation, two to test")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--parameters", type=int, default=45_000, help="at most so many per model")
+    parser.add_argument("--seeds", type=count, default=2, help="runs per model; the graphs are the same for all")
+    parser.add_argument(
+        "--graphs", type=count, default=500, help="training graphs; a fifth for validation, two to test"
+    )
+    parser.add_argument("--epochs", type=count, default=30)
+    parser.add_argument("--batch-size", type=count, default=8)
+    parser.add_argument("--layers", type=count, default=3)
+    parser.add_argument("--parameters", type=count, default=45_000, help="at most so many per model")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--attention-dropout", type=float, default=0.2, help="on the values that attention propagates")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=1e-5)
     parser.add_argument("--device", default="cpu", help="cuda, to train at the published sizes")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each in one thread")
-    args = parser.parse_args(argv)
-    for name in ("seeds", "graphs", "epochs", "batch_size", "layers", "parameters", "jobs"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    return args
+    parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Trains what is missing and prints the table; returns the exit code."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    shared = {name: value for name, value in vars(args).items() if name in Run.__dataclass_fields__}
-    del shared["dataset"], shared["model"]  # lists of them
     runs = [
-        Run(dataset, model, seed, **shared)
+        Run(dataset, model, seed, **chosen(Run, args))
         for seed, dataset, model in product(range(args.seeds), args.dataset, args.model)
     ]
     for dataset in args.dataset:  # the graphs, before two processes could make them at once
         BENCHMARKS[dataset](next(run for run in runs if run.dataset == dataset), args.out, args.peptides)
     start = time.perf_counter()
-    if args.jobs == 1:
-        found = [train(run, args.out, args.peptides) for run in runs]
-    else:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            common = ([args.out] * len(runs), [args.peptides] * len(runs))
-            found = list(pool.map(job, runs, *common, [k % args.jobs for k in range(len(runs))]))
-    results = dict(zip(runs, found, strict=True))
+    results = train_all(partial(train, out=args.out, source=args.peptides), runs, args.jobs)
     guesses = sorted({f"{100 * result.guess:.1f} ({run.dataset})" for run, result in results.items()})
     print(
         f"\nWeighted accuracy (peptides: average precision) in %, mean ± standard deviation over {args.seeds} seeds; "

@@ -72,7 +72,7 @@ def test_nonsense_numbers(pde_transformer, capsys):
     with pytest.raises(SystemExit) as stopped:
         pde_transformer.main(["--epochs", "0"])
     assert stopped.value.code == 2
-    assert "--epochs must be at least 1, got 0" in capsys.readouterr().err
+    assert "argument --epochs: must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_images_are_read_in_patches(pde_transformer, tmp_path):

@@ -36,7 +36,7 @@ def test_the_table(sfi_former, tmp_path, capsys):
 @pytest.mark.parametrize("model", ["SFi", "DFi", "GPS", "GatedGCN"])
 def test_models_fill_the_same_budget(sfi_former, tmp_path, model):
     run = a_run(sfi_former, model=model, parameters=45_000, layers=3)
-    count = sfi_former.count(sfi_former.make_model(run, sfi_former.Blocks(run, tmp_path, tmp_path)))
+    count = sfi_former.size_of(sfi_former.make_model(run, sfi_former.Blocks(run, tmp_path, tmp_path)))
     assert 42_000 < count <= 45_000
 
 
@@ -83,7 +83,7 @@ def test_nonsense_numbers(sfi_former, option, capsys):
     with pytest.raises(SystemExit) as stopped:
         sfi_former.main([option, "0"])
     assert stopped.value.code == 2
-    assert f"{option} must be at least 1, got 0" in capsys.readouterr().err
+    assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_a_budget_that_is_too_small(sfi_former, tmp_path):

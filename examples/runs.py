@@ -1,0 +1,60 @@
+"""What the training scripts of this folder share: tables of runs, several at a time, and their numbers in print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
+
+
+def count(text: str) -> int:
+    """A command-line number that must be at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def chosen(run: type[R], args: argparse.Namespace) -> dict[str, Any]:
+    """The options of the command line that are settings of a run, but lists, which are for the caller to multiply."""
+    fields = run.__dataclass_fields__  # type: ignore[attr-defined]
+    return {name: value for name, value in vars(args).items() if name in fields and not isinstance(value, list)}
+
+
+def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R, Any]:
+    """What `train(run, bar_at=line)` returns for every run; with several jobs in processes of one thread each."""
+    if jobs == 1:
+        return {run: train(run) for run in runs}
+    one_thread = partial(torch.set_num_threads, 1)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), one_thread) as pool:
+        futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
+        return {run: future.result() for run, future in zip(runs, futures, strict=True)}
+
+
+def grouped(results: dict[R, Any], *fields: str) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
+    """The results of runs that agree in these fields, in the order of their first."""
+    for key in dict.fromkeys(tuple(getattr(run, field) for field in fields) for run in results):
+        yield key, [result for run, result in results.items() if tuple(getattr(run, field) for field in fields) == key]
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and, for several values, standard deviation."""
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
+
+
+def save(state: Any, path: Path) -> None:
+    """The file is complete or absent."""
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    os.replace(part, path)
