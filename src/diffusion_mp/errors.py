@@ -96,6 +96,12 @@ def check_mask(mask: Tensor | None, x: Tensor) -> None:
         raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
 
 
+def check_edge_rows(edge_attr: Tensor, num_edges: int) -> None:
+    """Raise unless ``edge_attr`` has a row for every edge."""
+    if edge_attr.size(0) != num_edges:
+        raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
+
+
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     if not isinstance(v, Tensor):

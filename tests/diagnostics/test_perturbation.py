@@ -47,7 +47,7 @@ def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) ->
     found = perturbation_bound(nn.Sequential(layer, tail), layer, x, tol=1e-10)
     moved = layer(x) - x
     assert found.lipschitz == pytest.approx(torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6)
-    assert found.truth == pytest.approx(float((moved @ tail.weight.T).norm()), rel=1e-10)
+    assert found.truth == pytest.approx(float((moved @ tail.weight.T).norm().detach()), rel=1e-10)
     assert found.step == pytest.approx(float(moved.norm()), rel=1e-12)
     assert found.bound == found.lipschitz * found.step
     assert found.roughness == pytest.approx(float(roughness(x).sum()), rel=1e-12)
@@ -91,7 +91,7 @@ def test_the_truth_is_that_of_the_bypassed_layer(generator: torch.Generator, pla
     found = perturbation_bound(model, layer, x, MASK)
     with_it = model(x, MASK)
     model.set_submodule(name, Without())
-    assert found.truth == pytest.approx(float((with_it - model(x, MASK)).norm()), rel=1e-8)
+    assert found.truth == pytest.approx(float((with_it - model(x, MASK)).norm().detach()), rel=1e-8)
     assert 0 < found.truth <= found.bound
 
 
@@ -123,7 +123,7 @@ def test_two_towers_are_perturbed_together(generator: torch.Generator) -> None:
     states = [model.embed(x), model.embed(other)]
     model.after_embedding = Without()
     moved = sum(float((s - model.embed(t)).square().sum()) for s, t in zip(states, (x, other), strict=True)) ** 0.5
-    assert found.truth == pytest.approx(float((with_it - model(x, None, other)).norm()), rel=1e-8)
+    assert found.truth == pytest.approx(float((with_it - model(x, None, other)).norm().detach()), rel=1e-8)
     assert found.step == pytest.approx(moved, rel=1e-8)
     assert found.truth <= found.bound
 

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_mask, describe
+from diffusion_mp.layers.pde_diffusion import tokens_first
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
@@ -24,7 +25,7 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if mask is None:
         return x.diff(dim=1).square().sum((1, 2)) / 2
-    order = (~mask).long().argsort(dim=1, stable=True)  # the tokens first, in their order
-    ordered, tokens = x.take_along_dim(order.unsqueeze(2), 1), mask.take_along_dim(order, 1)
+    order, _ = tokens_first(mask)
+    ordered, tokens = x.flatten(0, 1)[order].view_as(x), mask.flatten()[order].view_as(mask)
     steps = ordered.diff(dim=1).masked_fill(~tokens[:, 1:, None], 0)
     return steps.square().sum((1, 2)) / 2

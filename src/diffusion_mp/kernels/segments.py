@@ -26,6 +26,15 @@ def buckets(ptr: Tensor | None, num_nodes: int) -> Iterator[tuple[int, Tensor]]:
             yield size, ptr[members]
 
 
+def common_size(ptr: Tensor | None, num_nodes: int) -> int | None:
+    """The size of all graphs that have any row, or ``None`` where they differ."""
+    if ptr is None:
+        return num_nodes
+    sizes = ptr.diff()
+    largest = int(sizes.max())
+    return largest if bool(((sizes == largest) | (sizes == 0)).all()) else None
+
+
 def rows_of(starts: Tensor, size: int, device: torch.device) -> Rows:
     """The rows of the graphs that begin at ``starts``: a slice for one graph, else indices [b, size]."""
     if starts.numel() == 1:

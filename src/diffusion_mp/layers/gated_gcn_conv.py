@@ -9,7 +9,7 @@ from torch.nn.functional import dropout, relu
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.errors import check_counts, check_positive, check_probability, check_state, describe
+from diffusion_mp.errors import check_counts, check_edge_rows, check_positive, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.norm import Norm, make_norm
 
@@ -86,7 +86,8 @@ class GatedGCNConv(nn.Module):
         source, target = graph.edge_index
         logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:
-            check_edge_attr(edge_attr, graph, self.in_channels)
+            check_state(edge_attr, "edge_attr", self.in_channels)
+            check_edge_rows(edge_attr, graph.num_edges)
             logits = logits + self.edge(edge_attr)
         gates = self._gates(logits, graph)
         moved = self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2)
@@ -110,10 +111,3 @@ class GatedGCNConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, residual={self.residual}, dropout={self.dropout}"
-
-
-def check_edge_attr(edge_attr: Tensor, graph: Graph, channels: int) -> None:
-    """Raise unless ``edge_attr`` is a floating-point state of the edges [E, channels]."""
-    check_state(edge_attr, "edge_attr", channels)
-    if edge_attr.size(0) != graph.num_edges:
-        raise ValueError(f"edge_attr must have one row for each of {graph.num_edges} edges; got {describe(edge_attr)}.")

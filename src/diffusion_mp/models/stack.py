@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, describe
+from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models.base import GraphModel
@@ -149,8 +149,5 @@ class BlockStack(GraphModel):
         if self.edge_encoder is None or edge_attr is None:
             start = cast("nn.Embedding", self.edge_start)
             return start.weight.expand(graph.num_edges, -1)
-        if edge_attr.size(0) != graph.num_edges:
-            raise ValueError(
-                f"edge_attr must have one row for each of {graph.num_edges} edges; got {describe(edge_attr)}."
-            )
+        check_edge_rows(edge_attr, graph.num_edges)
         return self.edge_encoder(edge_attr)

@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.neumann.neighbours import positions
-from diffusion_mp.kernels.neumann.stencil import common_length
 from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import buckets, common_size, gather, rows_of, scatter
 
 
 def dct(v: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ def _transform(
     if v.numel() == 0:
         return out
     with without_autocast(v):
-        length = common_length(ptr, v.size(0))
+        length = common_size(ptr, v.size(0))
         if length is not None:
             stack = v.unflatten(0, (-1, length)).transpose(1, 2)
             return out.copy_(apply(stack).transpose(1, 2).flatten(0, 1))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.neumann.neighbours import neighbours
+from diffusion_mp.kernels.segments import common_size
 
 
 def product(
@@ -15,7 +16,7 @@ def product(
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     if v.numel() == 0:
         return out
-    length = common_length(ptr, v.size(0))
+    length = common_size(ptr, v.size(0))
     if length is not None:
         stack, weights = _stack(v, length), alpha.repeat_interleave(v.size(2), dim=1)
         result = _stack(out, length)
@@ -38,7 +39,7 @@ def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tens
     out = v.new_zeros(len(strides), v.size(1))
     if v.numel() == 0:
         return out
-    length = common_length(ptr, v.size(0))
+    length = common_size(ptr, v.size(0))
     if length is not None:
         left, right = _stack(g, length), _stack(v, length)
         for total, stride in zip(out, strides, strict=True):
@@ -49,15 +50,6 @@ def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tens
         for total, neighbour in zip(out, maps, strict=True):
             total += (g * v.index_select(0, neighbour)).sum((0, 2))
     return out
-
-
-def common_length(ptr: Tensor | None, num_nodes: int) -> int | None:
-    """The length of all sequences that have any row, or ``None`` where they differ."""
-    if ptr is None:
-        return num_nodes
-    lengths = ptr.diff()
-    longest = int(lengths.max())
-    return longest if bool(((lengths == longest) | (lengths == 0)).all()) else None
 
 
 def _stack(v: Tensor, length: int) -> Tensor:
