@@ -54,6 +54,7 @@ SITES = {  # the names of a placement's places in the plain encoder
     "P7": ("after_attention",),
 }
 PATCH = 4  # pixels of a side: 24 × 24 pixels are 36 tokens, which two small layers can relate to each other
+MEAN, DEVIATION = 0.03, 0.14  # of its grey values in 0 … 1
 PROBES = 4  # test sequences that the diagnostics look at
 
 
@@ -81,12 +82,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, and how a model reads its tokens."""
+    """A data set, how a model reads its tokens, and how long it trains unless told."""
 
     make: Callable[[str, int, Path], Any]
     in_channels: int | list[int]
     classes: int
     max_length: int
+    items: int
+    epochs: int
 
     def collate(self, batch: list[Any]) -> tuple[Tensor, ...]:
         """Tokens, mask and labels; of images the grey values of square patches, row by row, and labels."""
@@ -94,7 +97,8 @@ class Task:
         if isinstance(self.in_channels, list):
             return tokens, mask, labels
         side = math.isqrt(tokens.size(1))
-        return pixel_unshuffle(tokens.view(-1, 1, side, side) / 255, PATCH).flatten(2).transpose(1, 2), labels
+        images = (tokens.view(-1, 1, side, side) / 255 - MEAN) / DEVIATION
+        return pixel_unshuffle(images, PATCH).flatten(2).transpose(1, 2), labels
 
 
 def listops(split: str, items: int, _: Path) -> SequenceDataset:
@@ -113,9 +117,9 @@ def imdb(split: str, items: int, path: Path) -> Any:
 
 
 TASKS = {
-    "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64),
-    "pathfinder": Task(pathfinder, PATCH**2, Pathfinder.classes, (24 // PATCH) ** 2),
-    "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 1000),
+    "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64, items=20_000, epochs=5),
+    "pathfinder": Task(pathfinder, PATCH**2, Pathfinder.classes, (24 // PATCH) ** 2, items=60_000, epochs=4),
+    "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 512, items=12_000, epochs=4),
 }
 
 
@@ -251,6 +255,14 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
     return found
 
 
+def sizes(results: dict[Run, dict[str, Any]]) -> str:
+    """What a task was trained on, and the accuracy of answering its most common class."""
+    return " ".join(
+        f"{run.task}: {run.items} items, {run.epochs} epochs, most common class {100 * results[run]['majority']:.1f}."
+        for run in {run.task: run for run in results}.values()
+    )
+
+
 def table(results: dict[Run, dict[str, Any]]) -> str:
     """Markdown: one row per task and placement, means over the seeds."""
     lines = [
@@ -333,9 +345,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--imdb", type=Path, default=Path("data/aclImdb"), help="folder or archive of the reviews")
     parser.add_argument("--seeds", type=count, default=2, help="runs per placement; the data are the same for all")
     parser.add_argument(
-        "--items", type=count, default=8_000, help="to train on; an eighth more to validate, and to test"
+        "--items", type=count, help="to train on, an eighth more to validate and to test; else the task's"
     )
-    parser.add_argument("--epochs", type=count, default=10)
+    parser.add_argument("--epochs", type=count, help="else the task's")
     parser.add_argument("--batch-size", type=count, default=32)
     parser.add_argument("--channels", type=count, default=64)
     parser.add_argument("--layers", type=count, default=2)
@@ -347,12 +359,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:
+    """How long a task trains: as told, or as long as it needs."""
+    return {"items": args.items or TASKS[task].items, "epochs": args.epochs or TASKS[task].epochs}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Trains what is missing, prints the tables and draws the picture; returns the exit code."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     runs = [
-        Run(task, placement, seed, **chosen(Run, args))
+        Run(**chosen(Run, args) | lengths(args, task) | {"task": task, "placement": placement, "seed": seed})
         for seed, task, placement in product(range(args.seeds), args.task, args.placement)
     ]
     for task in args.task:  # the items, before two processes could make them at once
@@ -360,13 +377,11 @@ def main(argv: list[str] | None = None) -> int:
     start = time.perf_counter()
     results = train_all(partial(train, out=args.out, imdb_path=args.imdb), runs, args.jobs)
     draw(results, args.out / "picture.png")
-    guesses = sorted({f"{100 * result['majority']:.1f} ({run.task})" for run, result in results.items()})
     seconds = time.perf_counter() - start
     print(
-        f"\nAccuracy in %, mean ± standard deviation over {args.seeds} seeds; {args.items} items, "
-        f"{args.epochs} epochs, {args.layers} layers of {args.channels} channels, {seconds:.0f} s with {args.jobs} jobs"
-        f". The most common class is {', '.join(guesses)}.\n\n{table(results)}\n\n{ranking(results)}\n\n"
-        f"{args.out / 'picture.png'}"
+        f"\nAccuracy in %, mean ± standard deviation over {args.seeds} seeds; {args.layers} layers of {args.channels} "
+        f"channels, {seconds:.0f} s with {args.jobs} jobs. {sizes(results)}\n\n{table(results)}\n\n{ranking(results)}"
+        f"\n\n{args.out / 'picture.png'}"
     )
     return 0
 

@@ -47,12 +47,12 @@ def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) ->
     found = perturbation_bound(nn.Sequential(layer, tail), layer, x, tol=1e-10)
     moved = layer(x) - x
     assert found.lipschitz == pytest.approx(torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6)
-    assert found.truth == pytest.approx(float((moved @ tail.weight.T).norm().detach()), rel=1e-10)
-    assert found.step == pytest.approx(float(moved.norm()), rel=1e-12)
+    assert found.truth == pytest.approx((moved @ tail.weight.T).norm().item(), rel=1e-10)
+    assert found.step == pytest.approx(moved.norm().item(), rel=1e-12)
     assert found.bound == found.lipschitz * found.step
     assert found.roughness == pytest.approx(float(roughness(x).sum()), rel=1e-12)
-    assert found.size == pytest.approx(float(x.norm()), rel=1e-12)
-    alpha = float(layer.alpha)
+    assert found.size == pytest.approx(x.norm().item(), rel=1e-12)
+    alpha = layer.alpha.item()
     assert found.step_bound == pytest.approx(alpha * (8 * found.roughness) ** 0.5, rel=1e-6)
 
 
@@ -77,7 +77,7 @@ def test_the_printed_bound_is_violated() -> None:
     layer = PDEDiffusion1d(1, alpha=0.4).double()
     model = nn.Sequential(Alternating(), layer, nn.Identity())
     found = perturbation_bound(model, layer, torch.ones(1, 200, 1, dtype=torch.float64))
-    printed = float(layer.alpha) * (2 * found.roughness) ** 0.5
+    printed = layer.alpha.item() * (2 * found.roughness) ** 0.5
     assert found.lipschitz == pytest.approx(1, rel=1e-6)
     assert found.truth > 1.95 * printed
     assert found.roughness_bound is not None
@@ -91,7 +91,7 @@ def test_the_truth_is_that_of_the_bypassed_layer(generator: torch.Generator, pla
     found = perturbation_bound(model, layer, x, MASK)
     with_it = model(x, MASK)
     model.set_submodule(name, Without())
-    assert found.truth == pytest.approx(float((with_it - model(x, MASK)).norm().detach()), rel=1e-8)
+    assert found.truth == pytest.approx((with_it - model(x, MASK)).norm().item(), rel=1e-8)
     assert 0 < found.truth <= found.bound
 
 
@@ -123,7 +123,7 @@ def test_two_towers_are_perturbed_together(generator: torch.Generator) -> None:
     states = [model.embed(x), model.embed(other)]
     model.after_embedding = Without()
     moved = sum(float((s - model.embed(t)).square().sum()) for s, t in zip(states, (x, other), strict=True)) ** 0.5
-    assert found.truth == pytest.approx(float((with_it - model(x, None, other)).norm().detach()), rel=1e-8)
+    assert found.truth == pytest.approx((with_it - model(x, None, other)).norm().item(), rel=1e-8)
     assert found.step == pytest.approx(moved, rel=1e-8)
     assert found.truth <= found.bound
 

@@ -23,7 +23,8 @@ def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
     options = [*SMALL, "--out", str(tmp_path), "--task", "listops", "--jobs", "1"]
     assert pde_transformer.main([*options, "--placement", "none", "P1"]) == 0
     printed = capsys.readouterr().out
-    assert "over 1 seeds; 32 items, 1 epochs, 2 layers of 8 channels" in printed
+    assert "over 1 seeds; 2 layers of 8 channels" in printed
+    assert "listops: 32 items, 1 epochs, most common class " in printed
     rows = [line for line in printed.splitlines() if line.startswith("| listops |")]
     assert [row.split("|")[2].strip() for row in rows] == ["none", "P1", *pde_transformer.SITES]
     assert "not trained" in rows[-1]
@@ -68,6 +69,12 @@ def test_placements_start_from_the_same_parameters(pde_transformer):
         assert len(placed) > len(plain)
 
 
+def test_every_task_has_its_own_size_unless_told(pde_transformer):
+    for options, expected in ([], (20_000, 5)), (["--items", "7"], (7, 5)), (["--epochs", "2"], (20_000, 2)):
+        lengths = pde_transformer.lengths(pde_transformer.parse(options), "listops")
+        assert (lengths["items"], lengths["epochs"]) == expected
+
+
 def test_nonsense_numbers(pde_transformer, capsys):
     with pytest.raises(SystemExit) as stopped:
         pde_transformer.main(["--epochs", "0"])
@@ -79,9 +86,10 @@ def test_images_are_read_in_patches(pde_transformer, tmp_path):
     run = a_run(pde_transformer, task="pathfinder", items=8)
     x, labels = next(iter(pde_transformer.loaders(run, tmp_path, tmp_path)["train"]))
     assert x.shape == (8, 36, 16)
+    greys = 255 * (x * pde_transformer.DEVIATION + pde_transformer.MEAN)
     images = pde_transformer.items(run, "train", tmp_path, tmp_path)
     pixels = {tuple(tokens.view(24, 24)[4:8, 12:16].flatten().tolist()) for tokens, _ in images}
-    assert {tuple(patch) for patch in (255 * x[:, 6 + 3]).round().int().tolist()} == pixels
+    assert {tuple(patch) for patch in greys[:, 6 + 3].round().int().tolist()} == pixels
     assert set(labels.tolist()) == {0, 1}
 
 
@@ -94,5 +102,5 @@ def test_reviews(pde_transformer, data_root, tmp_path):
     batches = pde_transformer.loaders(run, tmp_path, archive)
     assert [len(loader.dataset) for loader in batches.values()] == [16, 2, 2]
     tokens, mask, _ = next(iter(batches["train"]))
-    assert tokens.shape[1] <= 1000
+    assert tokens.shape[1] <= pde_transformer.TASKS["imdb"].max_length
     assert bool((tokens[mask] > 0).all())

@@ -367,3 +367,12 @@ def test_it_says_what_it_needs() -> None:
         model(sequences() + 20)
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         model(sequences(9), RIGHT.long())
+
+
+@pytest.mark.parametrize("channels", [6, 9])
+def test_positions_start_as_sinusoids(channels: int) -> None:
+    positions = PDETransformer([11], channels, 4, heads=3, max_length=50).positions.detach()
+    half = (channels + 1) // 2
+    rates = torch.logspace(0, -4, half)
+    angles = torch.arange(50.0).unsqueeze(1) * rates
+    torch.testing.assert_close(positions, torch.cat([angles.sin(), angles.cos()], 1)[:, :channels])

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from torch_geometric.nn import PositionalEncoding
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import check_choice, check_counts, check_mask, check_probability, describe
@@ -36,7 +37,8 @@ SITES: dict[str, str] = {
 class PDETransformer(nn.Module):
     r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` where ``placement`` says.
 
-    X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K).
+    X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
+    positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there.
 
     As printed, P2 and P3 are the same function: in a pre-norm block the MLP comes last. P7 differs from them as far as
     the MLP is not linear, for diffusion commutes with what is linear and acts position by position. P4 smooths what
@@ -119,13 +121,13 @@ class PDETransformer(nn.Module):
         self.norm = nn.LayerNorm(hidden_channels)
         read = hidden_channels if task == "classify" else 4 * hidden_channels
         self.head = nn.Sequential(nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels))
-        self._draw_positions()
+        self._start_positions()
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""
         for child in self.children():
             reset(child)
-        self._draw_positions()
+        self._start_positions()
 
     def forward(
         self,
@@ -172,8 +174,12 @@ class PDETransformer(nn.Module):
         state = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2]) + positions
         return dropout(self.after_embedding(state, mask), self.dropout, self.training)
 
-    def _draw_positions(self) -> None:
-        nn.init.normal_(self.positions, std=0.02)
+    def _start_positions(self) -> None:
+        """Sinusoids, of the size of embedded tokens, so that neighbours begin alike."""
+        count, channels = self.positions.shape
+        sinusoids = PositionalEncoding(channels + channels % 2)(torch.arange(count, dtype=self.positions.dtype))
+        with torch.no_grad():
+            self.positions.copy_(sinusoids[:, :channels])
 
     def extra_repr(self) -> str:
         return f"placement={self.placement!r}, pooling={self.pooling!r}, task={self.task!r}"
