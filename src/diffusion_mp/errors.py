@@ -25,6 +25,10 @@ class ConvergenceError(RuntimeError):
     """An iteration used up its budget before it reached its tolerance."""
 
 
+class BackendError(RuntimeError):
+    """A backend that was asked for by name cannot compute this."""
+
+
 def describe(value: object) -> str:
     """What came, in words: type, and for tensors dtype and shape."""
     if isinstance(value, Tensor):
