@@ -1,14 +1,19 @@
 """Sums over nodes accumulate in at least float32, also under autocast and in half precision."""
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Bring ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    return promoted(*tensors, least=torch.float32)
+
+
+def promoted(*tensors: Tensor, least: torch.dtype | None = None) -> tuple[list[Tensor], torch.dtype]:
+    """Bring ``tensors`` to one dtype, half precision too, unless ``least`` is more; also return that of the last."""
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), least or tensors[0].dtype)
     return [tensor.to(dtype) for tensor in tensors], tensors[-1].dtype
 
 

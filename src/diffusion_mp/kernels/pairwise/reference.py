@@ -18,6 +18,15 @@ def _per_graph(ptr: Tensor | None, num_nodes: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(bounds)]
 
 
+def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Tensor:
+    """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i (ERRATA D11), [N, H, D]."""
+    parts = [
+        torch.einsum("hij,jhd->ihd", log_scores(q[rows], k[rows], score).softmax(2), v[rows])
+        for rows in _per_graph(ptr, q.size(0))
+    ]
+    return torch.cat(parts)
+
+
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
     """log Σ_j f(q_i·k_j), [N, H]."""
     parts = [log_scores(q[rows], k[rows], score).logsumexp(2).t() for rows in _per_graph(ptr, q.size(0))]

@@ -4,10 +4,31 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import log_score
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
 
 # Entries of one score tile over all heads: 4 MiB in float32, so that a tile stays in cache.
 TILE = 1 << 20
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, Tensor]:
+    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
+    (q, k, v), dtype = accumulating(q, k, v)
+    lse = logsumexp(q, k, ptr, score)
+    return product(q, k, v, -lse, torch.zeros_like(lse), ptr, score).to(dtype), lse
+
+
+def attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ptr: Tensor | None, score: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, each in its dtype."""
+    dtype = q.dtype
+    (grad, q, k, v, out), _ = accumulating(grad, q, k, v, out)
+    zero, one = torch.zeros_like(lse), torch.ones_like(lse).unsqueeze(2)
+    dq, dk, dv, _, _ = product_backward(grad, q, k, v, -lse, zero, ptr, score)
+    inner = (grad * out).sum(2, keepdim=True)
+    more_q, more_k, _, _, _ = product_backward(-inner, q, k, one, -lse, zero, ptr, score)
+    return (dq + more_q).to(dtype), (dk + more_k).to(dtype), dv.to(dtype)
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
