@@ -10,7 +10,7 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.spmm import sddmm
 
 
@@ -53,14 +53,14 @@ class LowRankCoupling(Coupling):
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
-        return linear_attention(query, key, v, self.ptr)
+        return linear_product(query, key, v, self.ptr)
 
     def _transpose(self) -> Coupling:
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-        return linear_attention(self.query, self.key, ones, self.ptr).squeeze(2)
+        return linear_product(self.query, self.key, ones, self.ptr).squeeze(2)
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         pairs = Graph(self.num_nodes, edge_index)

@@ -76,3 +76,20 @@ def row_tiles(
                 continue
             for first in range(cols.start, cols.stop, height):
                 yield slice(first, min(first + height, cols.stop)), cols
+
+
+def row_blocks(
+    ptr: Tensor | None, num_nodes: int, height: int, device: torch.device
+) -> Iterator[tuple[int, list[Rows]]]:
+    """Yield (size, blocks) until all graphs are covered: the rows of one graph, ``height`` at a time, or in one block
+    those of several graphs of equal size.
+    """
+    height = max(1, height)
+    for size, starts in buckets(ptr, num_nodes):
+        for some in starts.split(max(1, height // size)):
+            rows = rows_of(some, size, device)
+            if isinstance(rows, Tensor):
+                yield size, [rows]
+                continue
+            firsts = range(rows.start, rows.stop, height)
+            yield size, [slice(first, min(first + height, rows.stop)) for first in firsts]

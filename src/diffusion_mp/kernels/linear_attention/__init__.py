@@ -1,5 +1,6 @@
-"""All-pair attention with a bilinear score, in O(N): out_i = Σ_j (q_i·k_j) v_j within every graph."""
+"""All-pair attention with a bilinear score, in O(N): normalised rows as one operation, and the bare product."""
 
 from diffusion_mp.kernels.linear_attention.op import linear_attention
+from diffusion_mp.kernels.linear_attention.product import linear_product
 
-__all__ = ["linear_attention"]
+__all__ = ["linear_attention", "linear_product"]

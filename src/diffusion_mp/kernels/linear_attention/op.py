@@ -1,56 +1,149 @@
-"""Registration: the operation is trilinear, so its derivative is itself with the arguments exchanged."""
+"""Registration of the attention with normalised rows: shape inference, autograd, and the second derivative."""
 
 from typing import Any, Optional
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from diffusion_mp.kernels.linear_attention import segmented
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.derivatives import empty_like
+from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
+from diffusion_mp.kernels.linear_attention import blocked, reference
+from diffusion_mp.kernels.linear_attention.product import linear_product
+from diffusion_mp.kernels.precision import accumulating, promoted, without_autocast
+
+FORWARD = {"cpu": Implementation(blocked.forward, always)}
+BACKWARD = {"cpu": Implementation(blocked.backward, always)}
 
 
 @torch.library.custom_op("diffusion_mp::linear_attention", mutates_args=())
-def _linear_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Optional[Tensor]) -> Tensor:  # noqa: UP045 (schema inference)
+def _linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
+    constant: float,
+    own: float,
+    unit: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    args = (q, k, v, ptr, constant, own, unit)
     with without_autocast(q):
-        return segmented.linear_attention(q, k, v, ptr)
+        out, den = choose("linear_attention", backend, FORWARD, *args)(*args)
+    return out, den
 
 
 @_linear_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    return out, v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, v, ptr = inputs
-    ctx.save_for_backward(q, k, v, ptr)
+@torch.library.custom_op("diffusion_mp::linear_attention_backward", mutates_args=())
+def _linear_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    den: Tensor,
+    ptr: Optional[Tensor],  # noqa: UP045
+    constant: float,
+    own: float,
+    unit: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    args = (grad, q, k, v, out, den, ptr, constant, own, unit)
+    with without_autocast(q):
+        dq, dk, dv = choose("linear_attention", backend, BACKWARD, *args)(*args)
+    return dq, dk, dv
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, ptr = ctx.saved_tensors
-    need = ctx.needs_input_grad
-    return (
-        _linear_attention(grad, v, k, ptr) if need[0] else None,
-        _linear_attention(v, grad, q, ptr) if need[1] else None,
-        _linear_attention(k, q, grad, ptr) if need[2] else None,
-        None,
-    )
+@_linear_attention_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = empty_like(q, k, v)
+    return dq, dk, dv
 
 
-_linear_attention.register_autograd(_backward, setup_context=_setup)
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ptr, *ctx.options = inputs
+    out, den = output
+    ctx.mark_non_differentiable(den)
+    ctx.save_for_backward(q, k, v, out, den, ptr)
+
+
+def _differentiate(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+    return (*_linear_attention_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None, None)
+
+
+_linear_attention.register_autograd(_differentiate, setup_context=_setup)
+
+
+def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool) -> Tensor:
+    """The same from operations that are differentiable any number of times."""
+    if unit:
+        q, k = normalize(q, dim=2), normalize(k, dim=2)
+    one = torch.ones_like(v[:, :, :1])
+    # One more feature for the constant, and one more channel for the denominator.
+    q, k = torch.cat([q, constant * one], dim=2), torch.cat([k, one], dim=2)
+    size = linear_product(one, one, one, ptr)
+    total, den = ((own * size * x + linear_product(q, k, x, ptr)) for x in (v, one))
+    empty = den == 0
+    return torch.where(empty, 0.0, total / torch.where(empty, 1.0, den))
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    grad, q, k, v, _, _, ptr, *options, _ = inputs
+    ctx.options = options
+    ctx.save_for_backward(grad, q, k, v, ptr)
+
+
+def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    """Through the composed form, whose derivative is taken here: out and d are functions of q, k and v there."""
+    *inputs, ptr = ctx.saved_tensors
+    with torch.enable_grad():
+        # Views tell equal tensors apart, as in self-attention.
+        grad, *tensors = (t.view_as(t).requires_grad_() for t in inputs)
+        first = torch.autograd.grad(_composed(*tensors, ptr, *ctx.options), tensors, grad, create_graph=True)
+        by_grad, by_q, by_k, by_v = torch.autograd.grad(first, (grad, *tensors), grads, create_graph=True)
+    return by_grad, by_q, by_k, by_v, *[None] * 7
+
+
+_linear_attention_backward.register_autograd(_differentiate_backward, setup_context=_setup_backward)
 
 
 def linear_attention(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    *,
+    constant: float = 0.0,
+    own: float = 0.0,
+    unit: bool = False,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(N F D) (Wu, Wipf & Yan 2025, Eq. 19).
+    r"""out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), s_ij = c + q_i·k_j, over the n nodes j of i's graph.
+
+    DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors
+    (D⁻¹(I + Q̃K̃ᵀ/n), multiplied by n; Wu et al. 2023b). A row whose denominator is zero is zero, in the gradient too.
 
     Args:
-        q, k: feature maps of receivers and senders.
+        q, k: queries of the receivers and keys of the senders.
         v: values.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
+        constant: c.
+        own: what a node weighs in its own row beyond s_ii, as a multiple of n.
+        unit: divide every q_i and k_j by its norm, as ``torch.nn.functional.normalize`` does.
+        backend: who computes it; see :mod:`diffusion_mp.kernels.dispatch`.
 
-    Differentiable any number of times. Half precision accumulates in float32; the result has the dtype of ``v``.
+    O(N F D) time and no memory beyond the result's, in the backward pass beyond the gradients'; differentiable any
+    number of times. Half precision accumulates in float32; the result has the dtype of ``v``.
     """
-    (q, k, v), dtype = accumulating(q, k, v)
-    return _linear_attention(q, k, v, ptr).to(dtype)
+    name = requested("linear_attention", backend)
+    if name == "reference":
+        (q, k, v), dtype = accumulating(q, k, v)
+        return reference.linear_attention(q, k, v, ptr, constant, own, unit).to(dtype)
+    (q, k, v), dtype = promoted(q, k, v)
+    return _linear_attention(q, k, v, ptr, constant, own, unit, name)[0].to(dtype)

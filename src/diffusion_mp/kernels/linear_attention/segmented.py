@@ -6,7 +6,7 @@ from torch import Tensor
 from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     """q(kᵀv) for large graphs and (qkᵀ)v for small ones: whichever is cheaper, so that memory never exceeds the
     values'.
 

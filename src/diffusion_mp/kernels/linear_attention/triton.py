@@ -1,0 +1,284 @@
+"""The GPU path: a sum over senders, and a pass over receivers, each reading its rows once.
+
+Per graph the state of senders x̃ (k, or k/‖k‖) and values y is M = Σ x̃ yᵀ [F×D], m = Σ w x̃ [F] and r = Σ y [D]; runs of
+rows are summed by one program each, and the sums of a graph by another: always in one order, without atomics.
+Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and h_i = −grad_i·out_i/d_i for the denominators d,
+the state of q and g (w = h) meets k, and the first state, computed anew, meets q.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
+
+# The smallest norm that a vector is divided by, as torch.nn.functional.normalize has it.
+EPS = tl.constexpr(1e-12)
+# Programs that a sum over all rows is dealt to: some for each of a large GPU's processors.
+PROGRAMS = 1024
+
+
+@triton.jit
+@no_type_check
+def _load(x, row, inside, head, stride_n, stride_h, column, width):
+    """Rows of x [N, H, width] in float32; zeros outside."""
+    mask = inside[:, None] & (column[None, :] < width)
+    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def _norm(x):
+    return tl.sqrt(tl.sum(x * x, axis=1))[:, None]
+
+
+@triton.jit
+@no_type_check
+def _sum_rows(
+    x, y, scale, weight, table, out, x_n, x_h, y_n, y_h, H, F, D,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The state of one run of rows, for one head and BLOCK_D channels of y, which are multiplied by ``scale``."""
+    program = tl.program_id(0).to(tl.int64)
+    part, head, tile = program % PARTS, program // PARTS % H, program // (PARTS * H)
+    f, d = tl.arange(0, BLOCK_F), part * BLOCK_D + tl.arange(0, BLOCK_D)
+    outer = tl.zeros([BLOCK_F, BLOCK_D], tl.float32)
+    left, right = tl.zeros([BLOCK_F], tl.float32), tl.zeros([BLOCK_D], tl.float32)
+    last = tl.load(table + 5 * tile + 1)
+    for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
+        row = start + tl.arange(0, BLOCK_N)
+        inside = row < last
+        xs = _load(x, row, inside, head, x_n, x_h, f, F)
+        ys = _load(y, row, inside, head, y_n, y_h, d, D)
+        if UNIT:
+            xs = xs / tl.maximum(_norm(xs), EPS)
+        if scale is not None:
+            ys *= tl.load(scale + row * H + head, mask=inside, other=0.0)[:, None]
+        outer = tl.dot(tl.trans(xs), ys, outer, input_precision=PRECISION)
+        right += tl.sum(ys, axis=0)
+        if weight is not None:
+            xs *= tl.load(weight + row * H + head, mask=inside, other=0.0)[:, None]
+        left += tl.sum(xs, axis=0)
+    out += (tile * H + head) * (F * D + F + D)
+    tl.store(out + f[:, None] * D + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
+    tl.store(out + F * D + F + d, right, mask=d < D)
+    if part == 0:
+        tl.store(out + F * D + f, left, mask=f < F)
+
+
+@triton.jit
+@no_type_check
+def _sum_runs(parts, offset, out, size, BLOCKS, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
+    """BLOCK_S numbers of one graph's state: the sum over its runs."""
+    program = tl.program_id(0).to(tl.int64)
+    graph = program // BLOCKS
+    s = program % BLOCKS * BLOCK_S + tl.arange(0, BLOCK_S)
+    total = tl.zeros([BLOCK_S], tl.float32)
+    last = tl.load(offset + graph + 1)
+    for start in range(tl.load(offset + graph), last, BLOCK_T):
+        run = start + tl.arange(0, BLOCK_T)
+        mask = (run[:, None] < last) & (s[None, :] < size)
+        total += tl.sum(tl.load(parts + run[:, None] * size + s[None, :], mask=mask, other=0.0), axis=0)
+    tl.store(out + graph * size + s, total, mask=s < size)
+
+
+@triton.jit
+@no_type_check
+def _meet(
+    x, y, scale, state, table, out, den, x_n, x_h, y_n, y_h, H, F, D, constant, own,
+    OWN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out = Mᵀx̃ + c r + own n y for a run of rows; where ``den`` is wanted, divided by it: m·x̃ + (c + own) n."""
+    program = tl.program_id(0).to(tl.int64)
+    part, head, tile = program % PARTS, program // PARTS % H, program // (PARTS * H)
+    f, d = tl.arange(0, BLOCK_F), part * BLOCK_D + tl.arange(0, BLOCK_D)
+    size = (tl.load(table + 5 * tile + 3) - tl.load(table + 5 * tile + 2)).to(tl.float32)
+    state += (tl.load(table + 5 * tile + 4) * H + head) * (F * D + F + D)
+    outer = tl.load(state + f[:, None] * D + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
+    left = tl.load(state + F * D + f, mask=f < F, other=0.0)
+    right = constant * tl.load(state + F * D + F + d, mask=d < D, other=0.0)
+    last = tl.load(table + 5 * tile + 1)
+    for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
+        row = start + tl.arange(0, BLOCK_N)
+        inside = row < last
+        xs = _load(x, row, inside, head, x_n, x_h, f, F)
+        if UNIT:
+            xs = xs / tl.maximum(_norm(xs), EPS)
+        result = tl.dot(xs, outer, input_precision=PRECISION) + right[None, :]
+        if OWN:
+            ys = _load(y, row, inside, head, y_n, y_h, d, D)
+            if scale is not None:
+                ys *= tl.load(scale + row * H + head, mask=inside, other=0.0)[:, None]
+            result += own * size * ys
+        if den is not None:
+            total = tl.sum(xs * left[None, :], axis=1) + (constant + own) * size
+            result = tl.where(total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None])
+            if part == 0:
+                tl.store(den + row * H + head, total, mask=inside)
+        mask = inside[:, None] & (d[None, :] < D)
+        tl.store(out + (row[:, None] * H + head) * D + d[None, :], result, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _feature_gradient(
+    x, y, scale, weight, state, table, dx, x_n, x_h, y_n, y_h, H, F, D,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dx̃ = M y + w m for a run of rows, with y multiplied by ``scale``; then dx, through x̃ = x/‖x‖."""
+    program = tl.program_id(0).to(tl.int64)
+    head, tile = program % H, program // H
+    f = tl.arange(0, BLOCK_F)
+    state += (tl.load(table + 5 * tile + 4) * H + head) * (F * D + F + D)
+    left = tl.load(state + F * D + f, mask=f < F, other=0.0)
+    last = tl.load(table + 5 * tile + 1)
+    for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
+        row = start + tl.arange(0, BLOCK_N)
+        inside = row < last
+        result = tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
+        for channel in range(0, D, BLOCK_D):
+            d = channel + tl.arange(0, BLOCK_D)
+            ys = _load(y, row, inside, head, y_n, y_h, d, D)
+            outer = tl.load(state + f[:, None] * D + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
+            result = tl.dot(ys, tl.trans(outer), result, input_precision=PRECISION)
+        if scale is not None:
+            result *= tl.load(scale + row * H + head, mask=inside, other=0.0)[:, None]
+        if weight is not None:
+            result += tl.load(weight + row * H + head, mask=inside, other=0.0)[:, None] * left[None, :]
+        else:
+            result += left[None, :]
+        if UNIT:
+            xs = _load(x, row, inside, head, x_n, x_h, f, F)
+            norm = _norm(xs)
+            xs = xs / tl.maximum(norm, EPS)
+            radial = tl.where(norm > EPS, tl.sum(result * xs, axis=1)[:, None], 0.0)
+            result = (result - radial * xs) / tl.maximum(norm, EPS)
+        mask = inside[:, None] & (f[None, :] < F)
+        tl.store(dx + (row[:, None] * H + head) * F + f[None, :], result, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _row_terms(
+    grad, out, den, scale, weight, rows, g_n, g_h, H, D, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """1/d_i and h_i = −grad_i·out_i/d_i of rows and heads; both 0 where d_i = 0."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = at < rows
+    d = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] & (d[None, :] < D)
+    gs = tl.load(grad + (at // H * g_n + at % H * g_h)[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    outs = tl.load(out + at[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    dens = tl.load(den + at, mask=inside, other=0.0)
+    inverse = tl.where(dens == 0, 0.0, 1.0 / tl.where(dens == 0, 1.0, dens))
+    tl.store(scale + at, inverse, mask=inside)
+    tl.store(weight + at, -tl.sum(gs * outs, axis=1) * inverse, mask=inside)
+
+
+class _Launch:
+    """The sizes of one operation: [N, H, F] and [N, H, D], how rows are dealt out, and what all kernels are told."""
+
+    def __init__(self, x: Tensor, y: Tensor, ptr: Tensor | None, unit: bool) -> None:
+        self.nodes, self.heads, self.features = x.shape
+        self.channels = y.size(2)
+        wide = max(padded(self.features), padded(self.channels))
+        # Enough rows for a state to be small beside them, so that the states of all runs are small beside the inputs.
+        rows = max(4 * wide, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
+        self.tiles: Tiles = tiles(ptr, self.nodes, rows, x.device)
+        self.block = min(64, padded(self.channels))
+        self.parts = triton.cdiv(self.channels, self.block)
+        self.sizes = (self.heads, self.features, self.channels)
+        self.options: dict[str, Any] = {
+            "UNIT": unit,
+            "PRECISION": precision(x.dtype),
+            "BLOCK_N": 64 if padded(self.features) <= 64 else 32,
+            "BLOCK_F": padded(self.features),
+            "BLOCK_D": self.block,
+            "num_warps": 4 if padded(self.features) <= 64 else 8,
+            "num_stages": 2,
+        }
+
+    def state(self, x: Tensor, y: Tensor, scale: Tensor | None, weight: Tensor | None) -> Tensor:
+        """M, m and r of every graph and head, one behind another, [B, H, F·D + F + D] in float32."""
+        size = self.features * self.channels + self.features + self.channels
+        runs = torch.empty(len(self.tiles), self.heads, size, dtype=torch.float32, device=x.device)
+        _sum_rows[(len(self.tiles) * self.heads * self.parts,)](
+            x, y, scale, weight, self.tiles.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+            PARTS=self.parts, **self.options,
+        )  # fmt: skip
+        if len(self.tiles) == self.tiles.graphs:
+            return runs
+        state = runs.new_empty(self.tiles.graphs, self.heads, size)
+        blocks = triton.cdiv(self.heads * size, 64)
+        _sum_runs[(self.tiles.graphs * blocks,)](
+            runs, self.tiles.offset, state, self.heads * size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4
+        )
+        return state
+
+    def meet(
+        self, x: Tensor, y: Tensor, scale: Tensor | None, state: Tensor, den: Tensor | None, constant: float, own: float
+    ) -> Tensor:
+        """Mᵀx̃ + c r + own n y of every row, divided by the denominators where these are wanted."""
+        out = torch.empty_like(y, memory_format=torch.contiguous_format)
+        _meet[(len(self.tiles) * self.heads * self.parts,)](
+            x, y, scale, state, self.tiles.table, out, den, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+            constant, own, OWN=own != 0, PARTS=self.parts, **self.options,
+        )  # fmt: skip
+        return out
+
+    def feature_gradient(
+        self, x: Tensor, y: Tensor, scale: Tensor | None, weight: Tensor | None, state: Tensor
+    ) -> Tensor:
+        """M y + w m of every row, through the norm of x."""
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        _feature_gradient[(len(self.tiles) * self.heads,)](
+            x, y, scale, weight, state, self.tiles.table, dx, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+            **self.options,
+        )  # fmt: skip
+        return dx
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool
+) -> tuple[Tensor, Tensor]:
+    """The result [N, H, D] in the dtype of v and the denominators [N, H] in float32."""
+    q, k, v = (row_contiguous(x) for x in (q, k, v))
+    with torch.cuda.device_of(q):
+        launch = _Launch(k, v, ptr, unit)
+        den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
+        return launch.meet(q, v, None, launch.state(k, v, None, None), den, constant, own), den
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    den: Tensor,
+    ptr: Tensor | None,
+    constant: float,
+    own: float,
+    unit: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, each in its dtype."""
+    grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
+    with torch.cuda.device_of(q):
+        scale, weight = torch.empty_like(den), torch.empty_like(den)
+        _row_terms[(triton.cdiv(den.numel(), 32),)](
+            grad, out, den, scale, weight, den.numel(), *grad.stride()[:2], *v.shape[1:],
+            BLOCK_N=32, BLOCK_D=padded(v.size(2)), num_warps=4,
+        )  # fmt: skip
+        launch = _Launch(k, v, ptr, unit)
+        dq = launch.feature_gradient(q, grad, scale, weight, launch.state(k, v, None, None))
+        state = launch.state(q, grad, scale, weight)
+        dk = launch.feature_gradient(k, v, None, None, state)
+        return dq, dk, launch.meet(k, grad, scale, state, None, constant, own)
