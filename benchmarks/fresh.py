@@ -7,9 +7,14 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
 
 
 def measured(step: Callable[[], Any], repeats: int) -> dict[str, float]:
@@ -32,6 +37,18 @@ def peak() -> float:
     """The largest resident size so far, in MiB."""
     unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB here
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def allocated(step: Callable[[], Any]) -> float:
+    """The most memory that torch has allocated at a time during a step, in MiB."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    events = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    return max(accumulate((event["args"]["Bytes"] for event in events), initial=0)) / 2**20
 
 
 def in_fresh_process(script: str, variant: str) -> Any:

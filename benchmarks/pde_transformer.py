@@ -13,16 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from itertools import accumulate
-from pathlib import Path
 
 import torch
-from fresh import in_fresh_process, measured
+from fresh import allocated, in_fresh_process, measured
 from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity, profile
 
 from diffusion_mp import PDETransformer
 
@@ -51,18 +47,6 @@ def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
         cross_entropy(model(tokens), labels).backward()
 
     return step
-
-
-def allocated(step: Callable[[], None]) -> float:
-    """The most memory that torch has allocated at a time during a step, in MiB."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        found.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    events = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
-    return max(accumulate(event["args"]["Bytes"] for event in events)) / 2**20
 
 
 def ratios(args: argparse.Namespace) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""NodeFormer's attention as one writes it from the paper: what the library is measured against."""
+"""The attentions and products as one writes them from the papers: what the library is measured against."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from diffusion_mp.graph import Graph
 
 
 def features(x: Tensor, projection: Tensor) -> Tensor:
@@ -22,3 +24,32 @@ def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, gumbel: Tens
     numerator = torch.einsum("nhm,hkmd->nhkd", phi_q, kv)
     denominator = torch.einsum("nhm,hkm->nhk", phi_q, phi_k.sum(0))
     return (numerator / denominator.unsqueeze(3)).mean(2)
+
+
+def sparse_flow(
+    q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor, alpha: float = 0.1
+) -> Tensor:
+    """200 proximal steps (SFi-Former, Eq. 10, with the step that converges) on the dense rows of graphs of one size."""
+    size = int(ptr[1])
+    graphs = [x.unflatten(0, (-1, size)).transpose(1, 2) for x in (q, k, v, friction_q, friction_k)]
+    q, k, v, friction_q, friction_k = graphs
+    resistance = (-q @ k.transpose(2, 3)).softmax(3)
+    threshold = (friction_q @ friction_k.transpose(2, 3)).softmax(3) / size
+    t = 1 / (resistance.amax(3, keepdim=True) + alpha * size)
+    z = torch.full_like(resistance, 1 / size)
+    for _ in range(200):
+        y = z - t * (resistance * z + alpha * (z.sum(3, keepdim=True) - 1))
+        z = y.sign() * (y.abs() - t * threshold).clamp_min(0)
+    return (z @ v).transpose(1, 2).flatten(0, 1)
+
+
+def sequence_diffusion(v: Tensor, alpha: Tensor) -> Tensor:
+    """α (x_{i−1} + x_{i+1}) with the ends repeated (Zhang & Zhou, Eq. 15)."""
+    padded = torch.cat([v[:1], v, v[-1:]])
+    return alpha.view(1, -1, 1) * (padded[:-2] + padded[2:])
+
+
+def sparse_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """A message per edge, added up where it arrives."""
+    source, target = graph.edge_index
+    return torch.zeros_like(v).index_add(0, target, weight.unsqueeze(2) * v[source])
