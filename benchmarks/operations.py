@@ -1,0 +1,210 @@
+"""What benchmarks/kernels.py measures: operations, their inputs for N nodes, and ways to compute them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import textbook
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch_geometric.utils import spmm as pyg_spmm
+
+from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
+from diffusion_mp.diffusivities.random_features import positive_features
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.neumann import neumann_product
+from diffusion_mp.kernels.pairwise import pairwise_attention
+from diffusion_mp.kernels.spmm import spmm
+
+
+class Way(NamedTuple):
+    """A way to compute an operation."""
+
+    forward: Callable[..., Tensor]
+    backward: Callable[..., Any] | None = None
+    """Of the inputs and the gradient of the result; by autograd unless given."""
+    largest: int = sys.maxsize
+    """The most nodes that are worth the wait and the memory."""
+    trains: bool = True
+    """Whether a backward pass makes sense."""
+
+
+class Operation(NamedTuple):
+    """Something to compute, and ways to do it."""
+
+    inputs: Callable[[int, torch.Generator], list[Any]]
+    leaves: int
+    """Gradients are taken of so many of the inputs, the first ones."""
+    ways: dict[str, Way]
+    sizes: tuple[int, ...]
+    """Numbers of nodes."""
+
+
+def states(*heads_and_channels: int, scale: float = 1.0) -> Callable[[int, torch.Generator], list[Any]]:
+    """Queries, keys and values [N, H, D]; the first two are scaled."""
+
+    def make(n: int, generator: torch.Generator) -> list[Any]:
+        q, k, v = (torch.randn(n, *heads_and_channels, generator=generator) for _ in range(3))
+        return [q * scale, k * scale, v]
+
+    return make
+
+
+def by_head(x: Tensor) -> Tensor:
+    """[N, H, D] → [1, H, N, D]."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def linear_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The two matrix products that linear attention cannot do without."""
+    q, k, v = (by_head(x) for x in (q, k, v))
+    return q @ (k.transpose(2, 3) @ v)
+
+
+def linear_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
+    """The four of its backward pass, and the one that is computed again."""
+    q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
+    kv, qg = k.transpose(2, 3) @ v, q.transpose(2, 3) @ grad
+    return [grad @ kv.transpose(2, 3), v @ qg.transpose(2, 3), k @ qg]
+
+
+def tiled_products(q: Tensor, k: Tensor, v: Tensor, rows: int = 1024) -> Tensor:
+    """The two matrix products of pairwise attention, a tile of rows at a time."""
+    q, k, v = (by_head(x) for x in (q, k, v))
+    return torch.cat([(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2)
+
+
+def tiled_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows: int = 1024) -> list[Tensor]:
+    """The four of its backward pass, and the scores again."""
+    q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for part in torch.arange(q.size(2)).split(rows):
+        tile = slice(int(part[0]), int(part[-1]) + 1)
+        scores, weights = q[:, :, tile] @ k.transpose(2, 3), grad[:, :, tile] @ v.transpose(2, 3)
+        dv += scores.transpose(2, 3) @ grad[:, :, tile]
+        dq[:, :, tile] = weights @ k
+        dk += weights.transpose(2, 3) @ q[:, :, tile]
+    return [dq, dk, dv]
+
+
+def noisy(n: int, generator: torch.Generator, samples: int = 10, features: int = 32) -> list[Any]:
+    """NodeFormer's queries, keys and values, directions and noise."""
+    noise = torch.empty(n, 4, samples).exponential_(generator=generator).log_().neg_()
+    return [*states(4, 32, scale=32**-0.5)(n, generator), torch.randn(features, 32, generator=generator), noise]
+
+
+def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tensor, tau: float) -> Tensor:
+    """The library's: in log space, the samples accumulated."""
+    log_q, _ = positive_features(q / math.sqrt(tau), projection)
+    log_k, weight = positive_features(k / math.sqrt(tau), projection)
+    return LogLowRankCoupling(log_q, log_k, None, weight + noise / tau).matmul(v)
+
+
+def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
+    """Queries, keys and values of graphs of ``size`` nodes, their frictions', and the row boundaries."""
+    q, k, v = states(4, 16, scale=0.5)(n, generator)
+    friction_q, friction_k, _ = states(4, 16, scale=0.5)(n, generator)
+    return [q, k, v, friction_q, friction_k, torch.arange(0, n + 1, size)]
+
+
+def sparse_flow(q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor) -> Tensor:
+    """The library's: every row solved exactly."""
+    return SparseFlowCoupling(q, k, friction_q, friction_k, ptr, lam=1 / int(ptr[1]), alpha=0.1).matmul(v)
+
+
+def edges(n: int, generator: torch.Generator, degree: int = 16) -> list[Any]:
+    """Weights of a random graph, values, and the graph."""
+    graph = Graph(n, torch.randint(n, (2, degree * n), generator=generator))
+    graph.pattern  # noqa: B018 (compressed once, as a layer does)
+    return [torch.rand(degree * n, 1, generator=generator), torch.randn(n, 1, 64, generator=generator), graph]
+
+
+def torch_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """PyG's product of a sparse matrix, which is torch's."""
+    p = graph.pattern
+    size, values = (graph.num_nodes, graph.num_nodes), weight[p.row_order, 0]
+    matrix = torch.sparse_csr_tensor(p.row_ptr, p.col[p.row_order], values, size=size, check_invariants=False)
+    return pyg_spmm(matrix, v.squeeze(1))
+
+
+def sequence(n: int, generator: torch.Generator) -> list[Any]:
+    """A sequence of 128 channels, and α."""
+    return [torch.randn(n, 1, 128, generator=generator), torch.full((1, 1), 0.1)]
+
+
+def copied(*tensors: Tensor) -> Any:
+    """What moves data has to read it and write it once."""
+    return tensors[0].clone()
+
+
+LINEAR = {
+    "textbook": Way(textbook.linear_attention),
+    "library": Way(lambda q, k, v: linear_attention(q, k, v, constant=1.0, unit=True)),
+    "its products alone": Way(linear_products, linear_products_backward),
+}
+QUADRATIC = Way(tiled_products, tiled_products_backward)
+
+OPERATIONS = {
+    "linear_attention": Operation(states(1, 64), 3, LINEAR, (1_000, 10_000, 100_000, 262_144, 1_000_000)),
+    "linear_attention_4_heads": Operation(states(4, 64), 3, LINEAR, (1_000, 10_000, 65_536)),
+    "sigmoid_attention": Operation(
+        states(1, 64, scale=0.35),
+        3,
+        {
+            "textbook": Way(textbook.sigmoid_attention, largest=16_384),
+            "library": Way(lambda q, k, v: pairwise_attention(q, k, v, score="sigmoid")),
+            "its products alone": QUADRATIC,
+        },
+        (1_000, 4_096, 16_384),
+    ),
+    "softmax_attention": Operation(
+        states(1, 64, scale=0.35),
+        3,
+        {
+            "library": Way(lambda q, k, v: pairwise_attention(q, k, v, score="exp")),
+            "torch's fused attention": Way(
+                lambda q, k, v: scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), scale=1.0)
+            ),
+            "its products alone": QUADRATIC,
+        },
+        (1_000, 4_096, 16_384),
+    ),
+    "nodeformer": Operation(
+        noisy,
+        3,
+        {"textbook": Way(partial(textbook.nodeformer, tau=0.25)), "library": Way(partial(nodeformer, tau=0.25))},
+        (1_000, 10_000, 200_000),
+    ),
+    "sparse_flow": Operation(
+        circuits,
+        5,
+        {"textbook": Way(textbook.sparse_flow, trains=False), "library": Way(sparse_flow)},
+        (1_024, 4_096, 16_384),
+    ),
+    "sequence_diffusion": Operation(
+        sequence,
+        2,
+        {
+            "textbook": Way(textbook.sequence_diffusion),
+            "library": Way(lambda v, alpha: neumann_product(v, alpha, (1,), "symmetric")),
+            "a copy": Way(copied, copied),
+        },
+        (1_000, 10_000, 100_000, 1_000_000),
+    ),
+    "sparse_product": Operation(
+        edges,
+        2,
+        {
+            "textbook": Way(textbook.sparse_product),
+            "library": Way(lambda weight, v, graph: spmm(graph.pattern, weight, v)),
+            "torch's own": Way(torch_product),
+        },
+        (1_000, 10_000, 100_000),
+    ),
+}
