@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.linear_attention import reference as linear_reference
-from diffusion_mp.kernels.pairwise import SCORES, pairwise_logsumexp, pairwise_product, tiled
-from diffusion_mp.kernels.pairwise import reference as pairwise_reference
+from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.spmm import reference as sparse_reference
 from diffusion_mp.kernels.spmm import sddmm, spmm
 from diffusion_mp.testing import tolerance
@@ -50,42 +49,13 @@ def assert_same(fast, reference, inputs: list[Tensor], generator: torch.Generato
 
 
 @pytest.mark.parametrize("channels", [1, 8, 33])
-def test_linear_attention_equals_its_reference(batch, channels, generator):
+def test_linear_product_equals_its_reference(batch, channels, generator):
     ptr, n = batch
     inputs = [randn(n, 2, 7, generator=generator), randn(n, 2, 7, generator=generator)]
     inputs.append(randn(n, 2, channels, generator=generator))
     assert_same(
-        lambda q, k, v: linear_attention(q, k, v, ptr),
-        lambda q, k, v: linear_reference.linear_attention(q, k, v, ptr),
-        inputs,
-        generator,
-    )
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("tile", [4096, 1 << 20])
-def test_pairwise_product_equals_its_reference(batch, score, tile, generator, monkeypatch):
-    monkeypatch.setattr(tiled, "TILE", tile)
-    ptr, n = batch
-    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)] + [randn(n, 2, 3, generator=generator)]
-    inputs += [randn(n, 2, generator=generator) for _ in range(2)]
-    assert_same(
-        lambda q, k, v, a, b: pairwise_product(q, k, v, a, b, ptr, score=score),
-        lambda q, k, v, a, b: pairwise_reference.pairwise_product(q, k, v, a, b, ptr, score),
-        inputs,
-        generator,
-    )
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("tile", [4096, 1 << 20])
-def test_pairwise_logsumexp_equals_its_reference(batch, score, tile, generator, monkeypatch):
-    monkeypatch.setattr(tiled, "TILE", tile)
-    ptr, n = batch
-    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)]
-    assert_same(
-        lambda q, k: pairwise_logsumexp(q, k, ptr, score=score),
-        lambda q, k: pairwise_reference.pairwise_logsumexp(q, k, ptr, score),
+        lambda q, k, v: linear_product(q, k, v, ptr),
+        lambda q, k, v: linear_reference.linear_product(q, k, v, ptr),
         inputs,
         generator,
     )
@@ -124,16 +94,16 @@ def test_low_precision_accumulates_in_float32(dtype, generator):
     one = torch.ones(n, 1, 1, dtype=dtype)
     zero = torch.zeros(n, 1)
     expected = torch.full((n, 1, 1), float(n)).to(dtype)
-    assert torch.equal(linear_attention(one, one, one), expected)
+    assert torch.equal(linear_product(one, one, one), expected)
     small = torch.zeros(n, 1, 1, dtype=dtype)
     torch.testing.assert_close(pairwise_product(small, small, one, zero, zero), expected)
     edge_index = torch.stack([torch.arange(n), torch.zeros(n, dtype=torch.long)])
     assert spmm(Graph(n, edge_index).pattern, one.view(n, 1), one)[0].item() == expected[0].item()
 
 
-def test_linear_attention_differentiates_twice_and_pairwise_says_that_it_does_not(generator):
+def test_linear_product_differentiates_twice_and_pairwise_says_that_it_does_not(generator):
     q, k, v = (randn(4, 1, 2, generator=generator) for _ in range(3))
-    assert torch.autograd.gradgradcheck(linear_attention, (q, k, v))
+    assert torch.autograd.gradgradcheck(linear_product, (q, k, v))
     (grad,) = torch.autograd.grad(pairwise_logsumexp(q, k).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once differentiable"):
         grad.sum().backward()
@@ -143,11 +113,8 @@ def test_linear_attention_differentiates_twice_and_pairwise_says_that_it_does_no
 def test_registered_operations_pass_opcheck(ragged, generator):
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
     q, k, v = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(3))
-    shift = torch.zeros(9, 2, requires_grad=True)
     ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.linear_attention.default, (q, k, v, ptr))
-    torch.library.opcheck(ops.pairwise_logsumexp.default, (q, k, ptr, "sigmoid"))
-    torch.library.opcheck(ops.pairwise_product.default, (q, k, v, shift, shift, ptr, "exp"))
+    torch.library.opcheck(ops.linear_product.default, (q, k, v, ptr, "auto"))
     pattern = list(Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern)
     torch.library.opcheck(ops.spmm.default, (pattern, torch.rand(20, 2, requires_grad=True), v))
     torch.library.opcheck(ops.sddmm.default, (pattern, q, k))

@@ -1,8 +1,10 @@
 """Pairwise attention, tile by tile, against its dense reference in double precision."""
 
+import math
+
 import pytest
 import torch
-from test_kernels import BATCHES, assert_same, randn
+from test_kernels import BATCHES, DOUBLE, assert_same, randn
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise import (
@@ -13,6 +15,7 @@ from diffusion_mp.kernels.pairwise import (
     reference,
     tiled,
 )
+from diffusion_mp.testing import tolerance
 
 
 @pytest.fixture(params=BATCHES.values(), ids=BATCHES)
@@ -62,3 +65,59 @@ def test_pairwise_logsumexp_equals_its_reference(batch, score, tile, generator, 
         inputs,
         generator,
     )
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_registered_operations_pass_opcheck(ragged, generator):
+    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
+    q, k, v, grad = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(4))
+    a, b = (randn(9, 2, generator=generator, dtype=torch.float32) for _ in range(2))
+    ops = torch.ops.diffusion_mp
+    torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, "sigmoid", "auto"))
+    torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", "auto"))
+    inputs = [t.detach() for t in (grad, a, q, k, v, a, b)]
+    torch.library.opcheck(ops.pairwise_backward.default, (*inputs, ptr, "sigmoid", "auto"))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("tile", [64, 1 << 18])
+def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, generator, monkeypatch):
+    """Scores of 300 and −300 leave float32 as exponentials, and σ(−300) is no float32 either."""
+    monkeypatch.setattr(tiled, "TILE", tile)
+    near = torch.randn(40, 1, 1, generator=generator)
+    q = torch.cat([torch.full((20, 1, 1), -300.0), torch.full((20, 1, 1), 300.0)])
+    k = 1 + 0.01 * near
+    v = torch.randn(40, 1, 3, generator=generator)
+    results = []
+    for dtype, backend in ((torch.float32, "cpu"), (DOUBLE, "reference")):
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = pairwise_attention(*leaves, score=score, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for name, got, expected in zip(["product"] + ["gradient"] * 3, *results, strict=True):
+        torch.testing.assert_close(got.to(DOUBLE), expected, **tolerance(name, torch.float32)._asdict())
+
+
+def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
+    """At s = 20 one minus σ(s) is zero in float32, and its slope is 2e-9."""
+    q, k = torch.full((5, 1, 1), 20.0), torch.ones(5, 1, 1)
+    v = torch.randn(5, 1, 2, generator=generator)
+    grads = []
+    for dtype, backend in ((torch.float32, "cpu"), (DOUBLE, "reference")):
+        key = k.to(dtype).requires_grad_()
+        out = pairwise_attention(q.to(dtype), key, v.to(dtype), score="sigmoid", backend=backend)
+        grads.append(torch.autograd.grad(1e8 * out[:, :, 0].sum(), key)[0])
+    torch.testing.assert_close(grads[0].to(DOUBLE), grads[1], **tolerance("gradient", torch.float32)._asdict())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_accumulates_in_float32(dtype, generator):
+    """A sum of 5 000 ones is exact in float32; in half precision it would stop at 2 048, in bfloat16 at 256."""
+    n = 5000
+    zero, one = torch.zeros(n, 1, 1, dtype=dtype), torch.ones(n, 1, 1, dtype=dtype).requires_grad_()
+    lse = pairwise_logsumexp(zero, zero)
+    torch.testing.assert_close(lse, torch.full((n, 1), math.log(n)))
+    out = pairwise_attention(zero, zero, one)
+    assert torch.equal(out, one)
+    (grad,) = torch.autograd.grad(out.sum(), one)
+    assert grad.dtype == dtype
+    torch.testing.assert_close(grad, torch.ones_like(one))

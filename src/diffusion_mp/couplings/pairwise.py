@@ -13,7 +13,7 @@ from diffusion_mp.couplings.low_rank import block_mask, check_features
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.spmm import sddmm
 
 
@@ -48,19 +48,31 @@ class PairwiseCoupling(Coupling):
             query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
         )
         self.query, self.key, self.ptr, self.score = query, key, ptr, score
-        # s_ij = exp(log f(q_i·k_j) + a_i + b_j): shifts of rows and columns, in log space.
-        self.col_shift = torch.zeros(query.shape[:2], dtype=query.dtype, device=query.device)
-        self.row_shift = -pairwise_logsumexp(query, key, ptr, score=score) if normalize else self.col_shift
+        self._shifts: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
+        """Row and column shifts of s_ij = exp(log f(q_i·k_j) + a_i + b_j); entries and the transpose need them."""
+        if self._shifts is None:
+            zero = self.query.new_zeros(self.num_nodes, self.heads)
+            lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score) if self.row_stochastic else zero
+            self._shifts = (-lse, zero)
+        return self._shifts
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        heads = v.size(1)
-        query, key = (t.expand(-1, heads, -1) for t in (self.query, self.key))
-        row_shift, col_shift = (t.expand(-1, heads) for t in (self.row_shift, self.col_shift))
-        return pairwise_product(query, key, v, row_shift, col_shift, self.ptr, score=self.score)
+        if self.heads == 1:  # one head weighs all of the values: they are channels of it
+            return self._weighted(v.flatten(1).unsqueeze(1)).view_as(v)
+        return self._weighted(v)
+
+    def _weighted(self, v: Float[Tensor, "N heads C"]) -> Float[Tensor, "N heads C"]:
+        if self.row_stochastic:
+            return pairwise_attention(self.query, self.key, v, self.ptr, score=self.score)
+        return pairwise_product(self.query, self.key, v, *self.shifts, self.ptr, score=self.score)
 
     def _transpose(self) -> Coupling:
         transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False)
-        transposed.row_shift, transposed.col_shift = self.col_shift, self.row_shift
+        row_shift, col_shift = self.shifts
+        transposed._shifts = (col_shift, row_shift)
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -73,7 +85,8 @@ class PairwiseCoupling(Coupling):
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         s = sddmm(Graph(self.num_nodes, edge_index).pattern, self.query, self.key)
-        log_entries = log_score(s, self.score) + self.row_shift[target] + self.col_shift[source]
+        row_shift, col_shift = self.shifts
+        log_entries = log_score(s, self.score) + row_shift[target] + col_shift[source]
         if self.ptr is not None:
             # Masked before any exp: across graphs a shift bounds nothing, and inf · 0 would be NaN.
             within = same_graph(self.ptr, target, source)
@@ -83,7 +96,8 @@ class PairwiseCoupling(Coupling):
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         s = torch.einsum("ihf,jhf->hij", self.query, self.key)
-        shift = self.row_shift.t()[:, :, None] + self.col_shift.t()[:, None, :]
+        row_shift, col_shift = self.shifts
+        shift = row_shift.t()[:, :, None] + col_shift.t()[:, None, :]
         log_entries = log_score(s, self.score) + shift
         mask = block_mask(self.ptr, self.num_nodes, s.device)
         return (log_entries if mask is None else log_entries.masked_fill(~mask, -torch.inf)).exp()

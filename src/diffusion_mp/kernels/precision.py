@@ -1,5 +1,6 @@
 """Sums over nodes accumulate in at least float32, also under autocast and in half precision."""
 
+import math
 from functools import reduce
 
 import torch
@@ -20,3 +21,8 @@ def promoted(*tensors: Tensor, least: torch.dtype | None = None) -> tuple[list[T
 def without_autocast(tensor: Tensor) -> torch.autocast:
     """Autocast reaches into custom operations; inside this context it does not, on the device of ``tensor``."""
     return torch.autocast(tensor.device.type, enabled=False)
+
+
+def exp_limit(dtype: torch.dtype) -> float:
+    """An exponent that neither overflows nor does so in a sum over a row: entries beyond it are out of play."""
+    return 0.8 * math.log(torch.finfo(dtype).max)

@@ -40,39 +40,6 @@ def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, backend: 
     return out, q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-@torch.library.custom_op("diffusion_mp::pairwise_attention_backward", mutates_args=())
-def _attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    score: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = _run("attention_backward", backend, grad, q, k, v, out, lse, ptr, score)
-    return dq, dk, dv
-
-
-@_attention_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = empty_like(q, k, v)
-    return dq, dk, dv
-
-
-@torch.library.custom_op("diffusion_mp::pairwise_logsumexp", mutates_args=())
-def _logsumexp(q: Tensor, k: Tensor, ptr: Optional[Tensor], score: str, backend: str) -> Tensor:  # noqa: UP045
-    lse: Tensor = _run("logsumexp", backend, q, k, ptr, score)
-    return lse
-
-
-@_logsumexp.register_fake
-def _(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, backend: str) -> Tensor:
-    return q.new_empty(q.shape[:2])
-
-
 @torch.library.custom_op("diffusion_mp::pairwise_product", mutates_args=())
 def _product(
     q: Tensor,
@@ -93,34 +60,31 @@ def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("diffusion_mp::pairwise_product_backward", mutates_args=())
-def _product_backward(
+@torch.library.custom_op("diffusion_mp::pairwise_backward", mutates_args=())
+def _backward(
     grad: Tensor,
+    delta: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     row_shift: Tensor,
-    col_shift: Tensor,
+    col_shift: Optional[Tensor],  # noqa: UP045
     ptr: Optional[Tensor],  # noqa: UP045
     score: str,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = _run("product_backward", backend, grad, q, k, v, row_shift, col_shift, ptr, score)
-    dq, dk, dv, da, db = grads
-    return dq, dk, dv, da, db
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = _run("backward", backend, grad, delta, q, k, v, row_shift, col_shift, ptr, score)
+    return dq, dk, dv
 
 
-@_product_backward.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, da, db = empty_like(q, k, v, row_shift, col_shift)
-    return dq, dk, dv, da, db
+@_backward.register_fake
+def _(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = empty_like(q, k, v)
+    return dq, dk, dv
 
 
 once_differentiable(
-    _attention_backward,
-    _product_backward,
+    _backward,
     name="pairwise attention",
     instead="use a low-rank diffusivity (SimpleDiffusivity)",
 )
@@ -129,37 +93,34 @@ once_differentiable(
 def _setup_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ptr, ctx.score, ctx.backend = inputs
     ctx.save_for_backward(*tensors, *output, ptr)
-    ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate_attention(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-    return (*_attention_backward(grad, *ctx.saved_tensors, ctx.score, ctx.backend), None, None, None)
-
-
-def _setup_logsumexp(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, ptr, ctx.score, ctx.backend = inputs
-    ctx.save_for_backward(q, k, ptr, output)
-
-
-def _differentiate_logsumexp(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # d log Σ_j f_ij = Σ_j p_ij d log f_ij with p_ij = f_ij exp(−lse_i): a product with one value per node.
-    q, k, ptr, lse = ctx.saved_tensors
-    one, zero = torch.ones_like(lse).unsqueeze(2), torch.zeros_like(lse)
-    dq, dk, *_ = _product_backward(grad.unsqueeze(2), q, k, one, -lse, zero, ptr, ctx.score, ctx.backend)
-    return dq, dk, None, None, None
+def _differentiate_attention(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    # Of p_ij = f_ij exp(−lse_i): Σ_j p_ij (grad_i·v_j) is grad_i·out_i, and p is the derivative of lse by log f.
+    q, k, v, out, lse, ptr = ctx.saved_tensors
+    delta = _inner(grad, out) - grad_lse
+    return (*_backward(grad, delta, q, k, v, -lse, None, ptr, ctx.score, ctx.backend), None, None, None)
 
 
 def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.score, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, output)
 
 
 def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_product_backward(grad, *ctx.saved_tensors, ctx.score, ctx.backend), None, None, None)
+    # Of g_ij = w_ij (grad_i·v_j): the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
+    q, k, v, row_shift, col_shift, ptr, out = ctx.saved_tensors
+    nothing = torch.zeros_like(row_shift)
+    dq, dk, dv = _backward(grad, nothing, q, k, v, row_shift, col_shift, ptr, ctx.score, ctx.backend)
+    return dq, dk, dv, _inner(grad, out).to(row_shift), _inner(v, dv).to(col_shift), None, None, None
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    (a, b), _ = accumulating(a, b)
+    return (a * b).sum(2)
 
 
 _attention.register_autograd(_differentiate_attention, setup_context=_setup_attention)
-_logsumexp.register_autograd(_differentiate_logsumexp, setup_context=_setup_logsumexp)
 _product.register_autograd(_differentiate_product, setup_context=_setup_product)
 
 
@@ -205,7 +166,7 @@ def pairwise_logsumexp(
     (q, k), _ = accumulating(q, k)
     if name == "reference":
         return reference.pairwise_logsumexp(q, k, ptr, score)
-    return _logsumexp(q, k, ptr, score, name)
+    return _attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, name)[1]
 
 
 def pairwise_product(
@@ -235,7 +196,8 @@ def pairwise_product(
     """
     check_choice(score, "score", SCORES)
     name = requested("pairwise", backend)
-    (q, k, row_shift, col_shift, v), dtype = accumulating(q, k, row_shift, col_shift, v)
+    (row_shift, col_shift), _ = accumulating(row_shift, col_shift)
+    (q, k, v), dtype = promoted(q, k, v)
     arguments = (q, k, v, row_shift, col_shift, ptr, score)
     if name == "reference":
         return reference.pairwise_product(*arguments).to(dtype)

@@ -1,92 +1,157 @@
-"""The fast path: row tiles against all columns of their graph, small graphs of equal size stacked."""
+"""The fast path: tiles of rows by columns of one graph that stay in cache, small graphs of equal size stacked.
+
+With a level ℓ a tile has the weights w_ij = f(s_ij) e^{−ℓ}. The level is subtracted before anything is exponentiated,
+so no weight overflows where ℓ is the logarithm of the row's largest score or of its sum.
+"""
+
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import log_score
-from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
+from diffusion_mp.kernels.precision import accumulating, exp_limit
+from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
 
-# Entries of one score tile over all heads: 4 MiB in float32, so that a tile stays in cache.
-TILE = 1 << 20
+# Entries of one tile over all heads: 1 MiB in float32, so that two or three of them stay in cache.
+TILE = 1 << 18
+# A GPU wants tiles this many times as large.
+ON_GPU = 64
+
+
+def _tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, list[Rows]]]:
+    """Yield rows, and the blocks of columns of their graph, until every pair of nodes of a graph was met once."""
+    entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
+    side = max(1, math.isqrt(entries))
+    for size, starts in buckets(ptr, like.size(0)):
+        for some in starts.split(max(1, entries // (size * size))):
+            rows = rows_of(some, size, like.device)
+            blocks: list[Rows] = [rows]
+            if isinstance(rows, slice):
+                blocks = [slice(first, min(first + side, rows.stop)) for first in range(rows.start, rows.stop, side)]
+            for block in blocks:
+                yield block, blocks
+
+
+class _Buffers:
+    """Memory that tiles of any shape use again and again."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, Tensor] = {}
+
+    def __call__(self, index: int, left: Tensor, right: Tensor) -> Tensor:
+        """Buffer ``index`` as a tile [b, n, m], for left [b, n, F] and right [b, m, F]."""
+        shape = (left.size(0), left.size(1), right.size(1))
+        if index not in self.taken or self.taken[index].numel() < math.prod(shape):
+            self.taken[index] = left.new_empty(math.prod(shape))
+        return self.taken[index][: math.prod(shape)].view(shape)
+
+
+def _stack(x: Tensor, rows: Rows) -> Tensor:
+    """[N, H, F] → [b H, size, F]; a view where the rows are a slice."""
+    return gather(x, rows).flatten(0, 1)
+
+
+def _put(out: Tensor, rows: Rows, value: Tensor) -> None:
+    scatter(out, rows, value.unflatten(0, (-1, out.size(1))))
+
+
+def _add_product(out: Tensor, rows: Rows, a: Tensor, b: Tensor) -> None:
+    """Add a b to rows of ``out``; those of stacked graphs are met once, so there is nothing to add to."""
+    if isinstance(rows, slice):
+        _stack(out, rows).baddbmm_(a, b)
+    else:
+        _put(out, rows, a @ b)
+
+
+def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
+    """w = f(s) e^{−ℓ}; ``below`` is ℓ − s, and e^{ℓ − s} afterwards for the sigmoid, where σ(−s) = w e^{ℓ − s}."""
+    if score == "exp":
+        return torch.exp(below.neg_(), out=out)
+    odds = below.clamp_(max=exp_limit(below.dtype)).exp_()
+    return torch.add(odds, level.exp(), out=out).reciprocal_()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, Tensor]:
-    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
+    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32.
+
+    The level of a row is the largest log f(s_ij) so far; where it rises, the sums shrink.
+    """
     (q, k, v), dtype = accumulating(q, k, v)
-    lse = logsumexp(q, k, ptr, score)
-    return product(q, k, v, -lse, torch.zeros_like(lse), ptr, score).to(dtype), lse
-
-
-def attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ptr: Tensor | None, score: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each in its dtype."""
-    dtype = q.dtype
-    (grad, q, k, v, out), _ = accumulating(grad, q, k, v, out)
-    zero, one = torch.zeros_like(lse), torch.ones_like(lse).unsqueeze(2)
-    dq, dk, dv, _, _ = product_backward(grad, q, k, v, -lse, zero, ptr, score)
-    inner = (grad * out).sum(2, keepdim=True)
-    more_q, more_k, _, _, _ = product_backward(-inner, q, k, one, -lse, zero, ptr, score)
-    return (dq + more_q).to(dtype), (dk + more_k).to(dtype), dv.to(dtype)
-
-
-def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
-    """log Σ_j f(q_i·k_j), [N, H]."""
-    out = q.new_empty(q.shape[:2])
-    for rows, cols in row_tiles(ptr, q.size(0), q.size(1), q.device, TILE):
-        s = gather(q, rows) @ gather(k, cols).transpose(2, 3)
-        scatter(out.unsqueeze(2), rows, log_score(s, score).logsumexp(3, keepdim=True))
-    return out
-
-
-def _weights(
-    q: Tensor, k: Tensor, row_shift: Tensor, col_shift: Tensor, rows: Rows, cols: Rows, score: str
-) -> tuple[Tensor, Tensor]:
-    """One tile of s_ij = q_i·k_j and w_ij = exp(log f(s_ij) + a_i + b_j)."""
-    s = gather(q, rows) @ gather(k, cols).transpose(2, 3)
-    shift = gather(row_shift.unsqueeze(2), rows) + gather(col_shift.unsqueeze(2), cols).transpose(2, 3)
-    return s, log_score(s, score).add(shift).exp_()
+    out, lse = torch.empty_like(v, memory_format=torch.contiguous_format), q.new_empty(*q.shape[:2], 1)
+    buffer = _Buffers()
+    for rows, blocks in _tiles(ptr, q):
+        queries = _stack(q, rows)
+        level = queries.new_full((*queries.shape[:2], 1), -torch.inf)
+        total, sums = torch.zeros_like(level), queries.new_zeros(*queries.shape[:2], v.size(2))
+        for cols in blocks:
+            keys, values = _stack(k, cols), _stack(v, cols)
+            s = torch.bmm(queries, keys.transpose(1, 2), out=buffer(0, queries, keys))
+            above = torch.maximum(level, log_score(s.amax(2, keepdim=True), score))
+            shrink = (level - above).exp_()
+            level = above
+            w = _weights(torch.sub(level, s, out=s), level, score, buffer(1, queries, keys))
+            total = total.mul_(shrink).add_(w.sum(2, keepdim=True))
+            sums = sums.mul_(shrink).baddbmm_(w, values)
+        _put(out, rows, sums.div_(total))
+        _put(lse, rows, total.log_().add_(level))
+    return out.to(dtype), lse.squeeze(2)
 
 
 def product(
     q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str
 ) -> Tensor:
-    """Σ_j w_ij v_j, [N, H, D]."""
+    """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
+    dtype = v.dtype
+    (q, k, v, row_shift, col_shift), _ = accumulating(q, k, v, row_shift, col_shift)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    for rows, cols in row_tiles(ptr, q.size(0), q.size(1), q.device, TILE):
-        _, w = _weights(q, k, row_shift, col_shift, rows, cols, score)
-        scatter(out, rows, w @ gather(v, cols))
-    return out
+    buffer = _Buffers()
+    for rows, blocks in _tiles(ptr, q):
+        queries, row = _stack(q, rows), _stack(row_shift.unsqueeze(2), rows)
+        sums = queries.new_zeros(*queries.shape[:2], v.size(2))
+        for cols in blocks:
+            keys = _stack(k, cols)
+            level = -row - _stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
+            below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer(0, queries, keys))
+            sums.baddbmm_(_weights(below, level, score, buffer(1, queries, keys)), _stack(v, cols))
+        _put(out, rows, sums)
+    return out.to(dtype)
 
 
-def product_backward(
+def backward(
     grad: Tensor,
+    delta: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     row_shift: Tensor,
-    col_shift: Tensor,
+    col_shift: Tensor | None,
     ptr: Tensor | None,
     score: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, a and b; every tile is computed anew, nothing of size N² is kept.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
 
-    With g_ij = w_ij (grad_i·v_j): da_i = Σ_j g_ij, db_j = Σ_i g_ij, dv_j = Σ_i w_ij grad_i and, through the score,
-    dq_i = Σ_j g_ij φ_ij k_j, dk_j = Σ_i g_ij φ_ij q_i with φ = (log f)′ (1 for exp, σ(−s) for the sigmoid).
+    With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
+    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i. Tiles are transposed, so that two of
+    these three products have both factors as they lie in memory.
     """
-    dq, dk, dv, da, db = (
-        torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v, row_shift, col_shift)
-    )
-    for rows, cols in row_tiles(ptr, q.size(0), q.size(1), q.device, TILE):
-        s, w = _weights(q, k, row_shift, col_shift, rows, cols, score)
-        grad_rows = gather(grad, rows)
-        scatter(dv, cols, w.transpose(2, 3) @ grad_rows, add=True)
-        g = w.mul_(grad_rows @ gather(v, cols).transpose(2, 3))
-        scatter(da.unsqueeze(2), rows, g.sum(3, keepdim=True), add=True)
-        scatter(db.unsqueeze(2), cols, g.sum(2).unsqueeze(3), add=True)
-        if score == "sigmoid":
-            g = g.mul_(torch.sigmoid(s.neg_()))
-        scatter(dq, rows, g @ gather(k, cols), add=True)
-        scatter(dk, cols, g.transpose(2, 3) @ gather(q, rows), add=True)
-    return dq, dk, dv, da, db
+    dtype = q.dtype
+    (grad, q, k, v, row_shift, delta), _ = accumulating(grad, q, k, v, row_shift, delta)
+    dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    buffer = _Buffers()
+    for rows, blocks in _tiles(ptr, q):
+        queries, grads = _stack(q, rows), _stack(grad, rows)
+        row, minus_delta = (-_stack(t.unsqueeze(2), rows).transpose(1, 2) for t in (row_shift, delta))
+        for cols in blocks:
+            keys, values = _stack(k, cols), _stack(v, cols)
+            level = row if col_shift is None else row - _stack(col_shift.unsqueeze(2), cols)
+            below = torch.baddbmm(level, keys, queries.transpose(1, 2), alpha=-1, out=buffer(0, keys, queries))
+            w = _weights(below, level, score, buffer(1, keys, queries))
+            _add_product(dv, cols, w, grads)
+            g = torch.baddbmm(minus_delta, values, grads.transpose(1, 2), out=buffer(2, keys, queries)).mul_(w)
+            if score == "sigmoid":
+                g.mul_(below.mul_(w))
+            _add_product(dk, cols, g, queries)
+            _add_product(dq, rows, g.transpose(1, 2), keys)
+    return dq.to(dtype), dk.to(dtype), dv.to(dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -22,11 +21,6 @@ def sum_of_row(entries: Tensor) -> Tensor:
 def same(row: Tensor) -> Tensor:
     """Row scalars [..., 1] stand beside entries [..., n] as they are."""
     return row
-
-
-def exp_limit(dtype: torch.dtype) -> float:
-    """An exponent that neither overflows nor does so in a sum over a row: entries beyond it are out of play."""
-    return 0.8 * math.log(torch.finfo(dtype).max)
 
 
 def newton(

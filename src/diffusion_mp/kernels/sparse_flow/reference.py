@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.sparse_flow import newton
 
 
@@ -77,12 +78,12 @@ def solve_rows_by_newton(log_conductance: Tensor, threshold: Tensor, alpha: floa
 
 def entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tensor:
     """z = e^{s + a} max(1 − λe^{u − w}, 0) of listed pairs, from their scores and the numbers of their rows."""
-    limit = newton.exp_limit(s.dtype)
+    limit = exp_limit(s.dtype)
     return (s + a).clamp(max=limit).exp() * (1 - lam * (u - w).clamp(max=limit).exp()).clamp_min(0)
 
 
 def log_entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tensor:
     """log z, −∞ where nothing flows."""
-    theta = lam * (u - w).clamp(max=newton.exp_limit(s.dtype)).exp()
+    theta = lam * (u - w).clamp(max=exp_limit(s.dtype)).exp()
     flows = theta < 1
     return (s + a + (-theta.masked_fill(~flows, 0.0)).log1p()).masked_fill(~flows, -math.inf)

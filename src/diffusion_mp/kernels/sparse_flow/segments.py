@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.sparse_flow.newton import exp_limit, newton
+from diffusion_mp.kernels.precision import accumulating, exp_limit
+from diffusion_mp.kernels.sparse_flow.newton import newton
 
 
 class EdgeFlow(NamedTuple):

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
-from diffusion_mp.kernels.sparse_flow.newton import exp_limit, newton
+from diffusion_mp.kernels.sparse_flow.newton import newton
 
 # Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
