@@ -26,6 +26,13 @@ def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, gumbel: Tens
     return (numerator / denominator.unsqueeze(3)).mean(2)
 
 
+def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """DIFFormer-a (Wu, Wipf & Yan 2025, Eqs. 58–60): all scores at once, [N, N, H]."""
+    scores = torch.einsum("nhm,lhm->nlh", q, k).sigmoid()
+    attention = scores / scores.sum(1, keepdim=True)
+    return torch.einsum("nlh,lhd->nhd", attention, v)
+
+
 def sparse_flow(
     q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor, alpha: float = 0.1
 ) -> Tensor:

@@ -1,12 +1,14 @@
 """Pairwise attention, tile by tile, against its dense reference in double precision."""
 
 import math
+import shutil
 
 import pytest
 import torch
 from test_kernels import BATCHES, DOUBLE, assert_same, randn
 from torch import Tensor
 
+from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.pairwise import (
     SCORES,
     pairwise_attention,
@@ -121,3 +123,32 @@ def test_half_precision_accumulates_in_float32(dtype, generator):
     (grad,) = torch.autograd.grad(out.sum(), one)
     assert grad.dtype == dtype
     torch.testing.assert_close(grad, torch.ones_like(one))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="FlexAttention compiles its code")
+def test_flex_attention_is_the_same_and_says_what_it_cannot(batch, generator, no_typecheck):
+    """Compiled code takes a minute the first time."""
+    ptr, n = batch
+    q, k, v = (torch.randn(n, 2, width, generator=generator) for width in (5, 5, 3))
+    if not n:
+        with pytest.raises(BackendError, match="wants at least one node"):
+            pairwise_attention(q, k, v, ptr, backend="flex")
+        return
+    for score in SCORES:
+        expected = pairwise_attention(q, k, v, ptr, score=score, backend="reference")
+        got = pairwise_attention(q, k, v, ptr, score=score, backend="flex")
+        torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
+
+
+def test_flex_attention_declines_with_a_sentence(generator, monkeypatch):
+    q = torch.randn(4, 1, 2, generator=generator)
+    with pytest.raises(BackendError, match="no backward pass on the CPU"):
+        pairwise_attention(q.requires_grad_(), q, q, backend="flex")
+    with pytest.raises(BackendError, match="no float64"):
+        pairwise_attention(q.double(), q, q, backend="flex")
+    with pytest.raises(BackendError, match=r"'flex' does not have the pairwise kernels; it has .*'cpu'"):
+        pairwise_logsumexp(q, q, backend="flex")
+    monkeypatch.setenv("CXX", "no such compiler")
+    with torch.no_grad(), pytest.raises(BackendError, match="no C\\+\\+ compiler"):
+        pairwise_attention(q, q, q, backend="flex")

@@ -18,7 +18,7 @@ def _run(function: str, backend: str, *args: Any) -> Any:
     """``function`` of the backend that was named, or of the first that does not decline: ``tiled.py`` has them all."""
     table = {"cpu": Implementation(getattr(tiled, function), always)}
     with without_autocast(args[0]):
-        return choose("pairwise", backend, table, *args)(*args)
+        return choose("the pairwise kernels", backend, table, *args)(*args)
 
 
 @torch.library.custom_op("diffusion_mp::pairwise_attention", mutates_args=())
@@ -146,9 +146,15 @@ def pairwise_attention(
     """
     check_choice(score, "score", SCORES)
     name = requested("pairwise", backend)
-    (q, k, v), dtype = promoted(q, k, v)
     if name == "reference":
+        (q, k, v), dtype = accumulating(q, k, v)
         return reference.pairwise_attention(q, k, v, ptr, score).to(dtype)
+    (q, k, v), dtype = promoted(q, k, v)
+    if name == "flex":
+        from diffusion_mp.kernels.pairwise import flex
+
+        table = {"flex": Implementation(flex.attention, flex.declines)}
+        return choose("pairwise_attention", name, table, q, k, v, ptr, score)(q, k, v, ptr, score).to(dtype)
     return _attention(q, k, v, ptr, score, name)[0].to(dtype)
 
 
@@ -196,9 +202,9 @@ def pairwise_product(
     """
     check_choice(score, "score", SCORES)
     name = requested("pairwise", backend)
+    if name == "reference":
+        (q, k, row_shift, col_shift, v), dtype = accumulating(q, k, row_shift, col_shift, v)
+        return reference.pairwise_product(q, k, v, row_shift, col_shift, ptr, score).to(dtype)
     (row_shift, col_shift), _ = accumulating(row_shift, col_shift)
     (q, k, v), dtype = promoted(q, k, v)
-    arguments = (q, k, v, row_shift, col_shift, ptr, score)
-    if name == "reference":
-        return reference.pairwise_product(*arguments).to(dtype)
-    return _product(*arguments, name).to(dtype)
+    return _product(q, k, v, row_shift, col_shift, ptr, score, name).to(dtype)
