@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from diffusion_mp import AdjacencyDiffusivity, Coupling, DiffusionConv, Diffusivity, ExplicitEuler, Graph
-from diffusion_mp.couplings import LowRankCoupling
+from diffusion_mp.couplings import LinearAttentionCoupling
 from diffusion_mp.testing import check_diffusivity
 
 
@@ -29,7 +29,7 @@ class EluDiffusivity(Diffusivity):
 
     def couple(self, x: torch.Tensor, graph: Graph) -> Coupling:
         q, k = elu(self.query(x)) + 1, elu(self.key(x)) + 1
-        return LowRankCoupling(q.unsqueeze(1), k.unsqueeze(1), graph.segments, normalize=True, nonnegative=True)
+        return LinearAttentionCoupling(q.unsqueeze(1), k.unsqueeze(1), graph.segments, nonnegative=True)
 
 
 class MyModel(nn.Module):

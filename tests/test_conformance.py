@@ -17,6 +17,7 @@ from diffusion_mp import couplings, diffusivities, layers, models, updates
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
+    LinearAttentionCoupling,
     LogLowRankCoupling,
     LowRankCoupling,
     NeumannCoupling,
@@ -155,7 +156,15 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "low-rank": lambda: LowRankCoupling(*features(1)),
     "low-rank-heads": lambda: LowRankCoupling(*features(2)),
     "low-rank-ragged": lambda: LowRankCoupling(*features(2), PTR),
-    "low-rank-normalized": lambda: LowRankCoupling(*features(2, positive=True), PTR, normalize=True, nonnegative=True),
+    "linear-attention": lambda: LinearAttentionCoupling(*features(2, positive=True), PTR, nonnegative=True),
+    "linear-attention-difformer": lambda: LinearAttentionCoupling(
+        *features(2), PTR, constant=1.0, unit=True, nonnegative=True
+    ),
+    "linear-attention-sgformer": lambda: LinearAttentionCoupling(*features(2), PTR, own=1.0, unit=True),
+    "linear-attention-one-graph": lambda: LinearAttentionCoupling(*features(1), constant=2.0, own=0.5, unit=True),
+    "linear-attention-float32": lambda: LinearAttentionCoupling(
+        *features(2, dtype=torch.float32), PTR, constant=1.0, unit=True, nonnegative=True
+    ),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(*distance_features(leaf(11, 2, 3)), PTR, symmetric=True),
     "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=torch.float32), PTR),

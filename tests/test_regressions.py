@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, LowRankCoupling
+from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     Diffusivity,
@@ -395,7 +395,7 @@ def test_training_lowers_the_loss_of_every_kernel() -> None:
 
 def test_a_low_rank_row_without_mass_is_zero_and_has_a_gradient() -> None:
     query = torch.zeros(3, 1, 2, requires_grad=True)
-    coupling: Coupling = LowRankCoupling(query, torch.ones(3, 1, 2), normalize=True)
+    coupling: Coupling = LinearAttentionCoupling(query, torch.ones(3, 1, 2))
     out = coupling @ torch.ones(3, 1, 1)
     (grad,) = torch.autograd.grad(out.sum(), query)
     assert out.abs().sum() == 0

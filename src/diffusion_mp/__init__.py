@@ -7,6 +7,7 @@ from diffusion_mp.cite import cite
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
+    LinearAttentionCoupling,
     LogLowRankCoupling,
     LowRankCoupling,
     NeumannCoupling,
@@ -142,6 +143,7 @@ __all__ = [
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LaplacianEncoder",
+    "LinearAttentionCoupling",
     "LogLowRankCoupling",
     "LowRankCoupling",
     "MLPConv",

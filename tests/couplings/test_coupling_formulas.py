@@ -14,6 +14,7 @@ from torch import Tensor
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
+    LinearAttentionCoupling,
     LowRankCoupling,
     PairwiseCoupling,
     SparseCoupling,
@@ -80,8 +81,33 @@ def test_low_rank(normalize: bool) -> None:
     expected = torch.einsum("ihf,jhf->hij", q, k) * block(PTR)
     if normalize:
         expected = expected / expected.sum(2, keepdim=True)
-    close(LowRankCoupling(q, k, PTR, normalize=normalize).to_dense(), expected)
-    close(LowRankCoupling(q, k, PTR, normalize=normalize).degree(), expected.sum(2).T)
+    coupling = (LinearAttentionCoupling if normalize else LowRankCoupling)(q, k, PTR)
+    close(coupling.to_dense(), expected)
+    close(coupling.degree(), expected.sum(2).T)
+
+
+@pytest.mark.parametrize(("constant", "own", "unit"), [(1.0, 0.0, True), (0.0, 1.0, True), (0.3, 0.7, False)])
+def test_linear_attention(constant: float, own: float, unit: bool) -> None:
+    q, k, v = randn(9, 2, 4, seed=1).abs(), randn(9, 2, 4, seed=2).abs(), randn(9, 2, 3, seed=3)
+    coupling = LinearAttentionCoupling(q, k, PTR, constant=constant, own=own, unit=unit)
+    if unit:
+        q, k = q / q.norm(dim=2, keepdim=True), k / k.norm(dim=2, keepdim=True)
+    size = block(PTR).sum(1)
+    expected = (constant + torch.einsum("ihf,jhf->hij", q, k)) * block(PTR) + own * torch.diag(size)
+    expected = expected / expected.sum(2, keepdim=True)
+    close(coupling.to_dense(), expected)
+    close(coupling @ v, torch.einsum("hij,jhd->ihd", expected, v))
+    close(coupling.T @ v, torch.einsum("hji,jhd->ihd", expected, v))
+    close(coupling.degree(), expected.sum(2).T)
+
+
+def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
+    """DIFFormer-s where every key is the opposite of a query: 1 + q̃·k̃ = 0."""
+    q, k = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).unsqueeze(1), torch.tensor([[-3.0, 0.0], [-1.0, 0.0]]).unsqueeze(1)
+    coupling = LinearAttentionCoupling(q, k, constant=1.0, unit=True)
+    assert coupling.degree().tolist() == [[0.0], [1.0]]
+    assert coupling.to_dense().tolist() == [[[0.0, 0.0], [0.5, 0.5]]]
+    assert (coupling @ q).flatten().tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -134,7 +160,7 @@ def test_a_thousand_rows_in_float32_sum_to_one() -> None:
     q, k = randn(1000, 1, 4, seed=1).float(), randn(1000, 1, 4, seed=2).float()
     one = torch.ones(1000, 1, 1)
     close(PairwiseCoupling(q, k) @ one, one)
-    positive = LowRankCoupling(q.abs(), k.abs(), normalize=True)
+    positive = LinearAttentionCoupling(q.abs(), k.abs())
     close(positive @ one, one)
 
 
@@ -149,7 +175,7 @@ def test_512_graphs_of_5_to_60_nodes_equal_a_loop_over_them(kind: str) -> None:
         if kind == "uniform":
             return UniformCoupling(b - a, bounds, dtype=torch.float64)
         if kind == "low-rank":
-            return LowRankCoupling(q[a:b], k[a:b], bounds, normalize=True)
+            return LinearAttentionCoupling(q[a:b], k[a:b], bounds)
         return PairwiseCoupling(q[a:b], k[a:b], bounds)
 
     together = build(0, n, ptr) @ v

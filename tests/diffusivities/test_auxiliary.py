@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from diffusion_mp import Graph, LogLowRankCoupling, LowRankCoupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp import Graph, LinearAttentionCoupling, LogLowRankCoupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxiliary_loss, edge_loss
 
@@ -25,7 +25,7 @@ def attention(kind: str, query: Tensor, key: Tensor, ptr: Tensor | None) -> Coup
         return PairwiseCoupling(query, key, ptr)
     if kind == "log-low-rank":
         return LogLowRankCoupling(query, key, ptr, key[:, :, :2])
-    return LowRankCoupling(query.abs(), key.abs(), ptr, normalize=True, nonnegative=True)
+    return LinearAttentionCoupling(query.abs(), key.abs(), ptr, nonnegative=True)
 
 
 def draw(generator: torch.Generator, ptr: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

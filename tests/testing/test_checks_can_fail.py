@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, LowRankCoupling
+from diffusion_mp.couplings import Coupling, LinearAttentionCoupling, LowRankCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DiffusionConv
@@ -114,13 +114,13 @@ class Cosine(Diffusivity):
 
     def couple(self, x: Tensor, graph: Graph) -> Coupling:
         q = self.features(x)
-        return LowRankCoupling(q, q, graph.segments, normalize=True, nonnegative=True)
+        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True)
 
 
 class MixesBatchMates(Cosine):
     def couple(self, x: Tensor, graph: Graph) -> Coupling:
         q = self.features(x)
-        return LowRankCoupling(q, q, normalize=True, nonnegative=True)
+        return LinearAttentionCoupling(q, q, nonnegative=True)
 
 
 class ReadsPositions(Cosine):

@@ -114,7 +114,7 @@ COMPILED = """
 
     def run(step, x, edge_index, source):
         sparse = SparseCoupling(Graph(x.size(0), edge_index), torch.ones_like(edge_index[0], dtype=x.dtype))
-        return step(step(x, sparse, source=source), LowRankCoupling(x, x, normalize=False), source=source)
+        return step(step(x, sparse, source=source), LowRankCoupling(x, x), source=source)
 
     generator = torch.Generator().manual_seed(0)
     for form in ("conservative", "residual"):

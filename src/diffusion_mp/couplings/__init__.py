@@ -3,6 +3,7 @@
 from diffusion_mp.couplings.base import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
+from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.log_low_rank import LogLowRankCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
 from diffusion_mp.couplings.neumann import NeumannCoupling
@@ -16,6 +17,7 @@ from diffusion_mp.couplings.sparse_flow import SparseFlowCoupling
 __all__ = [
     "Coupling",
     "IdentityCoupling",
+    "LinearAttentionCoupling",
     "LogLowRankCoupling",
     "LowRankCoupling",
     "NeumannCoupling",

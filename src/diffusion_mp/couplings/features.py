@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 def distance_features(
@@ -22,6 +23,12 @@ def distance_features(
     y = x if y is None else y
     one = torch.ones_like(x[:, :, :1])
     return torch.cat([x, half(x), one], dim=2), torch.cat([y, one, half(y)], dim=2)
+
+
+def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Tensor, Tensor]:
+    """Both with every vector divided by its norm; the same object where they are."""
+    unit = normalize(q, dim=2)
+    return unit, unit if k is q else normalize(k, dim=2)
 
 
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:

@@ -1,4 +1,4 @@
-"""Low-rank all-pair couplings: DIFFormer-s, SGFormer, NodeFormer and the all-one matrix are of this kind."""
+"""Low-rank all-pair couplings: bilinear scores as they are, and the all-one matrix."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class LowRankCoupling(Coupling):
         query: features q of the receivers [N, H, F].
         key: features k of the senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        normalize: divide each row by its sum, s_ij = q_i·k_j / Σ_l q_i·k_l. A row whose sum is zero becomes a zero row.
-        symmetric, nonnegative: promises about the entries of S as it is in the end.
+        symmetric, row_stochastic, nonnegative: promises about S.
+
+    With rows divided by their sums it is a :class:`LinearAttentionCoupling`.
     """
 
     def __init__(
@@ -31,8 +32,8 @@ class LowRankCoupling(Coupling):
         key: Float[Tensor, "N H F"],
         ptr: Tensor | None = None,
         *,
-        normalize: bool = False,
         symmetric: bool = False,
+        row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
         check_features(query, key)
@@ -41,15 +42,10 @@ class LowRankCoupling(Coupling):
             query.size(1),
             query,
             symmetric=symmetric,
-            row_stochastic=normalize,
+            row_stochastic=row_stochastic,
             nonnegative=nonnegative,
         )
-        self.key = key
-        self.ptr = ptr
-        self.query = query
-        if normalize:
-            # Row normalisation is itself a change of features: diag(1/d) Q Kᵀ.
-            self.query = query * reciprocal(self.degree()).unsqueeze(2)
+        self.query, self.key, self.ptr = query, key, ptr
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
@@ -95,7 +91,8 @@ class UniformCoupling(LowRankCoupling):
         device: torch.device | str | None = None,
     ) -> None:
         one = torch.ones(num_nodes, 1, 1, dtype=dtype, device=device)
-        super().__init__(one, one, ptr, normalize=normalize, symmetric=True, nonnegative=True)
+        query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
+        super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
 
 
 def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

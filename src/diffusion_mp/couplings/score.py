@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import distance_features, with_constant
+from diffusion_mp.couplings.features import distance_features, unit_rows, with_constant
+from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 
@@ -52,17 +53,27 @@ class Score:
         ptr: Tensor | None = None,
         *,
         form: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
         normalize: bool = False,
         nonnegative: bool = True,
     ) -> Coupling:
-        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric where q is k."""
+        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric where q is k.
+
+        ``unit`` divides every q_i and k_j by its norm first.
+        """
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
-            return LowRankCoupling(one, one, ptr, normalize=normalize, symmetric=True, nonnegative=True)
+            kind = LinearAttentionCoupling if normalize else LowRankCoupling
+            return kind(one, one, ptr, symmetric=True, nonnegative=True)
         offset = self.offset if form == "distance" else self.offset - 1
         symmetric = q is k and not normalize
+        fused = self.g == "linear" and normalize
+        if unit and (form == "distance" or not fused):
+            (q, k), unit = unit_rows(q, k), False
         if form == "distance":
             q, k = distance_features(q, k)
+        if fused:  # the scale cancels
+            return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative)
         if offset:
             # Half of the constant on either side, so that equal queries and keys stay one tensor.
             root = math.sqrt(abs(offset))
@@ -72,5 +83,5 @@ class Score:
         if self.scale != 1:
             q = self.scale * q
         if self.g == "linear":
-            return LowRankCoupling(q, k, ptr, normalize=normalize, symmetric=symmetric, nonnegative=nonnegative)
+            return LowRankCoupling(q, k, ptr, symmetric=symmetric, nonnegative=nonnegative)
         return PairwiseCoupling(q, k, ptr, self.g, normalize=normalize, symmetric=symmetric)

@@ -79,13 +79,14 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         return None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        q, k = self.queries_and_keys(x, graph)
+        q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         return penalty.score.coupling(
             q,
             k,
             graph.segments,
             form=self.form,
+            unit=self.normalize == "row",
             normalize=self.row_stochastic,
             nonnegative=self.normalize is not None,
         )

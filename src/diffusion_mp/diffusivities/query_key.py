@@ -6,8 +6,8 @@ from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import normalize as unit_rows
 
+from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice, check_counts
@@ -60,25 +60,27 @@ class QueryKeyDiffusivity(Diffusivity):
                 self.key = nn.Linear(channels, width, bias=False)
 
     def queries_and_keys(
-        self, x: Float[Tensor, "N C"], graph: Graph
+        self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True
     ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
-        """q and k as the attention sees them; the same object where they are equal."""
+        """q and k as the attention sees them; the same object where they are equal.
+
+        ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself.
+        """
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
             q = x.unflatten(1, (self.heads, -1))
         else:
             q = self.query(x).unflatten(1, (self.heads, -1))
-        q_normal = self._normalized(q, graph)
-        if self.projection != "separate":
-            return q_normal, q_normal
-        return q_normal, self._normalized(self.key(x).unflatten(1, (self.heads, -1)), graph)
-
-    def _normalized(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        k = self.key(x).unflatten(1, (self.heads, -1)) if self.projection == "separate" else q
         if self.normalize == "row":
-            return unit_rows(q, dim=2)
+            return unit_rows(q, k) if unit else (q, k)
         if self.normalize is None:
-            return q
+            return q, k
+        q_normal = self._frobenius(q, graph)
+        return q_normal, q_normal if k is q else self._frobenius(k, graph)
+
+    def _frobenius(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
         square = q.square().sum((1, 2))
         if graph.is_single:
             return q * reciprocal(square.sum().sqrt())

@@ -7,8 +7,8 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, IdentityCoupling, LowRankCoupling, row_normalized
-from diffusion_mp.diffusivities.query_key import Projection, QueryKeyDiffusivity, graph_size
+from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
+from diffusion_mp.diffusivities.query_key import Projection, QueryKeyDiffusivity
 from diffusion_mp.graph import Graph
 
 
@@ -58,6 +58,5 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         super().__init__(channels, heads, projection, head_channels, normalize)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        q, k = self.queries_and_keys(x, graph)
-        pairs = LowRankCoupling(q / graph_size(graph, q), k, graph.segments)
-        return row_normalized(IdentityCoupling(x.size(0), dtype=q.dtype, device=q.device) + pairs)
+        q, k = self.queries_and_keys(x, graph, unit=False)
+        return LinearAttentionCoupling(q, k, graph.segments, own=1.0, unit=self.normalize == "row")
