@@ -1,0 +1,86 @@
+"""Row-normalised low-rank attention, normalised on the way: DIFFormer-s and SGFormer are of this kind."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling, SumCoupling
+from diffusion_mp.couplings.features import unit_rows, with_constant
+from diffusion_mp.couplings.identity import IdentityCoupling
+from diffusion_mp.couplings.low_rank import LowRankCoupling, check_features
+from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
+from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
+
+
+class LinearAttentionCoupling(Coupling):
+    r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
+
+    DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
+    al. 2023b). A product is one operation, O(N F D): neither unit vectors nor row sums are kept. A row whose sum is
+    zero becomes a zero row.
+
+    Args:
+        query: q of the receivers [N, H, F].
+        key: k of the senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        constant: c.
+        own: what a node weighs in its own row beyond s_ii, as a multiple of n.
+        unit: divide every q_i and k_j by its norm.
+        symmetric, nonnegative: promises about the entries of S as it is in the end.
+
+    Raises:
+        ValueError: query and key are not of one shape [N, H, F].
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        *,
+        constant: float = 0.0,
+        own: float = 0.0,
+        unit: bool = False,
+        symmetric: bool = False,
+        nonnegative: bool = False,
+    ) -> None:
+        check_features(query, key)
+        super().__init__(
+            query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=True, nonnegative=nonnegative
+        )
+        self.query, self.key, self.ptr = query, key, ptr
+        self.constant, self.own, self.unit = constant, own, unit
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
+        return linear_attention(query, key, v, self.ptr, constant=self.constant, own=self.own, unit=self.unit)
+
+    def _by_entries(self) -> ReweightedCoupling:
+        """The same operator, D⁻¹(own n I + c 11ᵀ + QKᵀ), as a coupling that has each of its parts."""
+        query, key = unit_rows(self.query, self.key) if self.unit else (self.query, self.key)
+        pairs: Coupling = LowRankCoupling(
+            with_constant(query, self.constant), with_constant(key, 1.0), self.ptr, nonnegative=self.nonnegative
+        )
+        if self.own:
+            one = torch.ones(self.num_nodes, 1, 1, dtype=self.dtype, device=self.device)
+            weight = self.own * linear_product(one, one, one, self.ptr).squeeze(2)
+            identity = IdentityCoupling(self.num_nodes, dtype=self.dtype, device=self.device)
+            pairs = SumCoupling([ReweightedCoupling(identity, weight, nonnegative=self.own > 0), pairs])
+        return row_normalized(pairs)
+
+    def _transpose(self) -> Coupling:
+        return self._by_entries().T
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        """1, or 0 for a row whose sum is zero."""
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        with torch.no_grad():
+            return (self._product(ones) != 0).squeeze(2).to(self.dtype)
+
+    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._by_entries().at(edge_index)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        return self._by_entries().to_dense()
