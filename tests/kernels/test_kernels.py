@@ -8,7 +8,6 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.linear_attention import reference as linear_reference
 from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product
-from diffusion_mp.kernels.spmm import reference as sparse_reference
 from diffusion_mp.kernels.spmm import sddmm, spmm
 from diffusion_mp.testing import tolerance
 
@@ -65,25 +64,24 @@ def test_linear_product_equals_its_reference(batch, channels, generator):
 @pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200), (500, 2049)])
 def test_sparse_products_equal_their_references(heads, nodes, edges, generator):
     edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
-    source, target = edge_index
     pattern = Graph(nodes, edge_index).pattern
     weight, v = randn(edges, heads, generator=generator), randn(nodes, 3, 5, generator=generator)
     assert_same(
         lambda w, v: spmm(pattern, w, v),
-        lambda w, v: sparse_reference.spmm(target, source, w, v),
+        lambda w, v: spmm(pattern, w, v, backend="reference"),
         [weight, v],
         generator,
     )
     weight, v = randn(edges, 7, generator=generator), randn(nodes, 7, 1, generator=generator)  # one for every channel
     assert_same(
         lambda w, v: spmm(pattern, w, v),
-        lambda w, v: sparse_reference.spmm(target, source, w, v),
+        lambda w, v: spmm(pattern, w, v, backend="reference"),
         [weight, v],
         generator,
     )
     a, b = (randn(nodes, heads, 5, generator=generator) for _ in range(2))
     assert_same(
-        lambda a, b: sddmm(pattern, a, b), lambda a, b: sparse_reference.sddmm(target, source, a, b), [a, b], generator
+        lambda a, b: sddmm(pattern, a, b), lambda a, b: sddmm(pattern, a, b, backend="reference"), [a, b], generator
     )
 
 
@@ -116,6 +114,6 @@ def test_registered_operations_pass_opcheck(ragged, generator):
     ops = torch.ops.diffusion_mp
     torch.library.opcheck(ops.linear_product.default, (q, k, v, ptr, "auto"))
     pattern = list(Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern)
-    torch.library.opcheck(ops.spmm.default, (pattern, torch.rand(20, 2, requires_grad=True), v))
-    torch.library.opcheck(ops.sddmm.default, (pattern, q, k))
+    torch.library.opcheck(ops.spmm.default, (pattern, torch.rand(20, 2, requires_grad=True), v, "auto"))
+    torch.library.opcheck(ops.sddmm.default, (pattern, q, k, "auto"))
     torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))

@@ -92,7 +92,7 @@ def test_products_equal_their_reference(
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator)
     got = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose)
-    expected = reference.neumann_product(v, alpha, strides, boundary, ptr, transpose)
+    expected = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose, backend="reference")
     torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
     weight = torch.randn(got.shape, generator=generator, dtype=DOUBLE)
     for mine, theirs in zip(
@@ -102,7 +102,7 @@ def test_products_equal_their_reference(
     ):
         torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())
     inner = neumann_inner(weight, v, strides, boundary, ptr)
-    truth = reference.neumann_inner(weight, v, strides, boundary, ptr)
+    truth = neumann_inner(weight, v, strides, boundary, ptr, backend="reference")
     torch.testing.assert_close(inner, truth, **tolerance("product", DOUBLE)._asdict())
 
 
@@ -261,8 +261,8 @@ def test_registered_operations_pass_opcheck(lengths: list[int] | None, generator
     ops = torch.ops.diffusion_mp
     for boundary in BOUNDARIES:
         for transpose in (False, True):
-            torch.library.opcheck(ops.neumann_product.default, (v, alpha, [1, 4], boundary, ptr, transpose))
-    torch.library.opcheck(ops.neumann_inner.default, (g, v, [1, 4], "replicate", ptr))
+            torch.library.opcheck(ops.neumann_product.default, (v, alpha, [1, 4], boundary, ptr, transpose, "auto"))
+    torch.library.opcheck(ops.neumann_inner.default, (g, v, [1, 4], "replicate", ptr, "auto"))
     for periodic in (False, True):
         torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr))
         torch.library.opcheck(ops.neumann_modes.default, (v.detach(), [1, 4], periodic, ptr))

@@ -215,11 +215,11 @@ def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
     return torch.stack([torch.block_diag(*(z[h] for z in blocks)) for h in range(q.size(1))]), torch.cat(potentials)
 
 
-def everything(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
+def everything(q, k, fq, fk, lam, leak, v, ptr, backend="auto") -> Tensor:
     """Product, transposed product and log-potentials side by side."""
-    rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr)
+    rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
     there, back = (
-        sparse_flow_product(q, k, fq, fk, v, lam, rows.a, rows.w, ptr, transpose=transpose)
+        sparse_flow_product(q, k, fq, fk, v, lam, rows.a, rows.w, ptr, transpose=transpose, backend=backend)
         for transpose in (False, True)
     )
     return torch.cat([there, back, rows.log_mu.unsqueeze(2)], dim=2)
@@ -246,6 +246,15 @@ def test_the_fast_path_equals_the_sort(batch, tile, friction, generator, monkeyp
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
     assert_same(partial(everything, ptr=ptr), partial(everything_by_sort, ptr=ptr), arguments, generator)
+
+
+def test_the_reference_backend_equals_the_fast_path(batch, generator) -> None:
+    ptr, n = batch
+    arguments = inputs(n, generator)
+    assert_same(partial(everything, ptr=ptr), partial(everything, ptr=ptr, backend="reference"), arguments, generator)
+    fast, plain = (sparse_flow_potentials(*arguments[:6], ptr, backend=backend) for backend in ("cpu", "reference"))
+    for name, got, expected in zip(fast._fields, fast, plain, strict=True):
+        torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -317,8 +326,10 @@ def test_registered_operations_pass_opcheck(ragged, generator) -> None:
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
     *arguments, v = inputs(9, generator, dtype=torch.float32)
     ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.sparse_flow_potentials.default, (*arguments, ptr))
+    torch.library.opcheck(ops.sparse_flow_potentials.default, (*arguments, ptr, "auto"))
     rows = sparse_flow_potentials(*arguments, ptr)
     a, w = (t.detach().requires_grad_() for t in (rows.a, rows.w))
     for transpose in (False, True):
-        torch.library.opcheck(ops.sparse_flow_product.default, (*arguments[:4], v, arguments[4], a, w, ptr, transpose))
+        torch.library.opcheck(
+            ops.sparse_flow_product.default, (*arguments[:4], v, arguments[4], a, w, ptr, transpose, "auto")
+        )

@@ -7,8 +7,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
+from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
 from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.sparse_flow import tiled
+from diffusion_mp.kernels.sparse_flow import reference, tiled
+
+
+def _run(function: str, backend: str, *args: Any) -> Any:
+    """``function`` of the backend that was named, or of the first that does not decline."""
+    table = {"cpu": Implementation(getattr(tiled, function), always)}
+    with without_autocast(args[0]):
+        return choose("sparse_flow", backend, table, *args)(*args)
 
 
 @torch.library.custom_op("diffusion_mp::sparse_flow_potentials", mutates_args=())
@@ -20,14 +28,16 @@ def _potentials(
     lam: Tensor,
     leak: Tensor,
     ptr: Optional[Tensor],  # noqa: UP045
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    with without_autocast(q):
-        return tiled.potentials(q, k, fq, fk, lam, leak, ptr)
+    rows = _run("potentials", backend, q, k, fq, fk, lam, leak, ptr)
+    a, w, log_mu, resistance, slope, work, support = rows
+    return a, w, log_mu, resistance, slope, work, support
 
 
 @_potentials.register_fake
 def _(
-    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     a, w, log_mu, resistance, slope, work, support = empty_like(*7 * [lam])
     return a, w, log_mu, resistance, slope, work, support
@@ -50,12 +60,12 @@ def _potentials_backward(
     resistance: Tensor,
     slope: Tensor,
     ptr: Optional[Tensor],  # noqa: UP045
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = (a, w, log_mu, resistance, slope)
-    with without_autocast(q):
-        dq, dk, dfq, dfk, dlam, dleak = tiled.potentials_backward(
-            grad_a, grad_w, grad_mu, q, k, fq, fk, lam, leak, *rows, ptr
-        )
+    dq, dk, dfq, dfk, dlam, dleak = _run(
+        "potentials_backward", backend, grad_a, grad_w, grad_mu, q, k, fq, fk, lam, leak, *rows, ptr
+    )
     return dq, dk, dfq, dfk, dlam, dleak
 
 
@@ -70,7 +80,7 @@ def _(
     fk: Tensor,
     lam: Tensor,
     leak: Tensor,
-    *rows: Tensor | None,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dfq, dfk, dlam, dleak = empty_like(q, k, fq, fk, lam, leak)
     return dq, dk, dfq, dfk, dlam, dleak
@@ -88,24 +98,14 @@ def _product(
     w: Tensor,
     ptr: Optional[Tensor],  # noqa: UP045
     transpose: bool,
+    backend: str,
 ) -> Tensor:
-    with without_autocast(q):
-        return tiled.product(q, k, fq, fk, v, lam, a, w, ptr, transpose)
+    out: Tensor = _run("product", backend, q, k, fq, fk, v, lam, a, w, ptr, transpose)
+    return out
 
 
 @_product.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    fq: Tensor,
-    fk: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    a: Tensor,
-    w: Tensor,
-    ptr: Tensor | None,
-    transpose: bool,
-) -> Tensor:
+def _(q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
@@ -122,9 +122,9 @@ def _product_backward(
     w: Tensor,
     ptr: Optional[Tensor],  # noqa: UP045
     transpose: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    with without_autocast(q):
-        grads = tiled.product_backward(grad, q, k, fq, fk, v, lam, a, w, ptr, transpose)
+    grads = _run("product_backward", backend, grad, q, k, fq, fk, v, lam, a, w, ptr, transpose)
     dq, dk, dfq, dfk, dv, dlam, da, dw = grads
     return dq, dk, dfq, dfk, dv, dlam, da, dw
 
@@ -140,8 +140,7 @@ def _(
     lam: Tensor,
     a: Tensor,
     w: Tensor,
-    ptr: Tensor | None,
-    transpose: bool,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dfq, dfk, dv, dlam, da, dw = empty_like(q, k, fq, fk, v, lam, a, w)
     return dq, dk, dfq, dfk, dv, dlam, da, dw
@@ -156,25 +155,25 @@ once_differentiable(
 
 
 def _setup_potentials(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ptr = inputs
+    *tensors, ptr, ctx.backend = inputs
     ctx.save_for_backward(*tensors, *output[:5], ptr)
     ctx.mark_non_differentiable(*output[3:])
 
 
 def _differentiate_potentials(ctx: Any, grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, *others: Any) -> Any:
-    return (*_potentials_backward(grad_a, grad_w, grad_mu, *ctx.saved_tensors), None)
+    return (*_potentials_backward(grad_a, grad_w, grad_mu, *ctx.saved_tensors, ctx.backend), None, None)
 
 
 _potentials.register_autograd(_differentiate_potentials, setup_context=_setup_potentials)
 
 
 def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.transpose = inputs
+    *tensors, ctx.transpose, ctx.backend = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_product_backward(grad, *ctx.saved_tensors, ctx.transpose), None, None)
+    return (*_product_backward(grad, *ctx.saved_tensors, ctx.transpose, ctx.backend), None, None, None)
 
 
 _product.register_autograd(_differentiate_product, setup_context=_setup_product)
@@ -202,6 +201,8 @@ def sparse_flow_potentials(
     lam: Float[Tensor, "N H"],
     leak: Float[Tensor, "N H"],
     ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
 ) -> RowPotentials:
     r"""Solve min ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² for every row i (SFi-Former, Eqs. 6, 8, 9).
 
@@ -212,11 +213,17 @@ def sparse_flow_potentials(
         q, k: features of receivers and senders. friction_q, friction_k: those of the frictions.
         lam: λ ≥ 0 of every row. leak: 1/α, 0 for exact conservation.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+        backend: how it is computed; see `kernels.dispatch`.
 
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
     """
+    name = requested("sparse_flow", backend)
     (q, k, friction_q, friction_k, lam, leak), _ = accumulating(q, k, friction_q, friction_k, lam, leak)
-    a, w, log_mu, _, _, work, support = _potentials(q, k, friction_q, friction_k, lam, leak, ptr)
+    arguments = (q, k, friction_q, friction_k, lam, leak, ptr)
+    if name == "reference":
+        a, w, log_mu, work, support = reference.sparse_flow_potentials(*arguments)
+    else:
+        a, w, log_mu, _, _, work, support = _potentials(*arguments, name)
     return RowPotentials(a, w, log_mu, work.detach(), support.detach())
 
 
@@ -232,11 +239,16 @@ def sparse_flow_product(
     ptr: Tensor | None = None,
     *,
     transpose: bool = False,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j z_ij v_j with z_ij = e^{q_i·k_j + a_i} max(1 − λ_i e^{q̃_i·k̃_j − w_i}, 0).
 
     ``transpose``: out_i = Σ_j z_ji v_j; λ, a and w still belong to the rows of z. O(N²) time, O(N) memory, also in the
     backward pass; once differentiable; the result has the dtype of ``v``.
     """
+    name = requested("sparse_flow", backend)
     (q, k, friction_q, friction_k, lam, a, w, v), dtype = accumulating(q, k, friction_q, friction_k, lam, a, w, v)
-    return _product(q, k, friction_q, friction_k, v, lam, a, w, ptr, transpose).to(dtype)
+    arguments = (q, k, friction_q, friction_k, v, lam, a, w, ptr, transpose)
+    if name == "reference":
+        return reference.sparse_flow_product(*arguments).to(dtype)
+    return _product(*arguments, name).to(dtype)

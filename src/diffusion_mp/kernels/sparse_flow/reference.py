@@ -1,8 +1,9 @@
-"""The plain truth about one row: exact by a sort, differentiable on the support."""
+"""The plain truth: one row, exact by a sort and differentiable on the support; every graph's rows, written out."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -87,3 +88,42 @@ def log_entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tens
     theta = lam * (u - w).clamp(max=exp_limit(s.dtype)).exp()
     flows = theta < 1
     return (s + a + (-theta.masked_fill(~flows, 0.0)).log1p()).masked_fill(~flows, -math.inf)
+
+
+def _per_graph(ptr: Tensor | None, num_nodes: int) -> list[slice]:
+    bounds = [0, num_nodes] if ptr is None else ptr.tolist()
+    return [slice(a, b) for a, b in pairwise(bounds)]
+
+
+def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
+    """Inner products of the rows of one graph, [H, n, n]."""
+    return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
+
+
+def sparse_flow_potentials(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
+) -> tuple[Tensor, ...]:
+    """a, w, log μ, the work of the frictions and the size of the support, [N, H], from the rows solved by sorting."""
+    parts = []
+    for rows in _per_graph(ptr, q.size(0)):
+        s, u = _scores(q, k, rows), _scores(fq, fk, rows)
+        resistance, friction = (-s).logsumexp(2), u.logsumexp(2)
+        theta = lam[rows].t().unsqueeze(2) * u.softmax(2)
+        flow, mu = solve_rows(s + resistance.unsqueeze(2), theta, 1 / leak[rows].t().unsqueeze(2))
+        log_mu = mu.log()
+        work, support = (theta * flow).sum(2), (flow > 0).sum(2).to(flow)
+        parts.append(torch.stack([resistance + log_mu, friction + log_mu, log_mu, work, support]))
+    return tuple(torch.cat(parts, dim=2).transpose(1, 2))
+
+
+def sparse_flow_product(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
+    ptr: Tensor | None, transpose: bool,
+) -> Tensor:  # fmt: skip
+    """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
+    parts = []
+    for rows in _per_graph(ptr, q.size(0)):
+        of_rows = (x[rows].t().unsqueeze(2) for x in (lam, a, w))
+        z = entries(_scores(q, k, rows), _scores(fq, fk, rows), *of_rows)
+        parts.append(torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows]))
+    return torch.cat(parts)
