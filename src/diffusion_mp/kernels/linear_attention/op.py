@@ -7,14 +7,22 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.derivatives import empty_like
 from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.product import linear_product
 from diffusion_mp.kernels.precision import accumulating, promoted, without_autocast
 
-FORWARD = {"cpu": Implementation(blocked.forward, always)}
-BACKWARD = {"cpu": Implementation(blocked.backward, always)}
+
+def _run(function: str, backend: str, *args: Any) -> Any:
+    """``function`` of the backend that was named, or of the first that does not decline."""
+    table = {
+        "triton": gpu.implementation("diffusion_mp.kernels.linear_attention.triton", function, backend),
+        "cpu": Implementation(getattr(blocked, function), always),
+    }
+    with without_autocast(args[0]):
+        return choose("linear_attention", backend, table, *args)(*args)
 
 
 @torch.library.custom_op("diffusion_mp::linear_attention", mutates_args=())
@@ -28,9 +36,7 @@ def _linear_attention(
     unit: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    args = (q, k, v, ptr, constant, own, unit)
-    with without_autocast(q):
-        out, den = choose("linear_attention", backend, FORWARD, *args)(*args)
+    out, den = _run("forward", backend, q, k, v, ptr, constant, own, unit)
     return out, den
 
 
@@ -54,9 +60,7 @@ def _linear_attention_backward(
     unit: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    args = (grad, q, k, v, out, den, ptr, constant, own, unit)
-    with without_autocast(q):
-        dq, dk, dv = choose("linear_attention", backend, BACKWARD, *args)(*args)
+    dq, dk, dv = _run("backward", backend, grad, q, k, v, out, den, ptr, constant, own, unit)
     return dq, dk, dv
 
 
@@ -82,6 +86,7 @@ _linear_attention.register_autograd(_differentiate, setup_context=_setup)
 
 def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool) -> Tensor:
     """The same from operations that are differentiable any number of times."""
+    (q, k, v), dtype = accumulating(q, k, v)
     if unit:
         q, k = normalize(q, dim=2), normalize(k, dim=2)
     one = torch.ones_like(v[:, :, :1])
@@ -90,7 +95,7 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: flo
     size = linear_product(one, one, one, ptr)
     total, den = ((own * size * x + linear_product(q, k, x, ptr)) for x in (v, one))
     empty = den == 0
-    return torch.where(empty, 0.0, total / torch.where(empty, 1.0, den))
+    return torch.where(empty, 0.0, total / torch.where(empty, 1.0, den)).to(dtype)
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -2,8 +2,8 @@
 
 Per graph the state of senders x̃ (k, or k/‖k‖) and values y is M = Σ x̃ yᵀ [F×D], m = Σ w x̃ [F] and r = Σ y [D]; runs of
 rows are summed by one program each, and the sums of a graph by another: always in one order, without atomics.
-Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and h_i = −grad_i·out_i/d_i for the denominators d,
-the state of q and g (w = h) meets k, and the first state, computed anew, meets q.
+Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and h_i = −grad_i·out_i/d_i for the denominators
+d, the state of q and g (w = h) meets k, and the first state, computed anew, meets q.
 """
 
 from __future__ import annotations
@@ -189,21 +189,22 @@ class _Launch:
     def __init__(self, x: Tensor, y: Tensor, ptr: Tensor | None, unit: bool) -> None:
         self.nodes, self.heads, self.features = x.shape
         self.channels = y.size(2)
-        wide = max(padded(self.features), padded(self.channels))
         # Enough rows for a state to be small beside them, so that the states of all runs are small beside the inputs.
-        rows = max(4 * wide, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
+        least = max(256, 4 * padded(self.features), 4 * padded(self.channels))
+        rows = max(least, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
         self.tiles: Tiles = tiles(ptr, self.nodes, rows, x.device)
-        self.block = min(64, padded(self.channels))
-        self.parts = triton.cdiv(self.channels, self.block)
+        wide = padded(self.features)
+        block = min(64 if wide <= 64 else 32, padded(self.channels))
+        self.parts = max(1, triton.cdiv(self.channels, block))  # denominators also where there is no channel
         self.sizes = (self.heads, self.features, self.channels)
         self.options: dict[str, Any] = {
             "UNIT": unit,
             "PRECISION": precision(x.dtype),
-            "BLOCK_N": 64 if padded(self.features) <= 64 else 32,
-            "BLOCK_F": padded(self.features),
-            "BLOCK_D": self.block,
-            "num_warps": 4 if padded(self.features) <= 64 else 8,
-            "num_stages": 2,
+            "BLOCK_N": 64 if wide <= 64 else 32 if wide <= 128 else 16,
+            "BLOCK_F": wide,
+            "BLOCK_D": block,
+            "num_warps": 4 if wide <= 64 else 8,
+            "num_stages": 2 if wide <= 128 else 1,
         }
 
     def state(self, x: Tensor, y: Tensor, scale: Tensor | None, weight: Tensor | None) -> Tensor:
@@ -271,6 +272,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
+    out, den = out.contiguous(), den.contiguous()
     with torch.cuda.device_of(q):
         scale, weight = torch.empty_like(den), torch.empty_like(den)
         _row_terms[(triton.cdiv(den.numel(), 32),)](

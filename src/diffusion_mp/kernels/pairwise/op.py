@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_choice
+from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
 from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
 from diffusion_mp.kernels.pairwise import reference, tiled
@@ -16,7 +17,10 @@ from diffusion_mp.kernels.precision import accumulating, promoted, without_autoc
 
 def _run(function: str, backend: str, *args: Any) -> Any:
     """``function`` of the backend that was named, or of the first that does not decline: ``tiled.py`` has them all."""
-    table = {"cpu": Implementation(getattr(tiled, function), always)}
+    table = {
+        "triton": gpu.implementation("diffusion_mp.kernels.pairwise.triton", function, backend),
+        "cpu": Implementation(getattr(tiled, function), always),
+    }
     with without_autocast(args[0]):
         return choose("the pairwise kernels", backend, table, *args)(*args)
 

@@ -1,0 +1,96 @@
+"""What the Triton kernels share: when they decline, and how rows are dealt out. Triton itself is not imported here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffusion_mp.kernels.dispatch import Implementation
+
+#: The widest rows that fit into the registers of one program.
+WIDEST = 256
+
+
+def implementation(module: str, function: str, backend: str) -> Implementation:
+    """``function`` of a module of Triton kernels, which is imported when it runs."""
+
+    def run(*args: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*args)
+
+    return Implementation(run, partial(_declines, backend))
+
+
+def _declines(backend: str, *args: Any) -> str | None:
+    """Why the kernels cannot take these arguments, as the end of a sentence; ``None``: they can.
+
+    Triton's interpreter (TRITON_INTERPRET=1) runs them on the CPU, for tests: slowly, so only where it was named.
+    """
+    tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    interpreted = backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if not (interpreted or all(tensor.is_cuda for tensor in tensors)):
+        return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.version.hip is not None:
+        return "its kernels use number formats of Nvidia's GPUs"
+    if any(tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors):
+        return "its kernels accumulate in float32, and a tensor is neither float32 nor half precision"
+    widest = max((tensor.size(2) for tensor in tensors if tensor.dim() == 3), default=0)
+    return None if widest <= WIDEST else f"its rows have at most {WIDEST} channels, and a tensor has {widest}"
+
+
+class Tiles(NamedTuple):
+    """Runs of rows that together cover every graph; a graph without rows has one that is empty."""
+
+    table: Tensor
+    """[T, 5]: first and last row of the run, first and last row of its graph (last exclusive), number of the graph."""
+    offset: Tensor
+    """[B+1]: the runs of every graph."""
+
+    @property
+    def graphs(self) -> int:
+        """B."""
+        return self.offset.size(0) - 1
+
+    def __len__(self) -> int:
+        return self.table.size(0)
+
+
+def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:
+    """Runs of at most ``rows`` rows. For one graph nothing is copied to the device, which a CUDA graph refuses."""
+    if ptr is None:
+        first = torch.arange(0, max(num_nodes, 1), rows, device=device)
+        zero, end = torch.zeros_like(first), torch.full_like(first, num_nodes)
+        table = torch.stack([first, (first + rows).clamp(max=num_nodes), zero, end, zero], dim=1)
+        return Tiles(table, torch.arange(2, device=device) * first.numel())
+    count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
+    offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    graph = torch.arange(count.numel()).repeat_interleave(count)
+    begin, end = ptr[graph], ptr[graph + 1]
+    first = begin + (torch.arange(graph.numel()) - offset[graph]) * rows
+    table = torch.stack([first, (first + rows).minimum(end), begin, end, graph], dim=1)
+    return Tiles(table.to(device), offset.to(device))
+
+
+def padded(width: int) -> int:
+    """The block that holds a row of this width: a power of two, and 16 at least, for the matrix units."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How the matrix units multiply float32 tiles.
+
+    For float32 inputs in three products of TF32 numbers, whose sum is right to 2⁻²¹ or so: the exact product has no
+    matrix units. For half precision in one, with float16's ten bits but the range of float32.
+    """
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def row_contiguous(x: Tensor) -> Tensor:
+    """``x`` [N, H, F] with neighbouring channels side by side; an expanded head axis is not written out."""
+    return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()

@@ -1,0 +1,239 @@
+"""The GPU path: one program per run of rows meets all columns of its graph; scores never leave the registers.
+
+As in ``tiled.py`` a tile has the weights w_ij = f(s_ij) e^{−ℓ_ij}, and the level ℓ is subtracted before anything is
+exponentiated. In the backward pass receivers and senders are gathered by a program each, with the roles exchanged, so
+that no sum needs atomics and every one has a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffusion_mp.kernels.gpu import padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.precision import exp_limit
+
+LIMIT = tl.constexpr(exp_limit(torch.float32))
+
+
+@triton.jit
+@no_type_check
+def _load(x, row, inside, head, stride_n, stride_h, column, width):
+    """Rows of x [N, H, width]; zeros outside."""
+    mask = inside[:, None] & (column[None, :] < width)
+    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _weights(s, level, inside, SIGMOID: tl.constexpr):
+    """w = f(s) e^{−ℓ}, zero in columns outside, and φ = (log f)′: σ(−s) = w e^{ℓ − s}, or 1 for exp."""
+    if SIGMOID:
+        odds = tl.exp(tl.minimum(level - s, LIMIT))
+        w = 1.0 / (odds + tl.exp(level))
+        slope = w * odds
+    else:
+        w = tl.exp(s - level)
+        slope = 1.0
+    return tl.where(inside[None, :], w, 0.0), slope
+
+
+@triton.jit
+@no_type_check
+def _attention(
+    q, k, v, table, out, lse, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
+    SIGMOID: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Σ_j w_ij v_j / Σ_j w_ij and log Σ_j f(s_ij). The level is the largest log f so far; sums shrink as it rises."""
+    program = tl.program_id(0).to(tl.int64)
+    head, tile = program % H, program // H
+    f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
+    row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
+    within = row < tl.load(table + 5 * tile + 1)
+    queries = _load(q, row, within, head, q_n, q_h, f, F)
+    level = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    end = tl.load(table + 5 * tile + 3)
+    for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
+        col = start + tl.arange(0, BLOCK_N)
+        inside = col < end
+        keys = _load(k, col, inside, head, k_n, k_h, f, F)
+        s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        above = tl.max(tl.where(inside[None, :], s, float("-inf")), axis=1)
+        if SIGMOID:
+            above = tl.minimum(above, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(above)))
+        above = tl.maximum(level, above)
+        shrink = tl.exp(level - above)
+        level = above
+        w, _ = _weights(s, level[:, None], inside, SIGMOID)
+        total = total * shrink + tl.sum(w, axis=1)
+        if VALUES:
+            values = _load(v, col, inside, head, v_n, v_h, d, D).to(PRODUCT)
+            sums = tl.dot(w.to(PRODUCT), values, sums * shrink[:, None], input_precision=PRECISION)
+    tl.store(lse + row * H + head, tl.log(total) + level, mask=within)
+    if VALUES:
+        mask = within[:, None] & (d[None, :] < D)
+        tl.store(out + (row[:, None] * H + head) * D + d[None, :], sums / total[:, None], mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _product(
+    q, k, v, row_shift, col_shift, table, out, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
+    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Σ_j w_ij v_j with the level −a_i − b_j."""
+    program = tl.program_id(0).to(tl.int64)
+    head, tile = program % H, program // H
+    f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
+    row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
+    within = row < tl.load(table + 5 * tile + 1)
+    queries = _load(q, row, within, head, q_n, q_h, f, F)
+    shift = tl.load(row_shift + row * H + head, mask=within, other=0.0)
+    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    end = tl.load(table + 5 * tile + 3)
+    for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
+        col = start + tl.arange(0, BLOCK_N)
+        inside = col < end
+        s = tl.dot(queries, tl.trans(_load(k, col, inside, head, k_n, k_h, f, F)), input_precision=PRECISION)
+        level = -shift[:, None] - tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
+        w, _ = _weights(s, level, inside, SIGMOID)
+        values = _load(v, col, inside, head, v_n, v_h, d, D).to(PRODUCT)
+        sums = tl.dot(w.to(PRODUCT), values, sums, input_precision=PRECISION)
+    mask = within[:, None] & (d[None, :] < D)
+    tl.store(out + (row[:, None] * H + head) * D + d[None, :], sums, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _gradient(
+    x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, dx, product,
+    x_n, x_h, y_n, y_h, left_n, left_h, right_n, right_h, H, F, D,
+    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, where it is wanted, product_i = Σ_j w_ij right_j."""
+    program = tl.program_id(0).to(tl.int64)
+    head, tile = program % H, program // H
+    f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
+    row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
+    within = row < tl.load(table + 5 * tile + 1)
+    xs = _load(x, row, within, head, x_n, x_h, f, F)
+    lefts = _load(left, row, within, head, left_n, left_h, d, D)
+    row_level = tl.zeros([BLOCK_M], tl.float32)
+    if row_shift is not None:
+        row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
+    gradient = tl.zeros([BLOCK_M, BLOCK_F], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    end = tl.load(table + 5 * tile + 3)
+    for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
+        col = start + tl.arange(0, BLOCK_N)
+        inside = col < end
+        ys = _load(y, col, inside, head, y_n, y_h, f, F)
+        rights = _load(right, col, inside, head, right_n, right_h, d, D)
+        level = row_level[:, None]
+        if col_shift is not None:
+            level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
+        w, slope = _weights(tl.dot(xs, tl.trans(ys), input_precision=PRECISION), level, inside, SIGMOID)
+        if product is not None:
+            sums = tl.dot(w.to(PRODUCT), rights.to(PRODUCT), sums, input_precision=PRECISION)
+        g = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
+        if row_delta is not None:
+            g -= tl.load(row_delta + row * H + head, mask=within, other=0.0)[:, None]
+        if col_delta is not None:
+            g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[None, :]
+        g *= w * slope
+        gradient = tl.dot(g.to(PRODUCT), ys.to(PRODUCT), gradient, input_precision=PRECISION)
+    mask = within[:, None] & (f[None, :] < F)
+    tl.store(dx + (row[:, None] * H + head) * F + f[None, :], gradient, mask=mask)
+    if product is not None:
+        mask = within[:, None] & (d[None, :] < D)
+        tl.store(product + (row[:, None] * H + head) * D + d[None, :], sums, mask=mask)
+
+
+def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+    """Runs of rows, the number of programs, and what all kernels are told."""
+    features, channels = padded(q.size(2)), padded(v.size(2))
+    wide = max(features, channels) * q.element_size()  # bytes of a row; tiles of rows have to fit into shared memory
+    height = 64 if wide <= 256 else 32
+    options = {
+        "SIGMOID": score == "sigmoid",
+        "PRECISION": precision(q.dtype),
+        # Weights are rounded to bfloat16 beside bfloat16 values; float16 has not the range for them.
+        "PRODUCT": tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32,
+        "BLOCK_M": height,
+        "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
+        "BLOCK_F": features,
+        "BLOCK_D": channels,
+        "num_warps": 4 if wide <= 128 else 8,
+        "num_stages": 2 if wide <= 256 else 1,
+    }
+    table = tiles(ptr, q.size(0), height, q.device).table
+    return table, (table.size(0) * q.size(1),), options
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, Tensor]:
+    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
+    q, k, v = (row_contiguous(x) for x in (q, k, v))
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        table, grid, options = _plan(q, v, ptr, score)
+        sizes = (q.size(1), q.size(2), v.size(2))
+        _attention[grid](q, k, v, table, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
+    return out, lse
+
+
+def product(
+    q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str
+) -> Tensor:
+    """Σ_j exp(log f(s_ij) + a_i + b_j) v_j, [N, H, D], in the dtype of v."""
+    q, k, v = (row_contiguous(x) for x in (q, k, v))
+    row_shift, col_shift = row_shift.contiguous(), col_shift.contiguous()
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    with torch.cuda.device_of(q):
+        table, grid, options = _plan(q, v, ptr, score)
+        sizes = (q.size(1), q.size(2), v.size(2))
+        _product[grid](q, k, v, row_shift, col_shift, table, out, *_strides(q, k, v), *sizes, **options)
+    return out
+
+
+def backward(
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_shift: Tensor,
+    col_shift: Tensor | None,
+    ptr: Tensor | None,
+    score: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, each in its dtype; see ``tiled.backward``."""
+    grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
+    row_shift, delta = row_shift.contiguous(), delta.contiguous()
+    col_shift = None if col_shift is None else col_shift.contiguous()
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    with torch.cuda.device_of(q):
+        table, grid, options = _plan(q, v, ptr, score)
+        sizes = (q.size(1), q.size(2), v.size(2))
+        _gradient[grid](
+            q, k, grad, v, row_shift, col_shift, delta, None, table, dq, None,
+            *_strides(q, k, grad, v), *sizes, **options,
+        )  # fmt: skip
+        _gradient[grid](
+            k, q, v, grad, col_shift, row_shift, None, delta, table, dk, dv,
+            *_strides(k, q, v, grad), *sizes, **options,
+        )  # fmt: skip
+    return dq, dk, dv

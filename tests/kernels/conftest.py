@@ -1,0 +1,27 @@
+"""Triton's interpreter, which runs the GPU kernels on the CPU, and memory that is never clean by chance."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports Triton
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds NaN, so that a number that was never written is seen."""
+
+    def filled(new: Any) -> Any:
+        def allocate(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = new(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return allocate
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))

@@ -1,0 +1,99 @@
+"""The GPU kernels of linear attention, run by Triton's interpreter, against the reference in double precision."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton_cases import CASES, assert_equals_reference, boundaries, randn
+
+from diffusion_mp.errors import BackendError
+from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.linear_attention import triton as kernels
+
+DIFFORMER: dict[str, Any] = {"constant": 1.0, "unit": True}
+SGFORMER: dict[str, Any] = {"own": 1.0, "unit": True}
+PLAIN: dict[str, Any] = {"constant": 9.0, "own": 0.25}
+OPTIONS = {"difformer": DIFFORMER, "sgformer": SGFORMER, "plain": PLAIN}
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@pytest.mark.parametrize(("sizes", "heads", "features", "channels"), CASES.values(), ids=CASES)
+def test_values_and_gradients(
+    sizes: int | list[int], heads: int, features: int, channels: int, generator: torch.Generator
+) -> None:
+    ptr, n = boundaries(sizes)
+    inputs = [randn(n, heads, width, generator=generator) for width in (features, features, channels)]
+    for options in [DIFFORMER] if n > 300 else OPTIONS.values():
+        assert_equals_reference(partial(linear_attention, ptr=ptr, **options), inputs, generator)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_half_precision(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
+    inputs = [randn(70, 1, width, generator=generator) for width in (9, 9, 20)]
+    assert_equals_reference(partial(linear_attention, **options), inputs, generator, dtype)
+
+
+def test_sums_are_taken_in_float32(generator: torch.Generator) -> None:
+    """Σ_j k_j of 3 000 ones is exact; float16 would stop at 2 048. Each gradient is as small as 1/n, and not lost."""
+    one = torch.ones(3000, 1, 1, dtype=torch.float16)
+    out, den = kernels.forward(one, one, one, None, 0.0, 0.0, False)
+    assert torch.equal(out, one)
+    assert torch.equal(den, torch.full((3000, 1), 3000.0))
+
+
+def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(generator: torch.Generator) -> None:
+    q, k, v = (randn(5, 1, 3, generator=generator) for _ in range(3))
+    q = q * torch.tensor([1.0, 1, 0, 1, 0])[:, None, None]
+    for unit in (False, True):
+        assert_equals_reference(partial(linear_attention, unit=unit), [q, k.abs(), v], generator, gradients=not unit)
+
+
+def test_a_zero_vector_has_the_gradient_of_normalize(generator: torch.Generator) -> None:
+    """0/max(‖0‖, ε): its gradient is 1/ε times that of the unit vector."""
+    q, k, v, grad = (randn(4, 1, 3, generator=generator) for _ in range(4))
+    inputs = [q * torch.tensor([0.0, 1, 1, 1])[:, None, None], k, v]
+    gradients = []
+    for backend in ("triton", "reference"):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        linear_attention(*leaves, constant=1.0, unit=True, backend=backend).backward(grad)
+        gradients.append(leaves[0].grad)
+    assert gradients[1][0].abs().max() > 1e9
+    torch.testing.assert_close(*gradients)
+
+
+def test_inputs_are_read_where_they_lie(generator: torch.Generator) -> None:
+    """A head axis that is expanded, columns of a wider tensor, and rows that are not side by side."""
+    wide = randn(40, 2, 12, generator=generator)
+    q, k = wide[:, :1, :5].expand(-1, 2, -1), wide[..., 5:10]
+    v = randn(40, 3, 2, generator=generator).transpose(1, 2)
+    got = linear_attention(q, k, v, constant=9.0, backend="triton")
+    torch.testing.assert_close(got, linear_attention(q, k, v, constant=9.0, backend="reference"))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_registered_operation_passes_opcheck(ragged: bool, generator: torch.Generator) -> None:
+    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
+    inputs = [randn(9, 2, 3, generator=generator).requires_grad_() for _ in range(3)]
+    torch.library.opcheck(torch.ops.diffusion_mp.linear_attention.default, (*inputs, ptr, 1.0, 0.0, True, "triton"))
+
+
+def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(width: int, backend: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        inputs = [randn(4, 1, width, generator=generator).to(dtype) for _ in range(3)]
+        return linear_attention(*inputs, constant=1.0, unit=True, backend=backend)
+
+    with pytest.raises(BackendError, match="neither float32 nor half precision"):
+        run(3, "triton", torch.float64)
+    with pytest.raises(BackendError, match="at most 256 channels, and a tensor has 257"):
+        run(257, "triton")
+    monkeypatch.setattr(kernels, "forward", None)
+    assert run(3, "auto").isfinite().all()  # the interpreter is too slow to be taken by itself
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(BackendError, match="not on a GPU"):
+        run(3, "triton")
