@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
 from diffusion_mp.kernels.neumann import reference, stencil
 from diffusion_mp.kernels.precision import accumulating, without_autocast
@@ -14,7 +15,10 @@ from diffusion_mp.kernels.precision import accumulating, without_autocast
 
 def _run(function: str, backend: str, *args: Any) -> Any:
     """``function`` of the backend that was named, or of the first that does not decline."""
-    table = {"cpu": Implementation(getattr(stencil, function), always)}
+    table = {
+        "triton": gpu.implementation("diffusion_mp.kernels.neumann.triton", function, backend),
+        "cpu": Implementation(getattr(stencil, function), always),
+    }
     with without_autocast(args[0]):
         return choose("neumann", backend, table, *args)(*args)
 

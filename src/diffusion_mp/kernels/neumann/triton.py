@@ -1,0 +1,163 @@
+"""The GPU path: a run of rows computes where its neighbours are and reads them, for all strides at once.
+
+No index exists in memory, and a row that several strides touch comes from cache after the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffusion_mp.kernels.gpu import padded, tiles
+
+# Rows of one run.
+ROWS = 64
+
+
+@triton.jit
+@no_type_check
+def _read(v, row, mask, channel, channels):
+    mask = mask[:, None] & (channel[None, :] < channels)
+    return tl.load(v + row[:, None] * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def _sum_rows(v, first, count, channel, channels, ROWS: tl.constexpr):
+    """The sum of ``count`` rows, as one row."""
+    place = tl.arange(0, ROWS)
+    total = tl.sum(_read(v, first + place, place < count, channel, channels), axis=0)
+    for start in range(ROWS, count, ROWS):
+        total += tl.sum(_read(v, first + start + place, start + place < count, channel, channels), axis=0)
+    return total[None, :]
+
+
+@triton.jit
+@no_type_check
+def _neighbours(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: tl.constexpr):
+    """v_left + v_right of rows of the sequence [begin, end); the cases are those of ``neighbours.py``."""
+    place, length = row - begin, tl.maximum(end - begin, 1)
+    if BOUNDARY == "symmetric":
+        step = stride % (2 * length)
+        left, right = (place + 2 * length - step) % (2 * length), (place + step) % (2 * length)
+        left, right = tl.minimum(left, 2 * length - 1 - left), tl.minimum(right, 2 * length - 1 - right)
+    elif BOUNDARY == "replicate":
+        left, right = tl.maximum(place - stride, 0), tl.minimum(place + stride, length - 1)
+    elif BOUNDARY == "periodic":
+        left, right = (place + length - stride % length) % length, (place + stride) % length
+    else:
+        left, right = tl.where(place < stride, place, place - stride), place
+        if BOUNDARY == "drop":
+            right = tl.where(place + stride < length, place + stride, place)
+    lefts = _read(v, begin + left, inside, channel, channels)
+    return lefts + _read(v, begin + right, inside, channel, channels)
+
+
+@triton.jit
+@no_type_check
+def _receivers(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: tl.constexpr, ROWS: tl.constexpr):
+    """The transpose, for the two boundaries that are not symmetric: the sum over those whose neighbour a row is.
+
+    For whoever stands on the right it is the left neighbour. Where that was missing, an end took its place, or the
+    row itself.
+    """
+    result = _read(v, row + stride, inside & (row + stride < end), channel, channels)
+    if BOUNDARY == "causal":
+        times = 1.0 + (row - begin < stride).to(tl.float32)
+        result += times[:, None] * _read(v, row, inside, channel, channels)
+    else:
+        result += _read(v, row - stride, inside & (row - stride >= begin), channel, channels)
+        count = tl.minimum(stride, end - begin)
+        head, tail = (inside & (row == begin)).to(tl.float32), (inside & (row == end - 1)).to(tl.float32)
+        if tl.max(head) > 0:
+            result += head[:, None] * _sum_rows(v, begin, count, channel, channels, ROWS)
+        if tl.max(tail) > 0:
+            result += tail[:, None] * _sum_rows(v, end - count, count, channel, channels, ROWS)
+    return result
+
+
+@triton.jit
+@no_type_check
+def _product(
+    v, alpha, table, out, channels, H, D,
+    STRIDES: tl.constexpr, BOUNDARY: tl.constexpr, TURNED: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Σ_k α_k A_{h_k} v of one run of rows and BLOCK_C channels of all heads."""
+    program = tl.program_id(0).to(tl.int64)
+    tile, channel = program // PARTS, program % PARTS * BLOCK_C + tl.arange(0, BLOCK_C)
+    first, last = tl.load(table + 5 * tile), tl.load(table + 5 * tile + 1)
+    begin, end = tl.load(table + 5 * tile + 2), tl.load(table + 5 * tile + 3)
+    total = tl.zeros([ROWS, BLOCK_C], tl.float32)
+    row = first + tl.arange(0, ROWS)
+    inside = row < last
+    for k in tl.static_range(len(STRIDES)):
+        weight = tl.load(alpha + k * H + channel // D, mask=channel < channels, other=0.0).to(tl.float32)
+        if TURNED:
+            pair = _receivers(v, row, inside, begin, end, STRIDES[k], channel, channels, BOUNDARY, ROWS)
+        else:
+            pair = _neighbours(v, row, inside, begin, end, STRIDES[k], channel, channels, BOUNDARY)
+        total += weight[None, :] * pair
+    mask = inside[:, None] & (channel[None, :] < channels)
+    tl.store(out + row[:, None] * channels + channel[None, :], total, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _inner(
+    g, v, table, out, channels,
+    STRIDES: tl.constexpr, BOUNDARY: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Σ_i g_i (A_{h_k} v)_i of one run of rows, for every stride and channel."""
+    program = tl.program_id(0).to(tl.int64)
+    tile, channel = program // PARTS, program % PARTS * BLOCK_C + tl.arange(0, BLOCK_C)
+    first, last = tl.load(table + 5 * tile), tl.load(table + 5 * tile + 1)
+    begin, end = tl.load(table + 5 * tile + 2), tl.load(table + 5 * tile + 3)
+    row = first + tl.arange(0, ROWS)
+    inside = row < last
+    left = _read(g, row, inside, channel, channels)
+    for k in tl.static_range(len(STRIDES)):
+        right = _neighbours(v, row, inside, begin, end, STRIDES[k], channel, channels, BOUNDARY)
+        at = (tile * len(STRIDES) + k) * channels + channel
+        tl.store(out + at, tl.sum(left * right, axis=0), mask=channel < channels)
+
+
+def _plan(
+    v: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None
+) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+    """Runs of rows, the number of programs, and what both kernels are told."""
+    channels = v.size(1) * v.size(2)
+    block = min(64, padded(channels))
+    parts = triton.cdiv(channels, block)
+    table = tiles(ptr, v.size(0), ROWS, v.device).table
+    options = {"STRIDES": tuple(strides), "BOUNDARY": boundary, "PARTS": parts, "ROWS": ROWS, "BLOCK_C": block}
+    return table, (table.size(0) * parts,), {**options, "num_warps": 4}
+
+
+def product(
+    v: Tensor, alpha: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None, transpose: bool
+) -> Tensor:
+    """Σ_k α_k A_{h_k} v, or with the transposed A."""
+    v, alpha = v.contiguous(), alpha.contiguous()
+    out = torch.empty_like(v)
+    with torch.cuda.device_of(v):
+        table, grid, options = _plan(v, strides, boundary, ptr)
+        turned = transpose and boundary in ("replicate", "causal")  # the others are symmetric
+        _product[grid](v, alpha, table, out, v.size(1) * v.size(2), *v.shape[1:], TURNED=turned, **options)
+    return out
+
+
+def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None) -> Tensor:
+    """⟨g, A_{h_k} v⟩ of every stride and head, [K, H]: runs first, then over the runs and the channels of a head."""
+    g, v = g.contiguous(), v.contiguous()
+    with torch.cuda.device_of(v):
+        table, grid, options = _plan(v, strides, boundary, ptr)
+        sums = torch.empty(table.size(0), len(strides), *v.shape[1:], dtype=torch.float32, device=v.device)
+        _inner[grid](g, v, table, sums, v.size(1) * v.size(2), **options)
+    return sums.sum((0, 3)).to(v.dtype)
