@@ -69,8 +69,7 @@ def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
     """w = f(s) e^{−ℓ}; ``below`` is ℓ − s, and e^{ℓ − s} afterwards for the sigmoid, where σ(−s) = w e^{ℓ − s}."""
     if score == "exp":
         return torch.exp(below.neg_(), out=out)
-    odds = below.clamp_(max=exp_limit(below.dtype)).exp_()
-    return torch.add(odds, level.exp(), out=out).reciprocal_()
+    return torch.add(below.exp_(), level.exp(), out=out).reciprocal_()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, Tensor]:
@@ -147,6 +146,8 @@ def backward(
             keys, values = _stack(k, cols), _stack(v, cols)
             level = row if col_shift is None else row - _stack(col_shift.unsqueeze(2), cols)
             below = torch.baddbmm(level, keys, queries.transpose(1, 2), alpha=-1, out=buffer(0, keys, queries))
+            if score == "sigmoid":  # a weight of zero times odds without end is no slope
+                below.clamp_(max=exp_limit(q.dtype))
             w = _weights(below, level, score, buffer(1, keys, queries))
             _add_product(dv, cols, w, grads)
             g = torch.baddbmm(minus_delta, values, grads.transpose(1, 2), out=buffer(2, keys, queries)).mul_(w)
