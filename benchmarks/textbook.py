@@ -10,6 +10,15 @@ from torch import Tensor
 from diffusion_mp.graph import Graph
 
 
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """DIFFormer-s (Wu, Wipf & Yan 2025, Eqs. 55–57): sums over all nodes first, then every query."""
+    q, k = q / q.norm(dim=2, keepdim=True), k / k.norm(dim=2, keepdim=True)
+    kv = torch.einsum("nhm,nhd->hmd", k, v)
+    numerator = v.sum(0) + torch.einsum("nhm,hmd->nhd", q, kv)
+    denominator = q.size(0) + torch.einsum("nhm,hm->nh", q, k.sum(0))
+    return numerator / denominator.unsqueeze(2)
+
+
 def features(x: Tensor, projection: Tensor) -> Tensor:
     """Positive random features φ(x)_r = exp(w_r·x − ½‖x‖²)/√m, [N, H, m]."""
     exponent = torch.einsum("nhd,md->nhm", x, projection) - 0.5 * x.square().sum(-1, keepdim=True)
