@@ -25,14 +25,18 @@ def implementation(module: str, function: str, backend: str) -> Implementation:
     return Implementation(run, partial(_declines, backend))
 
 
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _declines(backend: str, *args: Any) -> str | None:
     """Why the kernels cannot take these arguments, as the end of a sentence; ``None``: they can.
 
-    Triton's interpreter (TRITON_INTERPRET=1) runs them on the CPU, for tests: slowly, so only where it was named.
+    The interpreter is for tests: slow, and so only taken where "triton" was named.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-    interpreted = backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    if not (interpreted or all(tensor.is_cuda for tensor in tensors)):
+    if not ((backend == "triton" and interpreted()) or all(tensor.is_cuda for tensor in tensors)):
         return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import interpreted, padded, precision, row_contiguous, tiles
 from diffusion_mp.kernels.precision import exp_limit
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
@@ -22,10 +22,10 @@ LIMIT = tl.constexpr(exp_limit(torch.float32))
 
 @triton.jit
 @no_type_check
-def _load(x, row, inside, head, stride_n, stride_h, column, width):
-    """Rows of x [N, H, width]; zeros outside."""
+def _load(x, row, inside, head, stride_n, stride_h, column, width, OPERAND: tl.constexpr):
+    """Rows of x [N, H, width] as factors of a matrix product; zeros outside."""
     mask = inside[:, None] & (column[None, :] < width)
-    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0)
+    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0).to(OPERAND)
 
 
 @triton.jit
@@ -34,19 +34,19 @@ def _weights(s, level, inside, SIGMOID: tl.constexpr):
     """w = f(s) e^{−ℓ}, zero in columns outside, and φ = (log f)′: σ(−s) = w e^{ℓ − s}, or 1 for exp."""
     if SIGMOID:
         odds = tl.exp(tl.minimum(level - s, LIMIT))
-        w = 1.0 / (odds + tl.exp(level))
+        w = tl.where(inside[None, :], 1.0 / (odds + tl.exp(level)), 0.0)
         slope = w * odds
     else:
-        w = tl.exp(s - level)
+        w = tl.where(inside[None, :], tl.exp(s - level), 0.0)
         slope = 1.0
-    return tl.where(inside[None, :], w, 0.0), slope
+    return w, slope
 
 
 @triton.jit
 @no_type_check
 def _attention(
     q, k, v, table, out, lse, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
-    SIGMOID: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    SIGMOID: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j / Σ_j w_ij and log Σ_j f(s_ij). The level is the largest log f so far; sums shrink as it rises."""
@@ -55,7 +55,7 @@ def _attention(
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
     within = row < tl.load(table + 5 * tile + 1)
-    queries = _load(q, row, within, head, q_n, q_h, f, F)
+    queries = _load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     level = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -63,7 +63,7 @@ def _attention(
     for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        keys = _load(k, col, inside, head, k_n, k_h, f, F)
+        keys = _load(k, col, inside, head, k_n, k_h, f, F, OPERAND)
         s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         above = tl.max(tl.where(inside[None, :], s, float("-inf")), axis=1)
         if SIGMOID:
@@ -74,8 +74,9 @@ def _attention(
         w, _ = _weights(s, level[:, None], inside, SIGMOID)
         total = total * shrink + tl.sum(w, axis=1)
         if VALUES:
-            values = _load(v, col, inside, head, v_n, v_h, d, D).to(PRODUCT)
-            sums = tl.dot(w.to(PRODUCT), values, sums * shrink[:, None], input_precision=PRECISION)
+            values = _load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
+            sums = tl.dot(w.to(OPERAND), values, sums * shrink[:, None], input_precision=PRECISION)
+    total = tl.where(within, total, 1.0)
     tl.store(lse + row * H + head, tl.log(total) + level, mask=within)
     if VALUES:
         mask = within[:, None] & (d[None, :] < D)
@@ -86,7 +87,7 @@ def _attention(
 @no_type_check
 def _product(
     q, k, v, row_shift, col_shift, table, out, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
-    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j with the level −a_i − b_j."""
@@ -95,18 +96,18 @@ def _product(
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
     within = row < tl.load(table + 5 * tile + 1)
-    queries = _load(q, row, within, head, q_n, q_h, f, F)
+    queries = _load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     shift = tl.load(row_shift + row * H + head, mask=within, other=0.0)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     end = tl.load(table + 5 * tile + 3)
     for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        s = tl.dot(queries, tl.trans(_load(k, col, inside, head, k_n, k_h, f, F)), input_precision=PRECISION)
+        s = tl.dot(queries, tl.trans(_load(k, col, inside, head, k_n, k_h, f, F, OPERAND)), input_precision=PRECISION)
         level = -shift[:, None] - tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
         w, _ = _weights(s, level, inside, SIGMOID)
-        values = _load(v, col, inside, head, v_n, v_h, d, D).to(PRODUCT)
-        sums = tl.dot(w.to(PRODUCT), values, sums, input_precision=PRECISION)
+        values = _load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
+        sums = tl.dot(w.to(OPERAND), values, sums, input_precision=PRECISION)
     mask = within[:, None] & (d[None, :] < D)
     tl.store(out + (row[:, None] * H + head) * D + d[None, :], sums, mask=mask)
 
@@ -116,7 +117,7 @@ def _product(
 def _gradient(
     x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, dx, product,
     x_n, x_h, y_n, y_h, left_n, left_h, right_n, right_h, H, F, D,
-    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, where it is wanted, product_i = Σ_j w_ij right_j."""
@@ -125,8 +126,8 @@ def _gradient(
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
     within = row < tl.load(table + 5 * tile + 1)
-    xs = _load(x, row, within, head, x_n, x_h, f, F)
-    lefts = _load(left, row, within, head, left_n, left_h, d, D)
+    xs = _load(x, row, within, head, x_n, x_h, f, F, OPERAND)
+    lefts = _load(left, row, within, head, left_n, left_h, d, D, OPERAND)
     row_level = tl.zeros([BLOCK_M], tl.float32)
     if row_shift is not None:
         row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
@@ -136,21 +137,21 @@ def _gradient(
     for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        ys = _load(y, col, inside, head, y_n, y_h, f, F)
-        rights = _load(right, col, inside, head, right_n, right_h, d, D)
+        ys = _load(y, col, inside, head, y_n, y_h, f, F, OPERAND)
+        rights = _load(right, col, inside, head, right_n, right_h, d, D, OPERAND)
         level = row_level[:, None]
         if col_shift is not None:
             level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
         w, slope = _weights(tl.dot(xs, tl.trans(ys), input_precision=PRECISION), level, inside, SIGMOID)
         if product is not None:
-            sums = tl.dot(w.to(PRODUCT), rights.to(PRODUCT), sums, input_precision=PRECISION)
+            sums = tl.dot(w.to(OPERAND), rights, sums, input_precision=PRECISION)
         g = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
         if row_delta is not None:
             g -= tl.load(row_delta + row * H + head, mask=within, other=0.0)[:, None]
         if col_delta is not None:
             g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[None, :]
         g *= w * slope
-        gradient = tl.dot(g.to(PRODUCT), ys.to(PRODUCT), gradient, input_precision=PRECISION)
+        gradient = tl.dot(g.to(OPERAND), ys, gradient, input_precision=PRECISION)
     mask = within[:, None] & (f[None, :] < F)
     tl.store(dx + (row[:, None] * H + head) * F + f[None, :], gradient, mask=mask)
     if product is not None:
@@ -166,8 +167,9 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor,
     options = {
         "SIGMOID": score == "sigmoid",
         "PRECISION": precision(q.dtype),
-        # Weights are rounded to bfloat16 beside bfloat16 values; float16 has not the range for them.
-        "PRODUCT": tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32,
+        # Weights are rounded to bfloat16 beside bfloat16 values. Float16 has not the range for them, and the
+        # interpreter cannot multiply bfloat16.
+        "OPERAND": tl.bfloat16 if q.dtype == torch.bfloat16 and not interpreted() else tl.float32,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
         "BLOCK_F": features,

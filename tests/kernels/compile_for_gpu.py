@@ -1,0 +1,61 @@
+"""Compiles the GPU kernels as their first calls would, for an H100 and without one; run by `test_triton_compiles.py`.
+
+Prints a line for every kernel: its name and the bytes of shared memory that a program takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from diffusion_mp.kernels.linear_attention import triton as linear
+from diffusion_mp.kernels.neumann import triton as neumann
+from diffusion_mp.kernels.pairwise import triton as pairwise
+
+
+class H100:
+    """What a driver has to say for a kernel to be compiled."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+compiled = JITFunction.run
+
+
+def compile_only(self: JITFunction, *args: Any, **options: Any) -> None:
+    kernel = compiled(self, *args, **{**options, "warmup": True})
+    assert "cubin" in kernel.asm
+    print(self.__name__, kernel.metadata.shared)
+
+
+def main(dtype: torch.dtype, width: int) -> None:
+    driver.set_active(H100())
+    JITFunction.run = compile_only
+    n = 3000
+    q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))
+    row, ptr = torch.zeros(n, 2), torch.tensor([0, 1000, n])
+    linear.forward(q, k, v, ptr, 1.0, 0.0, True)
+    linear.backward(v, q, k, v, v, row, ptr, 1.0, 0.5, True)
+    for score in ("sigmoid", "exp"):
+        pairwise.attention(q, k, v, ptr, score)
+        pairwise.product(q, k, v, row, row, ptr, score)
+        pairwise.backward(v, row, q, k, v, row, None, ptr, score)
+    for boundary in ("symmetric", "replicate", "drop", "periodic", "causal"):
+        neumann.product(v, torch.zeros(2, 2), [1, 4], boundary, ptr, True)
+    neumann.inner(v, v, [1, 4], "symmetric", ptr)
+
+
+if __name__ == "__main__":
+    main(getattr(torch, sys.argv[1]), int(sys.argv[2]))

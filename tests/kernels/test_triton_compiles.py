@@ -1,0 +1,38 @@
+"""The interpreter takes what a GPU may not: every kernel is compiled to machine code too, which needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Shared memory that one program may take: on an H100, and on any GPU since the RTX 30 series.
+H100, ANY = 227 * 1024, 99 * 1024
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "limit"),
+    [
+        ("bfloat16", 64, ANY),
+        pytest.param("float16", 256, ANY, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 8, ANY, marks=pytest.mark.slow),
+        pytest.param("float32", 64, ANY, marks=pytest.mark.slow),
+        pytest.param("float32", 128, ANY, marks=pytest.mark.slow),
+        pytest.param("float32", 256, H100, marks=pytest.mark.slow),
+    ],
+)
+def test_every_kernel_compiles(dtype: str, width: int, limit: int, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_for_gpu.py")), dtype, str(width)],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    shared = [(int(line.split()[1]), line) for line in result.stdout.splitlines()]
+    assert len(shared) >= 20
+    assert max(shared)[0] <= limit, max(shared)
