@@ -51,7 +51,7 @@ def gather(x: Tensor, rows: Rows) -> Tensor:
 
 def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> None:
     """Write [b, H, size, F] back to rows of ``out`` [N, H, F], in place; rows are distinct, so adding is exact too."""
-    stacked = value.transpose(1, 2)
+    stacked = value.transpose(1, 2).to(out.dtype)
     stacked = stacked.squeeze(0) if isinstance(rows, slice) else stacked
     if add:
         out[rows] += stacked
