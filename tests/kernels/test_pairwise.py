@@ -2,11 +2,14 @@
 
 import math
 import shutil
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from test_kernels import BATCHES, DOUBLE, assert_same, randn
+from test_kernels import BATCHES, DOUBLE, randn
 from torch import Tensor
+from triton_cases import CASES, assert_equals_reference, boundaries
 
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.pairwise import (
@@ -14,7 +17,6 @@ from diffusion_mp.kernels.pairwise import (
     pairwise_attention,
     pairwise_logsumexp,
     pairwise_product,
-    reference,
     tiled,
 )
 from diffusion_mp.testing import tolerance
@@ -26,47 +28,39 @@ def batch(request) -> tuple[Tensor | None, int]:
     return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
 
 
+def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The product, and a gradient for both of its shifts; rows weigh about one."""
+    a, b = (t[:, :, 0].to(torch.promote_types(t.dtype, torch.float32)) / 4 for t in (q, v))
+    return pairwise_product(q, k, v, a - math.log(max(1, q.size(0))), b, **options)
+
+
+def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return pairwise_logsumexp(q, k, **options).to(v.dtype) + 0 * v.sum()
+
+
+OPERATIONS = {"attention": pairwise_attention, "product": by_shifts, "logsumexp": lse_of}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("tile", [4096, 1 << 20])
-def test_pairwise_attention_equals_its_reference(batch, score, tile, generator, monkeypatch):
-    monkeypatch.setattr(tiled, "TILE", tile)
-    ptr, n = batch
-    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)] + [randn(n, 2, 3, generator=generator)]
-    assert_same(
-        lambda q, k, v: pairwise_attention(q, k, v, ptr, score=score),
-        lambda q, k, v: pairwise_attention(q, k, v, ptr, score=score, backend="reference"),
-        inputs,
-        generator,
-    )
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "4097"])
+def test_values_and_gradients(case, operation, score, dtype, generator, monkeypatch):
+    """With tiles of 64 × 64 entries, so that graphs are cut, and small ones stacked."""
+    monkeypatch.setattr(tiled, "TILE", 4096)
+    sizes, heads, features, channels = CASES[case]
+    ptr, n = boundaries(sizes)
+    inputs = [torch.randn(n, heads, width, generator=generator) for width in (features, features, channels)]
+    inputs[0] = inputs[0] / features**0.5
+    assert_equals_reference(partial(operation, ptr=ptr, score=score), inputs, generator, dtype, backend="cpu")
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("tile", [4096, 1 << 20])
-def test_pairwise_product_equals_its_reference(batch, score, tile, generator, monkeypatch):
-    monkeypatch.setattr(tiled, "TILE", tile)
-    ptr, n = batch
-    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)] + [randn(n, 2, 3, generator=generator)]
-    inputs += [randn(n, 2, generator=generator) for _ in range(2)]
-    assert_same(
-        lambda q, k, v, a, b: pairwise_product(q, k, v, a, b, ptr, score=score),
-        lambda q, k, v, a, b: reference.pairwise_product(q, k, v, a, b, ptr, score),
-        inputs,
-        generator,
-    )
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("tile", [4096, 1 << 20])
-def test_pairwise_logsumexp_equals_its_reference(batch, score, tile, generator, monkeypatch):
-    monkeypatch.setattr(tiled, "TILE", tile)
-    ptr, n = batch
-    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)]
-    assert_same(
-        lambda q, k: pairwise_logsumexp(q, k, ptr, score=score),
-        lambda q, k: reference.pairwise_logsumexp(q, k, ptr, score),
-        inputs,
-        generator,
-    )
+def test_many_tiles(score, generator):
+    inputs = [torch.randn(4097, 1, 3, generator=generator) for _ in range(3)]
+    assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator, backend="cpu")
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -38,16 +38,14 @@ def assert_equals_reference(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
     *,
-    gradients: bool = True,
+    backend: str = "triton",
 ) -> None:
     """``run(*inputs, backend=...)`` on inputs of ``dtype``: values, and the gradient of every input."""
     ours = [t.to(dtype).requires_grad_() for t in inputs]
     truth = [t.detach().double().requires_grad_() for t in ours]
-    got, expected = run(*ours, backend="triton"), run(*truth, backend="reference")
+    got, expected = run(*ours, backend=backend), run(*truth, backend="reference")
     assert got.dtype == dtype
     assert_close(got, expected, "product", dtype)
-    if not gradients:
-        return
     weight = randn(*got.shape, generator=generator).to(dtype)
     mine, theirs = torch.autograd.grad(got, ours, weight), torch.autograd.grad(expected, truth, weight.double())
     for a, b in zip(mine, theirs, strict=True):
