@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-# Shared memory that one program may take: on an H100, and on any GPU since the RTX 30 series.
-H100, ANY = 227 * 1024, 99 * 1024
+# Shared memory that one program may take on any GPU since the RTX 30 series; an H100 has more.
+LIMIT = 99 * 1024
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "limit"),
+    ("dtype", "width"),
     [
-        ("bfloat16", 64, ANY),
-        pytest.param("float16", 256, ANY, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 8, ANY, marks=pytest.mark.slow),
-        pytest.param("float32", 64, ANY, marks=pytest.mark.slow),
-        pytest.param("float32", 128, ANY, marks=pytest.mark.slow),
-        pytest.param("float32", 256, H100, marks=pytest.mark.slow),
+        ("bfloat16", 64),
+        pytest.param("float16", 256, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 8, marks=pytest.mark.slow),
+        pytest.param("float32", 64, marks=pytest.mark.slow),
+        pytest.param("float32", 128, marks=pytest.mark.slow),
+        pytest.param("float32", 256, marks=pytest.mark.slow),
     ],
 )
-def test_every_kernel_compiles(dtype: str, width: int, limit: int, tmp_path: Path) -> None:
+def test_every_kernel_compiles(dtype: str, width: int, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     result = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compile_for_gpu.py")), dtype, str(width)],
@@ -35,4 +35,4 @@ def test_every_kernel_compiles(dtype: str, width: int, limit: int, tmp_path: Pat
     assert result.returncode == 0, result.stderr
     shared = [(int(line.split()[1]), line) for line in result.stdout.splitlines()]
     assert len(shared) >= 20
-    assert max(shared)[0] <= limit, max(shared)
+    assert max(shared)[0] <= LIMIT, max(shared)

@@ -162,14 +162,15 @@ def _gradient(
 def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, tuple[int], dict[str, Any]]:
     """Runs of rows, the number of programs, and what all kernels are told."""
     features, channels = padded(q.size(2)), padded(v.size(2))
-    wide = max(features, channels) * q.element_size()  # bytes of a row; tiles of rows have to fit into shared memory
-    height = 64 if wide <= 256 else 32
+    # Weights are rounded to bfloat16 beside bfloat16 values. Float16 has not the range for them, and the interpreter
+    # cannot multiply bfloat16.
+    short = q.dtype == torch.bfloat16 and not interpreted()
+    wide = max(features, channels) * (2 if short else 4)  # bytes of a row; tiles of rows have to fit into shared memory
+    height = 64 if wide <= 256 else 32 if wide <= 512 else 16
     options = {
         "SIGMOID": score == "sigmoid",
         "PRECISION": precision(q.dtype),
-        # Weights are rounded to bfloat16 beside bfloat16 values. Float16 has not the range for them, and the
-        # interpreter cannot multiply bfloat16.
-        "OPERAND": tl.bfloat16 if q.dtype == torch.bfloat16 and not interpreted() else tl.float32,
+        "OPERAND": tl.bfloat16 if short else tl.float32,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
         "BLOCK_F": features,
