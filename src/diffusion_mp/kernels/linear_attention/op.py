@@ -109,9 +109,9 @@ def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ..
     *inputs, ptr = ctx.saved_tensors
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
-        grad, *tensors = (t.view_as(t).requires_grad_() for t in inputs)
-        first = torch.autograd.grad(_composed(*tensors, ptr, *ctx.options), tensors, grad, create_graph=True)
-        by_grad, by_q, by_k, by_v = torch.autograd.grad(first, (grad, *tensors), grads, create_graph=True)
+        grad, q, k, v = (t.view_as(t).requires_grad_() for t in inputs)
+        first = torch.autograd.grad(_composed(q, k, v, ptr, *ctx.options), (q, k, v), grad, create_graph=True)
+        by_grad, by_q, by_k, by_v = torch.autograd.grad(first, (grad, q, k, v), grads, create_graph=True)
     return by_grad, by_q, by_k, by_v, *[None] * 7
 
 
