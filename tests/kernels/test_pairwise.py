@@ -78,11 +78,14 @@ def test_registered_operations_pass_opcheck(ragged, generator):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("tile", [64, 1 << 18])
 def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, generator, monkeypatch):
-    """Scores of 300 and −300 leave float32 as exponentials, and σ(−300) is no float32 either."""
+    """e^256, e^−256 and σ(−256) are no float32: rows that have scores about −256 alone, and rows that have both.
+
+    The scores themselves are integers, so that they are exact in float32 as well.
+    """
     monkeypatch.setattr(tiled, "TILE", tile)
-    near = torch.randn(40, 1, 1, generator=generator)
-    q = torch.cat([torch.full((20, 1, 1), -300.0), torch.full((20, 1, 1), 300.0)])
-    k = 1 + 0.01 * near
+    q = torch.tensor([[-256.0, 0.0], [0.0, 256.0]]).repeat(20, 1).unsqueeze(1)
+    k = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).repeat_interleave(5, dim=0).repeat(4, 1).unsqueeze(1)
+    k = k + torch.randint(-3, 4, (40, 1, 2), generator=generator) / 256
     v = torch.randn(40, 1, 3, generator=generator)
     results = []
     for dtype, backend in ((torch.float32, "cpu"), (DOUBLE, "reference")):
