@@ -19,8 +19,11 @@ from torch.nn.functional import pad
 
 from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 
-# Entries of one block over all heads: 1 MiB in float32.
-BLOCK = 1 << 18
+# Entries of one block over all heads, 2 MiB in float32: a block stays in cache, and threads seldom wait for each other.
+BLOCK = 1 << 19
+
+# Entries of a block that are worth two threads, also where there are few nodes.
+SMALL = 1 << 15
 
 # The smallest norm that a vector is divided by, as torch.nn.functional.normalize has it.
 EPS = 1e-12
@@ -86,8 +89,9 @@ def backward(
 
 
 def _height(k: Tensor, v: Tensor) -> int:
-    """Nodes of a block."""
-    return BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
+    """Nodes of a block: an eighth of all, so that blocks are small beside the result, within the limits above."""
+    width = max(1, k.size(1) * max(k.size(2), v.size(2)))
+    return min(BLOCK, max(SMALL, k.size(0) * width // 8)) // width
 
 
 def _load(x: Tensor, rows: Rows) -> Tensor:
