@@ -13,6 +13,7 @@ from triton_cases import CASES, assert_equals_reference, boundaries, randn
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.linear_attention import triton as kernels
+from diffusion_mp.testing import tolerance
 
 DIFFORMER: dict[str, Any] = {"constant": 1.0, "unit": True}
 SGFORMER: dict[str, Any] = {"own": 1.0, "unit": True}
@@ -28,8 +29,15 @@ def test_values_and_gradients(
 ) -> None:
     ptr, n = boundaries(sizes)
     inputs = [randn(n, heads, width, generator=generator) for width in (features, features, channels)]
-    for options in [DIFFORMER] if n > 300 else OPTIONS.values():
-        assert_equals_reference(partial(linear_attention, ptr=ptr, **options), inputs, generator)
+    assert_equals_reference(partial(linear_attention, ptr=ptr, **DIFFORMER), inputs, generator)
+
+
+@pytest.mark.parametrize("options", [SGFORMER, PLAIN], ids=["sgformer", "plain"])
+def test_other_scores(options: dict[str, Any], generator: torch.Generator) -> None:
+    """In a batch with an empty graph, and with several blocks of features and of channels."""
+    ptr, n = boundaries([20, 0, 45])
+    inputs = [randn(n, 1, width, generator=generator) for width in (70, 70, 40)]
+    assert_equals_reference(partial(linear_attention, ptr=ptr, **options), inputs, generator)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -37,6 +45,14 @@ def test_values_and_gradients(
 def test_half_precision(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
     inputs = [randn(70, 1, width, generator=generator) for width in (9, 9, 20)]
     assert_equals_reference(partial(linear_attention, **options), inputs, generator, dtype)
+
+
+def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
+    """More runs than one step of the sum takes, and a graph without any."""
+    parts, out = randn(150, 5, generator=generator), torch.empty(3, 5)
+    kernels._sum_runs[(3,)](parts, torch.tensor([0, 130, 130, 150]), out, 5, 1, BLOCK_T=64, BLOCK_S=16)
+    expected = torch.stack([part.sum(0) for part in parts.split([130, 0, 20])])
+    torch.testing.assert_close(out, expected, **tolerance("product", torch.float32)._asdict())
 
 
 def test_sums_are_taken_in_float32(generator: torch.Generator) -> None:
@@ -48,10 +64,12 @@ def test_sums_are_taken_in_float32(generator: torch.Generator) -> None:
 
 
 def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(generator: torch.Generator) -> None:
-    q, k, v = (randn(5, 1, 3, generator=generator) for _ in range(3))
-    q = q * torch.tensor([1.0, 1, 0, 1, 0])[:, None, None]
+    q, k, v = (randn(4, 1, 3, generator=generator) for _ in range(3))
+    nobody = q * torch.tensor([1.0, 0, 1, 0])[:, None, None]
     for unit in (False, True):
-        assert_equals_reference(partial(linear_attention, unit=unit), [q, k.abs(), v], generator)
+        assert_equals_reference(partial(linear_attention, unit=unit), [nobody, k.abs(), v], generator)
+    whole, opposite = (3 * q).round(), torch.cat([k[:2], -k[:2]]).sign()  # scores cancel exactly, values do not
+    assert_equals_reference(linear_attention, [whole, opposite, v], generator)
 
 
 def test_a_zero_vector_has_the_gradient_of_normalize(generator: torch.Generator) -> None:

@@ -19,7 +19,7 @@ CASES: dict[str, tuple[int | list[int], int, int, int]] = {
     "1000": (1000, 1, 4, 3),
     "4097": (4097, 1, 2, 2),
     "ragged": ([3, 1, 1, 40, 3, 0, 17, 3, 70], 1, 5, 3),
-    "empty at both ends": ([0, 0, 5, 0, 5, 12, 0], 2, 5, 3),
+    "empty at both ends": ([0, 0, 5, 0, 5, 12, 0], 1, 5, 3),
 }
 
 
