@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +17,13 @@ from diffusion_mp.kernels.dispatch import Implementation
 WIDEST = 256
 
 
-def implementation(module: str, function: str, backend: str) -> Implementation:
-    """``function`` of a module of Triton kernels, which is imported when it runs."""
+def implementation(module: str, function: str, backend: str, widest: float = WIDEST) -> Implementation:
+    """``function`` of a module of Triton kernels, which is imported when it runs; it takes rows up to ``widest``."""
 
     def run(*args: Any) -> Any:
         return getattr(importlib.import_module(module), function)(*args)
 
-    return Implementation(run, partial(_declines, backend))
+    return Implementation(run, partial(_declines, backend, widest))
 
 
 def interpreted() -> bool:
@@ -30,7 +31,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _declines(backend: str, *args: Any) -> str | None:
+def _declines(backend: str, widest: float, *args: Any) -> str | None:
     """Why the kernels cannot take these arguments, as the end of a sentence; ``None``: they can.
 
     The interpreter is for tests: slow, and so only taken where "triton" was named.
@@ -44,11 +45,12 @@ def _declines(backend: str, *args: Any) -> str | None:
         return "its kernels use number formats of Nvidia's GPUs"
     if any(tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors):
         return "its kernels accumulate in float32, and a tensor is neither float32 nor half precision"
-    widest = max((tensor.size(2) for tensor in tensors if tensor.dim() == 3), default=0)
-    return None if widest <= WIDEST else f"its rows have at most {WIDEST} channels, and a tensor has {widest}"
+    width = max((tensor.size(2) for tensor in tensors if tensor.dim() == 3), default=0)
+    return None if width <= widest else f"its rows have at most {widest} channels, and a tensor has {width}"
 
 
-class Tiles(NamedTuple):
+@dataclass(frozen=True)
+class Tiles:
     """Runs of rows that together cover every graph; a graph without rows has one that is empty."""
 
     table: Tensor

@@ -1,5 +1,6 @@
 """Registration: the product is bilinear, so its derivatives are itself and the inner product that goes with it."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -16,7 +17,7 @@ from diffusion_mp.kernels.precision import accumulating, without_autocast
 def _run(function: str, backend: str, *args: Any) -> Any:
     """``function`` of the backend that was named, or of the first that does not decline."""
     table = {
-        "triton": gpu.implementation("diffusion_mp.kernels.neumann.triton", function, backend),
+        "triton": gpu.implementation("diffusion_mp.kernels.neumann.triton", function, backend, math.inf),
         "cpu": Implementation(getattr(stencil, function), always),
     }
     with without_autocast(args[0]):
