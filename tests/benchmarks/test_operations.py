@@ -1,0 +1,65 @@
+"""What the benchmarks compare is the same computation, in values and gradients."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+
+# Ways that stand for a limit, and compute less.
+LIMITS = ("its products alone", "a copy")
+
+# The textbook's iterations end before they are right (the comparison is how far, and how fast).
+APPROXIMATE = {"sparse_flow": 5e-2}
+
+
+@pytest.fixture(scope="module")
+def operations():
+    sys.path.append(BENCHMARKS)  # where Python looks when it runs a script there
+    return importlib.import_module("operations").OPERATIONS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear_attention",
+        "linear_attention_4_heads",
+        "sigmoid_attention",
+        "softmax_attention",
+        "nodeformer",
+        "sparse_flow",
+        "sequence_diffusion",
+        "sparse_product",
+    ],
+)
+def test_ways_agree(operations, name):
+    operation = operations[name]
+    results = {}
+    for way, (forward, backward, _, trains) in operation.ways.items():
+        if way in LIMITS:
+            continue
+        inputs = [
+            tensor.double() if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
+            for tensor in operation.inputs(512, torch.Generator().manual_seed(0))
+        ]
+        leaves = [tensor.requires_grad_(trains) for tensor in inputs[: operation.leaves]]
+        out = forward(*inputs)
+        out = out.transpose(0, 1) if out.dim() == 4 else out
+        results[way] = [out.flatten()]
+        if trains and backward is None and name not in APPROXIMATE:
+            grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            results[way] += [found.flatten() for found in torch.autograd.grad(out, leaves, grad.view(out.shape))]
+    first, *others = results.values()
+    assert others
+    for other in others:
+        for a, b in zip(first, other, strict=False):
+            error = APPROXIMATE.get(name, 1e-9)
+            torch.testing.assert_close(b, a, rtol=error, atol=error)
+
+
+def test_every_operation_is_compared(operations, request):
+    named = next(mark.args[1] for mark in test_ways_agree.pytestmark if mark.name == "parametrize")
+    assert list(operations) == named
