@@ -19,17 +19,32 @@ def without_time(result):
     return {**result, "seconds": 0}
 
 
+@pytest.mark.filterwarnings("ignore:An input array is constant")  # four test items
 def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
     options = [*SMALL, "--out", str(tmp_path), "--task", "listops", "--jobs", "1"]
-    assert pde_transformer.main([*options, "--placement", "none", "P1"]) == 0
+    assert pde_transformer.main([*options, "--placement", "none", "P1", "P4", "P7"]) == 0
     printed = capsys.readouterr().out
     assert "over 1 seeds; 2 layers of 8 channels" in printed
     assert "listops: 32 items, 1 epochs, most common class " in printed
     rows = [line for line in printed.splitlines() if line.startswith("| listops |")]
-    assert [row.split("|")[2].strip() for row in rows] == ["none", "P1", *pde_transformer.SITES]
-    assert "not trained" in rows[-1]
-    assert "not trained" not in rows[2]
+    names = [row.split("|")[2].strip() for row in rows]
+    assert names == ["none", "P1", "P4", "P7", "P1", "P4", "P7", "rank correlation"]
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_rank_correlations(pde_transformer):
+    """The plain encoder says P7 does most damage; the accuracies agree, and the commutators say the opposite."""
+    results = {}
+    for place, (damage, commutator, accuracy) in {"P1": (1, 3, 0.9), "P4": (2, 2, 0.8), "P7": (3, 1, 0.1)}.items():
+        report = {"attention": {"commutator": [commutator, commutator]}}
+        results[a_run(pde_transformer, placement=place)] = {"report": report, "test_acc": accuracy}
+        results.setdefault(a_run(pde_transformer, placement="none"), {"inserted": {}})["inserted"][place] = {
+            "truth": damage,
+            "bound": 10 * damage,
+        }
+    rows = pde_transformer.ranking(results).splitlines()
+    assert rows[-2] == "| listops | P7 | 3 | 30 | 1.000 | 10.00 |"
+    assert rows[-1] == "| listops | rank correlation | -1.00 | -1.00 | 1.00 | |"
 
 
 def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_path, monkeypatch):
