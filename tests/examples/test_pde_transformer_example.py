@@ -97,14 +97,14 @@ def test_nonsense_numbers(pde_transformer, capsys):
     assert "argument --epochs: must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_images_are_read_in_patches(pde_transformer, tmp_path):
+def test_images_are_read_row_by_row(pde_transformer, tmp_path):
     run = a_run(pde_transformer, task="pathfinder", items=8)
     x, labels = next(iter(pde_transformer.loaders(run, tmp_path, tmp_path)["train"]))
-    assert x.shape == (8, 36, 16)
+    assert x.shape == (8, 32, 32)
     greys = 255 * (x * pde_transformer.DEVIATION + pde_transformer.MEAN)
     images = pde_transformer.items(run, "train", tmp_path, tmp_path)
-    pixels = {tuple(tokens.view(24, 24)[4:8, 12:16].flatten().tolist()) for tokens, _ in images}
-    assert {tuple(patch) for patch in greys[:, 6 + 3].round().int().tolist()} == pixels
+    fifth_rows = {tuple(tokens[5 * 32 : 6 * 32].tolist()) for tokens, _ in images}
+    assert {tuple(row) for row in greys[:, 5].round().int().tolist()} == fifth_rows
     assert set(labels.tolist()) == {0, 1}
 
 
