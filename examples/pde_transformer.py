@@ -116,7 +116,7 @@ def imdb(split: str, items: int, path: Path) -> Any:
 TASKS = {
     "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64, items=20_000, epochs=5),
     "pathfinder": Task(pathfinder, SIDE, Pathfinder.classes, SIDE, items=40_000, epochs=3),
-    "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 512, items=8_000, epochs=3),
+    "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 256, items=8_000, epochs=4),
 }
 
 
