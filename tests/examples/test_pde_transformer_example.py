@@ -19,17 +19,32 @@ def without_time(result):
     return {**result, "seconds": 0}
 
 
+@pytest.mark.filterwarnings("ignore:An input array is constant")  # four test items
 def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
     options = [*SMALL, "--out", str(tmp_path), "--task", "listops", "--jobs", "1"]
-    assert pde_transformer.main([*options, "--placement", "none", "P1"]) == 0
+    assert pde_transformer.main([*options, "--placement", "none", "P1", "P4", "P7"]) == 0
     printed = capsys.readouterr().out
     assert "over 1 seeds; 2 layers of 8 channels" in printed
     assert "listops: 32 items, 1 epochs, most common class " in printed
     rows = [line for line in printed.splitlines() if line.startswith("| listops |")]
-    assert [row.split("|")[2].strip() for row in rows] == ["none", "P1", *pde_transformer.SITES]
-    assert "not trained" in rows[-1]
-    assert "not trained" not in rows[2]
+    names = [row.split("|")[2].strip() for row in rows]
+    assert names == ["none", "P1", "P4", "P7", "P1", "P4", "P7", "rank correlation"]
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_rank_correlations(pde_transformer):
+    """The plain encoder says P7 does most damage; the accuracies agree, and the commutators say the opposite."""
+    results = {}
+    for place, (damage, commutator, accuracy) in {"P1": (1, 3, 0.9), "P4": (2, 2, 0.8), "P7": (3, 1, 0.1)}.items():
+        report = {"attention": {"commutator": [commutator, commutator]}}
+        results[a_run(pde_transformer, placement=place)] = {"report": report, "test_acc": accuracy}
+        results.setdefault(a_run(pde_transformer, placement="none"), {"inserted": {}})["inserted"][place] = {
+            "truth": damage,
+            "bound": 10 * damage,
+        }
+    rows = pde_transformer.ranking(results).splitlines()
+    assert rows[-2] == "| listops | P7 | 3 | 30 | 1.000 | 10.00 |"
+    assert rows[-1] == "| listops | rank correlation | -1.00 | -1.00 | 1.00 | |"
 
 
 def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_path, monkeypatch):
@@ -82,14 +97,14 @@ def test_nonsense_numbers(pde_transformer, capsys):
     assert "argument --epochs: must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_images_are_read_in_patches(pde_transformer, tmp_path):
+def test_images_are_read_row_by_row(pde_transformer, tmp_path):
     run = a_run(pde_transformer, task="pathfinder", items=8)
     x, labels = next(iter(pde_transformer.loaders(run, tmp_path, tmp_path)["train"]))
-    assert x.shape == (8, 36, 16)
+    assert x.shape == (8, 32, 32)
     greys = 255 * (x * pde_transformer.DEVIATION + pde_transformer.MEAN)
     images = pde_transformer.items(run, "train", tmp_path, tmp_path)
-    pixels = {tuple(tokens.view(24, 24)[4:8, 12:16].flatten().tolist()) for tokens, _ in images}
-    assert {tuple(patch) for patch in greys[:, 6 + 3].round().int().tolist()} == pixels
+    fifth_rows = {tuple(tokens[5 * 32 : 6 * 32].tolist()) for tokens, _ in images}
+    assert {tuple(row) for row in greys[:, 5].round().int().tolist()} == fifth_rows
     assert set(labels.tolist()) == {0, 1}
 
 
