@@ -7,22 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from diffusion_mp.kernels import gpu
+from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
+from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.product import linear_product
-from diffusion_mp.kernels.precision import accumulating, promoted, without_autocast
+from diffusion_mp.kernels.precision import accumulating, promoted
 
-
-def _run(function: str, backend: str, *args: Any) -> Any:
-    """``function`` of the backend that was named, or of the first that does not decline."""
-    table = {
-        "triton": gpu.implementation("diffusion_mp.kernels.linear_attention.triton", function, backend),
-        "cpu": Implementation(getattr(blocked, function), always),
-    }
-    with without_autocast(args[0]):
-        return choose("linear_attention", backend, table, *args)(*args)
+BACKENDS = Backends("linear_attention", blocked, "diffusion_mp.kernels.linear_attention.triton")
 
 
 @torch.library.custom_op("diffusion_mp::linear_attention", mutates_args=())
@@ -36,7 +28,7 @@ def _linear_attention(
     unit: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    out, den = _run("forward", backend, q, k, v, ptr, constant, own, unit)
+    out, den = BACKENDS.run("forward", backend, q, k, v, ptr, constant, own, unit)
     return out, den
 
 
@@ -60,7 +52,7 @@ def _linear_attention_backward(
     unit: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = _run("backward", backend, grad, q, k, v, out, den, ptr, constant, own, unit)
+    dq, dk, dv = BACKENDS.run("backward", backend, grad, q, k, v, out, den, ptr, constant, own, unit)
     return dq, dk, dv
 
 

@@ -6,17 +6,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
+from diffusion_mp.kernels.backends import Backends
+from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.linear_attention import reference, segmented
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.precision import accumulating
 
-BACKENDS = {"cpu": Implementation(segmented.linear_product, always)}
+BACKENDS = Backends("linear_product", segmented)
 
 
 @torch.library.custom_op("diffusion_mp::linear_product", mutates_args=())
 def _linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Optional[Tensor], backend: str) -> Tensor:  # noqa: UP045 (schema inference)
-    with without_autocast(q):
-        return choose("linear_product", backend, BACKENDS, q, k, v, ptr)(q, k, v, ptr)
+    out: Tensor = BACKENDS.run("linear_product", backend, q, k, v, ptr)
+    return out
 
 
 @_linear_product.register_fake

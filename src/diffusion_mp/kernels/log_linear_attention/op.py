@@ -1,6 +1,5 @@
 """Registration of the operations on log features: shape inference, autograd, no second derivative."""
 
-from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -8,18 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.graph import Pattern
+from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
+from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
 from diffusion_mp.kernels.log_linear_attention import entries as chunked
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.precision import accumulating
 
-
-def _run(function: Callable[..., Any], backend: str, *args: Any) -> Any:
-    """``function``, of the only backend there is beside the reference, if no other was named."""
-    table = {"cpu": Implementation(function, always)}
-    with without_autocast(args[0]):
-        return choose("log_linear_attention", backend, table, *args)(*args)
+BLOCKS = Backends("log_linear_attention", blocked)
+ENTRIES = Backends("log_linear_attention", chunked)
 
 
 @torch.library.custom_op("diffusion_mp::log_linear_logsumexp", mutates_args=())
@@ -30,7 +26,7 @@ def _logsumexp(
     ptr: Optional[Tensor],  # noqa: UP045
     backend: str,
 ) -> Tensor:
-    lse: Tensor = _run(blocked.logsumexp, backend, log_q, log_k, col_shift, ptr)
+    lse: Tensor = BLOCKS.run("logsumexp", backend, log_q, log_k, col_shift, ptr)
     return lse
 
 
@@ -49,7 +45,7 @@ def _logsumexp_backward(
     ptr: Optional[Tensor],  # noqa: UP045
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, db = _run(blocked.logsumexp_backward, backend, grad, lse, log_q, log_k, col_shift, ptr)
+    dq, dk, db = BLOCKS.run("logsumexp_backward", backend, grad, lse, log_q, log_k, col_shift, ptr)
     return dq, dk, db
 
 
@@ -71,7 +67,7 @@ def _product(
     ptr: Optional[Tensor],  # noqa: UP045
     backend: str,
 ) -> Tensor:
-    out: Tensor = _run(blocked.product, backend, log_q, log_k, v, row_shift, col_shift, ptr)
+    out: Tensor = BLOCKS.run("product", backend, log_q, log_k, v, row_shift, col_shift, ptr)
     return out
 
 
@@ -91,7 +87,7 @@ def _product_backward(
     ptr: Optional[Tensor],  # noqa: UP045
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = _run(blocked.product_backward, backend, grad, log_q, log_k, v, row_shift, col_shift, ptr)
+    grads = BLOCKS.run("product_backward", backend, grad, log_q, log_k, v, row_shift, col_shift, ptr)
     dq, dk, dv, da, db = grads
     return dq, dk, dv, da, db
 
@@ -106,7 +102,7 @@ def _(
 
 @torch.library.custom_op("diffusion_mp::log_linear_entries", mutates_args=())
 def _entries(target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, backend: str) -> Tensor:
-    out: Tensor = _run(chunked.entries, backend, target, source, log_q, log_k)
+    out: Tensor = ENTRIES.run("entries", backend, target, source, log_q, log_k)
     return out
 
 
@@ -119,7 +115,7 @@ def _(target: Tensor, source: Tensor, log_q: Tensor, *others: Any) -> Tensor:
 def _entries_backward(
     grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, backend: str
 ) -> tuple[Tensor, Tensor]:
-    dq, dk = _run(chunked.entries_backward, backend, grad, out, target, source, log_q, log_k)
+    dq, dk = ENTRIES.run("entries_backward", backend, grad, out, target, source, log_q, log_k)
     return dq, dk
 
 

@@ -8,20 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
+from diffusion_mp.kernels.backends import Backends
+from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.neumann import reference, stencil
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.precision import accumulating
 
-
-def _run(function: str, backend: str, *args: Any) -> Any:
-    """``function`` of the backend that was named, or of the first that does not decline."""
-    table = {
-        "triton": gpu.implementation("diffusion_mp.kernels.neumann.triton", function, backend, math.inf),
-        "cpu": Implementation(getattr(stencil, function), always),
-    }
-    with without_autocast(args[0]):
-        return choose("neumann", backend, table, *args)(*args)
+BACKENDS = Backends("neumann", stencil, "diffusion_mp.kernels.neumann.triton", math.inf)
 
 
 @torch.library.custom_op("diffusion_mp::neumann_product", mutates_args=())
@@ -34,7 +26,7 @@ def _product(
     transpose: bool,
     backend: str,
 ) -> Tensor:
-    out: Tensor = _run("product", backend, v, alpha, strides, boundary, ptr, transpose)
+    out: Tensor = BACKENDS.run("product", backend, v, alpha, strides, boundary, ptr, transpose)
     return out
 
 
@@ -52,7 +44,7 @@ def _inner(
     ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
     backend: str,
 ) -> Tensor:
-    out: Tensor = _run("inner", backend, g, v, strides, boundary, ptr)
+    out: Tensor = BACKENDS.run("inner", backend, g, v, strides, boundary, ptr)
     return out
 
 

@@ -7,22 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_choice
-from diffusion_mp.kernels import gpu
+from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
+from diffusion_mp.kernels.dispatch import Backend, Implementation, choose, requested
 from diffusion_mp.kernels.pairwise import reference, tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES
-from diffusion_mp.kernels.precision import accumulating, promoted, without_autocast
+from diffusion_mp.kernels.precision import accumulating, promoted
 
-
-def _run(function: str, backend: str, *args: Any) -> Any:
-    """``function`` of the backend that was named, or of the first that does not decline: ``tiled.py`` has them all."""
-    table = {
-        "triton": gpu.implementation("diffusion_mp.kernels.pairwise.triton", function, backend),
-        "cpu": Implementation(getattr(tiled, function), always),
-    }
-    with without_autocast(args[0]):
-        return choose("the pairwise kernels", backend, table, *args)(*args)
+BACKENDS = Backends("pairwise", tiled, "diffusion_mp.kernels.pairwise.triton")
 
 
 @torch.library.custom_op("diffusion_mp::pairwise_attention", mutates_args=())
@@ -34,7 +26,7 @@ def _attention(
     score: str,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _run("attention", backend, q, k, v, ptr, score)
+    out, lse = BACKENDS.run("attention", backend, q, k, v, ptr, score)
     return out, lse
 
 
@@ -55,7 +47,7 @@ def _product(
     score: str,
     backend: str,
 ) -> Tensor:
-    out: Tensor = _run("product", backend, q, k, v, row_shift, col_shift, ptr, score)
+    out: Tensor = BACKENDS.run("product", backend, q, k, v, row_shift, col_shift, ptr, score)
     return out
 
 
@@ -77,7 +69,7 @@ def _backward(
     score: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = _run("backward", backend, grad, delta, q, k, v, row_shift, col_shift, ptr, score)
+    dq, dk, dv = BACKENDS.run("backward", backend, grad, delta, q, k, v, row_shift, col_shift, ptr, score)
     return dq, dk, dv
 
 

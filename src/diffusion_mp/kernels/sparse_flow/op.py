@@ -6,17 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.dispatch import Backend, requested
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 
-
-def _run(function: str, backend: str, *args: Any) -> Any:
-    """``function`` of the backend that was named, or of the first that does not decline."""
-    table = {"cpu": Implementation(getattr(tiled, function), always)}
-    with without_autocast(args[0]):
-        return choose("sparse_flow", backend, table, *args)(*args)
+BACKENDS = Backends("sparse_flow", tiled)
 
 
 @torch.library.custom_op("diffusion_mp::sparse_flow_potentials", mutates_args=())
@@ -30,7 +26,7 @@ def _potentials(
     ptr: Optional[Tensor],  # noqa: UP045
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows = _run("potentials", backend, q, k, fq, fk, lam, leak, ptr)
+    rows = BACKENDS.run("potentials", backend, q, k, fq, fk, lam, leak, ptr)
     a, w, log_mu, resistance, slope, work, support = rows
     return a, w, log_mu, resistance, slope, work, support
 
@@ -63,7 +59,7 @@ def _potentials_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = (a, w, log_mu, resistance, slope)
-    dq, dk, dfq, dfk, dlam, dleak = _run(
+    dq, dk, dfq, dfk, dlam, dleak = BACKENDS.run(
         "potentials_backward", backend, grad_a, grad_w, grad_mu, q, k, fq, fk, lam, leak, *rows, ptr
     )
     return dq, dk, dfq, dfk, dlam, dleak
@@ -100,7 +96,7 @@ def _product(
     transpose: bool,
     backend: str,
 ) -> Tensor:
-    out: Tensor = _run("product", backend, q, k, fq, fk, v, lam, a, w, ptr, transpose)
+    out: Tensor = BACKENDS.run("product", backend, q, k, fq, fk, v, lam, a, w, ptr, transpose)
     return out
 
 
@@ -124,7 +120,7 @@ def _product_backward(
     transpose: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = _run("product_backward", backend, grad, q, k, fq, fk, v, lam, a, w, ptr, transpose)
+    grads = BACKENDS.run("product_backward", backend, grad, q, k, fq, fk, v, lam, a, w, ptr, transpose)
     dq, dk, dfq, dfk, dv, dlam, da, dw = grads
     return dq, dk, dfq, dfk, dv, dlam, da, dw
 

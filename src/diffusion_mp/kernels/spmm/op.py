@@ -7,21 +7,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.graph import Pattern
-from diffusion_mp.kernels.dispatch import Backend, Implementation, always, choose, requested
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.backends import Backends
+from diffusion_mp.kernels.dispatch import Backend, requested
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.spmm import compressed, reference
 
-
-def _run(function: str, backend: str, *args: Any) -> Any:
-    """``function`` of the backend that was named, or of the first that does not decline."""
-    table = {"cpu": Implementation(getattr(compressed, function), always)}
-    with without_autocast(args[-1]):
-        return choose(function, backend, table, *args)(*args)
+BACKENDS = Backends("spmm", compressed)
 
 
 @torch.library.custom_op("diffusion_mp::spmm", mutates_args=())
 def _spmm(pattern: list[Tensor], weight: Tensor, v: Tensor, backend: str) -> Tensor:
-    out: Tensor = _run("spmm", backend, Pattern(*pattern), weight, v)
+    out: Tensor = BACKENDS.run("spmm", backend, Pattern(*pattern), weight, v)
     return out
 
 
@@ -33,7 +29,7 @@ def _(pattern: list[Tensor], weight: Tensor, v: Tensor, backend: str) -> Tensor:
 @torch.library.custom_op("diffusion_mp::sddmm", mutates_args=())
 def _sddmm(pattern: list[Tensor], a: Tensor, b: Tensor, backend: str) -> Tensor:
     p = Pattern(*pattern)
-    out: Tensor = _run("sddmm", backend, p.row, p.col, a, b)
+    out: Tensor = BACKENDS.run("sddmm", backend, p.row, p.col, a, b)
     return out
 
 
