@@ -113,7 +113,8 @@ def order(case: Case) -> tuple[int, int, int]:
 
 def slopes(results: dict[Case, dict[str, float]]) -> str:
     """Of log time and log memory over log N, by least squares, where three sizes or more are large enough."""
-    lines = ["| operation | way | forward | step | memory |", "|---|---|--:|--:|--:|"]
+    head = ["", "| operation | way | forward | step | memory |", "|---|---|--:|--:|--:|"]
+    lines = []
     for operation, way in dict.fromkeys((case.operation, case.way) for case in sorted(results, key=order)):
         cases = [case for case in results if case[:2] == (operation, way) and case.nodes >= 10_000]
         if len(cases) < 3:
@@ -126,7 +127,7 @@ def slopes(results: dict[Case, dict[str, float]]) -> str:
             for name in ("forward", "step", "memory")
         ]
         lines.append(f"| {operation} | {way} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*head, *lines, ""]) if lines else ""
 
 
 def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
@@ -189,7 +190,7 @@ def main() -> None:
     draw(results, args.out / "kernels.png")
     print(
         f"float32, {args.threads} threads, torch {torch.__version__}, medians of {args.rounds} rounds\n\n"
-        f"{table(results)}\n\n{slopes(results)}\n\n{args.out / 'kernels.png'}"
+        f"{table(results)}\n{slopes(results)}\n{args.out / 'kernels.png'}"
     )
 
 
