@@ -12,6 +12,7 @@ import textbook
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch_geometric.utils import coalesce
 from torch_geometric.utils import spmm as pyg_spmm
 
 from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
@@ -119,10 +120,11 @@ def sparse_flow(q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k:
 
 
 def edges(n: int, generator: torch.Generator, degree: int = 16) -> list[Any]:
-    """Weights of a random graph, values, and the graph."""
-    graph = Graph(n, torch.randint(n, (2, degree * n), generator=generator))
+    """Weights of a random graph without parallel edges, values, and the graph."""
+    graph = Graph(n, coalesce(torch.randint(n, (2, degree * n), generator=generator)))
     graph.pattern  # noqa: B018 (compressed once, as a layer does)
-    return [torch.rand(degree * n, 1, generator=generator), torch.randn(n, 1, 64, generator=generator), graph]
+    weight = torch.rand(graph.num_edges, 1, generator=generator)
+    return [weight, torch.randn(n, 1, 64, generator=generator), graph]
 
 
 def torch_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:

@@ -43,9 +43,16 @@ def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sparse_flow(
-    q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor, alpha: float = 0.1
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    friction_q: Tensor,
+    friction_k: Tensor,
+    ptr: Tensor,
+    alpha: float = 0.1,
+    steps: int = 200,
 ) -> Tensor:
-    """200 proximal steps (SFi-Former, Eq. 10, with the step that converges) on the dense rows of graphs of one size."""
+    """Proximal steps (SFi-Former, Eq. 10, with the step that converges) on the dense rows of graphs of one size."""
     size = int(ptr[1])
     graphs = [x.unflatten(0, (-1, size)).transpose(1, 2) for x in (q, k, v, friction_q, friction_k)]
     q, k, v, friction_q, friction_k = graphs
@@ -53,7 +60,7 @@ def sparse_flow(
     threshold = (friction_q @ friction_k.transpose(2, 3)).softmax(3) / size
     t = 1 / (resistance.amax(3, keepdim=True) + alpha * size)
     z = torch.full_like(resistance, 1 / size)
-    for _ in range(200):
+    for _ in range(steps):
         y = z - t * (resistance * z + alpha * (z.sum(3, keepdim=True) - 1))
         z = y.sign() * (y.abs() - t * threshold).clamp_min(0)
     return (z @ v).transpose(1, 2).flatten(0, 1)
