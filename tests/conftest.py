@@ -20,6 +20,9 @@ TYPECHECK = not os.environ.get("DIFFUSION_MP_NO_TYPECHECK")
 if TYPECHECK:  # before anything imports the package; the hook stays installed so that lazy submodules are checked too
     jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
 
+# The GPU kernels run in Triton's interpreter, on the CPU. Read when Triton is imported, which PyG does.
+os.environ["TRITON_INTERPRET"] = "1"
+
 torch.set_num_threads(1)  # the tensors are tiny, and threads that wait for each other cost more than they save
 
 settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)

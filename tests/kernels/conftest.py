@@ -1,15 +1,12 @@
-"""Triton's interpreter, which runs the GPU kernels on the CPU, and memory that is never clean by chance."""
+"""Memory that is never clean by chance."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports Triton
 
 
 @pytest.fixture
