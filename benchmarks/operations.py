@@ -62,10 +62,15 @@ def by_head(x: Tensor) -> Tensor:
     return x.transpose(0, 1).unsqueeze(0)
 
 
+def by_node(x: Tensor) -> Tensor:
+    """And back."""
+    return x.squeeze(0).transpose(0, 1)
+
+
 def linear_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The two matrix products that linear attention cannot do without."""
     q, k, v = (by_head(x) for x in (q, k, v))
-    return q @ (k.transpose(2, 3) @ v)
+    return by_node(q @ (k.transpose(2, 3) @ v))
 
 
 def linear_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
@@ -78,7 +83,7 @@ def linear_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> l
 def tiled_products(q: Tensor, k: Tensor, v: Tensor, rows: int = 1024) -> Tensor:
     """The two matrix products of pairwise attention, a tile of rows at a time."""
     q, k, v = (by_head(x) for x in (q, k, v))
-    return torch.cat([(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2)
+    return by_node(torch.cat([(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2))
 
 
 def tiled_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows: int = 1024) -> list[Tensor]:

@@ -67,3 +67,12 @@ def test_ways_agree(operations, name):
 def test_every_operation_is_compared(operations, request):
     named = next(mark.args[1] for mark in test_ways_agree.pytestmark if mark.name == "parametrize")
     assert list(operations) == named
+
+
+@pytest.mark.parametrize("name", ["linear_attention_4_heads", "sigmoid_attention"])
+def test_the_products_have_the_shapes_of_what_they_stand_for(operations, name):
+    inputs = operations[name].inputs(70, torch.Generator().manual_seed(0))
+    forward, backward, *_ = operations[name].ways["its products alone"]
+    out = forward(*inputs)
+    assert out.shape == inputs[2].shape
+    assert len(backward(*inputs, out)) == 3
