@@ -14,19 +14,9 @@ import math
 
 import torch
 from fresh import in_fresh_process, measured
+from operations import nodeformer as library
 from textbook import nodeformer as textbook
 from torch import Tensor
-
-from diffusion_mp.couplings import LogLowRankCoupling
-from diffusion_mp.diffusivities.random_features import positive_features
-
-
-def library(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, gumbel: Tensor, tau: float) -> Tensor:
-    """The same with the library's coupling: in log space, the samples accumulated."""
-    log_q, _ = positive_features(q / math.sqrt(tau), projection)
-    log_k, log_weight = positive_features(k / math.sqrt(tau), projection)
-    return LogLowRankCoupling(log_q, log_k, None, log_weight + gumbel / tau).matmul(v)
-
 
 FORMULATIONS = {"textbook": textbook, "library": library}
 
