@@ -79,17 +79,17 @@ def row_tiles(
 
 
 def row_blocks(
-    ptr: Tensor | None, num_nodes: int, height: int, device: torch.device
-) -> Iterator[tuple[int, list[Rows]]]:
-    """Yield (size, blocks) until all graphs are covered: the rows of one graph, ``height`` at a time, or in one block
-    those of several graphs of equal size.
+    ptr: Tensor | None, num_nodes: int, height: int, device: torch.device, least: int = 1
+) -> Iterator[tuple[int, Rows, list[Rows]]]:
+    """Yield (size, rows, blocks) until all graphs are covered: the rows of one graph, and the same ``height`` at a
+    time; or those of several graphs of equal size in one block, where a graph counts as ``least`` rows at least.
     """
     height = max(1, height)
     for size, starts in buckets(ptr, num_nodes):
-        for some in starts.split(max(1, height // size)):
+        for some in starts.split(max(1, height // max(size, least))):
             rows = rows_of(some, size, device)
-            if isinstance(rows, Tensor):
-                yield size, [rows]
-                continue
-            firsts = range(rows.start, rows.stop, height)
-            yield size, [slice(first, min(first + height, rows.stop)) for first in firsts]
+            blocks: list[Rows] = [rows]
+            if isinstance(rows, slice):
+                firsts = range(rows.start, rows.stop, height)
+                blocks = [slice(first, min(first + height, rows.stop)) for first in firsts]
+            yield size, rows, blocks

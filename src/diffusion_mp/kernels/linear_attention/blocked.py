@@ -35,7 +35,7 @@ def forward(
     """The result [N, H, D] and the denominators [N, H]."""
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     den = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    for size, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
+    for size, _, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
         pooled, bias = _pool(k, v, size, blocks, unit)
         bias.mul_(constant)
         for b in blocks:
@@ -64,7 +64,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    for size, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
+    for size, _, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
         pooled, bias = _pool(k, v, size, blocks, unit)
         pooled_grad, bias_grad = torch.zeros_like(pooled), torch.zeros_like(bias[..., :-1])
         for b in blocks:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 
 # Entries of one block of factors over all heads: 2 MiB in float32, so that it stays in cache from exp to product.
 BLOCK = 1 << 19
@@ -32,21 +32,13 @@ class Separable(NamedTuple):
 Bound = Separable | Tensor
 
 
-def groups(log_q: Tensor, shift: Tensor, ptr: Tensor | None, channels: int) -> Iterator[tuple[Rows, list[Rows]]]:
-    """Yield the rows of one graph, or of several of equal size, and the same rows in blocks.
+def groups(log_q: Tensor, shift: Tensor, ptr: Tensor | None, channels: int) -> Iterator[tuple[int, Rows, list[Rows]]]:
+    """Yield the size and the rows of one graph, or of several of equal size, and the same rows in blocks.
 
     A node has H K F factors, and a graph as many sums over its nodes in each of ``channels``.
     """
     num_nodes, heads, features = log_q.shape
-    height = max(1, BLOCK // (heads * shift.size(2) * features))
-    for size, starts in buckets(ptr, num_nodes):
-        for some in starts.split(max(1, height // max(size, channels))):
-            rows = rows_of(some, size, log_q.device)
-            if isinstance(rows, Tensor):
-                yield rows, [rows]
-                continue
-            firsts = range(rows.start, rows.stop, height)
-            yield rows, [slice(first, min(first + height, rows.stop)) for first in firsts]
+    return row_blocks(ptr, num_nodes, BLOCK // (heads * shift.size(2) * features), log_q.device, channels)
 
 
 def _sum(terms: Iterator[Tensor]) -> Tensor:
@@ -101,7 +93,7 @@ def _top(log_q: Tensor, bound: Bound) -> Tensor:
 def logsumexp(log_q: Tensor, log_k: Tensor, col_shift: Tensor, ptr: Tensor | None) -> Tensor:
     """log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js), [N, H, K]."""
     out = torch.empty_like(col_shift, memory_format=torch.contiguous_format)
-    for rows, blocks in groups(log_q, col_shift, ptr, 1):
+    for _, rows, blocks in groups(log_q, col_shift, ptr, 1):
         bound = _bound(log_k, col_shift, rows, blocks)
         pooled = _sum(_factor(gather(log_k, b), gather(col_shift, b), bound, -1).sum(2, keepdim=True) for b in blocks)
         for b in blocks:
@@ -116,7 +108,7 @@ def logsumexp_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of log_q, log_k and b: the product's for v = 1 and a = −lse, each row's terms times its gradient."""
     dq, dk, db = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k, col_shift))
-    for rows, blocks in groups(log_q, col_shift, ptr, 1):
+    for _, rows, blocks in groups(log_q, col_shift, ptr, 1):
         bound = _bound(log_k, col_shift, rows, blocks)
         pooled = _sum(_factor(gather(log_k, b), gather(col_shift, b), bound, -1).sum(2, keepdim=True) for b in blocks)
         pooled_grad = torch.zeros_like(pooled)
@@ -136,7 +128,7 @@ def product(
 ) -> Tensor:
     """Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j, [N, H, D]."""
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    for rows, blocks in groups(log_q, col_shift, ptr, v.size(2)):
+    for _, rows, blocks in groups(log_q, col_shift, ptr, v.size(2)):
         bound = _bound(log_k, col_shift, rows, blocks)
         pooled = _pool(log_k, col_shift, v, bound, blocks)
         for b in blocks:
@@ -169,7 +161,7 @@ def product_backward(
         scatter(d_log, b, derivative.sum(3))
         scatter(d_shift, b, derivative.sum(4))
 
-    for rows, blocks in groups(log_q, col_shift, ptr, v.size(2)):
+    for _, rows, blocks in groups(log_q, col_shift, ptr, v.size(2)):
         bound = _bound(log_k, col_shift, rows, blocks)
         pooled = _pool(log_k, col_shift, v, bound, blocks)
         pooled_grad = torch.zeros_like(pooled)
