@@ -12,7 +12,8 @@ from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.precision import accumulating, promoted
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 
-BACKENDS = Backends("sparse_flow", tiled, "diffusion_mp.kernels.sparse_flow.triton")
+# The gradient's program holds tiles of all three kinds of features: wider ones do not fit into shared memory.
+BACKENDS = Backends("sparse_flow", tiled, "diffusion_mp.kernels.sparse_flow.triton", widest=128)
 
 
 @torch.library.custom_op("diffusion_mp::sparse_flow_potentials", mutates_args=())
@@ -190,10 +191,10 @@ class RowPotentials(NamedTuple):
 
 
 def _prepared(name: str, features: tuple[Tensor, ...], of_rows: tuple[Tensor, ...]) -> list[Tensor]:
-    """Features in one dtype, half precision too where kernels take it, and numbers of rows in at least float32."""
+    """Features in one dtype, half precision too where a kernel gets them; numbers of rows in at least float32."""
     (_, *numbers), _ = accumulating(features[0][:0], *of_rows)
-    rows, _ = accumulating(*features, numbers[0]) if name == "reference" else promoted(*features)
-    return [*rows[: len(features)], *numbers]
+    together, _ = accumulating(*features, numbers[0]) if name == "reference" else promoted(*features)
+    return [*together[: len(features)], *numbers]
 
 
 def sparse_flow_potentials(
@@ -221,11 +222,11 @@ def sparse_flow_potentials(
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
     """
     name = requested("sparse_flow", backend)
-    arguments = (*_prepared(name, (q, k, friction_q, friction_k), (lam, leak)), ptr)
+    tensors = _prepared(name, (q, k, friction_q, friction_k), (lam, leak))
     if name == "reference":
-        a, w, log_mu, work, support = reference.sparse_flow_potentials(*arguments)
+        a, w, log_mu, work, support = reference.sparse_flow_potentials(*tensors, ptr)
     else:
-        a, w, log_mu, _, _, work, support = _potentials(*arguments, name)
+        a, w, log_mu, _, _, work, support = _potentials(*tensors, ptr, name)
     return RowPotentials(a, w, log_mu, work.detach(), support.detach())
 
 
@@ -249,7 +250,7 @@ def sparse_flow_product(
     backward pass; once differentiable; the result has the dtype of ``v``.
     """
     name = requested("sparse_flow", backend)
-    arguments = (*_prepared(name, (q, k, friction_q, friction_k, v), (lam, a, w)), ptr, transpose)
+    tensors = _prepared(name, (q, k, friction_q, friction_k, v), (lam, a, w))
     if name == "reference":
-        return reference.sparse_flow_product(*arguments).to(v.dtype)
-    return _product(*arguments, name).to(v.dtype)
+        return reference.sparse_flow_product(*tensors, ptr, transpose).to(v.dtype)
+    return _product(*tensors, ptr, transpose, name).to(v.dtype)

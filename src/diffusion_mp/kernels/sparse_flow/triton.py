@@ -100,7 +100,7 @@ def _potentials(
             slope += tl.sum(weight, axis=1)
             driven += tl.sum(weight * threshold, axis=1)
         following = driven / tl.where(slope > 0, slope, 1.0)
-        falls = within & (slope > 0) & (following < root)
+        falls = (slope > 0) & (following < root)
         root = tl.where(falls, following, root)
         falling = tl.max(falls.to(tl.int32)) > 0
         steps += 1
@@ -199,7 +199,7 @@ def _gradient(
         lefts = load(left, row, within, head, H * D, D, d, D, OPERAND)
     dxs, dfxs = tl.zeros([BLOCK_M, BLOCK_F], tl.float32), tl.zeros([BLOCK_M, BLOCK_G], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    by_s, by_u, by_lam = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    das = dws = dlams = tl.zeros([BLOCK_M], tl.float32)
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
@@ -219,7 +219,8 @@ def _gradient(
         else:
             outer = -tl.load(step + place, mask=mask, other=0.0)
         ds, du = flow * outer, -drag * outer
-        by_s, by_u, by_lam = by_s + tl.sum(ds, axis=1), by_u + tl.sum(du, axis=1), by_lam + tl.sum(force * outer, axis=1)
+        das, dws = das + tl.sum(ds, axis=1), dws - tl.sum(du, axis=1)
+        dlams -= tl.sum(force * outer, axis=1)
         if resistance is not None:
             r = tl.exp(-s - tl.load(resistance + place, mask=mask, other=0.0))
             ds -= tl.load(by_resistance + place, mask=mask, other=0.0) * tl.where(inside[None, :], r, 0.0)
@@ -230,10 +231,10 @@ def _gradient(
     store(dx, row, within, head, H, f, F, dxs)
     store(dfx, row, within, head, H, g, G, dfxs)
     if dlam is not None:
-        tl.store(dlam + row * H + head, -by_lam, mask=within)
+        tl.store(dlam + row * H + head, dlams, mask=within)
     if da is not None:
-        tl.store(da + row * H + head, by_s, mask=within)
-        tl.store(dw + row * H + head, -by_u, mask=within)
+        tl.store(da + row * H + head, das, mask=within)
+        tl.store(dw + row * H + head, dws, mask=within)
     if product is not None:
         store(product, row, within, head, H, d, D, sums)
 
@@ -243,19 +244,20 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
     # As in pairwise/triton.py: flows are rounded to bfloat16 beside bfloat16 values.
     short = q.dtype == torch.bfloat16 and not interpreted()
     blocks = [padded(width) for width in (q.size(2), fq.size(2), channels)]
-    wide = max(blocks) * (2 if short else 4)  # bytes of a row; tiles of rows have to fit into shared memory
-    height = 64 if wide <= 256 else 32 if wide <= 512 else 16
+    # Bytes of a row; tiles of all three kinds have to fit into shared memory.
+    wide = max(blocks) * (2 if short else 4)
+    side = 64 if wide <= 128 else 32 if wide <= 256 else 16
     options = {
         "PRECISION": precision(q.dtype),
         "OPERAND": tl.bfloat16 if short else tl.float32,
-        "BLOCK_M": height,
-        "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 256 else 16,
+        "BLOCK_M": side,
+        "BLOCK_N": side,
         "BLOCK_F": blocks[0],
         "BLOCK_G": blocks[1],
-        "num_warps": 4 if wide <= 128 else 8,
+        "num_warps": 4,
         "num_stages": 2 if wide <= 256 else 1,
     }
-    table = tiles(ptr, q.size(0), height, q.device).table
+    table = tiles(ptr, q.size(0), side, q.device).table
     return table, (table.size(0) * q.size(1),), options
 
 
@@ -266,7 +268,7 @@ def _contiguous(*tensors: Tensor) -> list[Tensor]:
 def potentials(
     q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """a, w, log μ, M, the slope A, the work and the size of the support, [N, H] in float32: see ``tiled.potentials``."""
+    """a, w, log μ, M, A, the work and the size of the support, [N, H] in float32: see ``tiled.potentials``."""
     q, k, fq, fk, lam, leak = _contiguous(q, k, fq, fk, lam, leak)
     out = [torch.empty_like(lam) for _ in range(7)]
     with torch.cuda.device_of(q):
