@@ -222,11 +222,11 @@ def sparse_flow_potentials(
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
     """
     name = requested("sparse_flow", backend)
-    tensors = _prepared(name, (q, k, friction_q, friction_k), (lam, leak))
+    arguments: tuple[Any, ...] = (*_prepared(name, (q, k, friction_q, friction_k), (lam, leak)), ptr)
     if name == "reference":
-        a, w, log_mu, work, support = reference.sparse_flow_potentials(*tensors, ptr)
+        a, w, log_mu, work, support = reference.sparse_flow_potentials(*arguments)
     else:
-        a, w, log_mu, _, _, work, support = _potentials(*tensors, ptr, name)
+        a, w, log_mu, _, _, work, support = _potentials(*arguments, name)
     return RowPotentials(a, w, log_mu, work.detach(), support.detach())
 
 
@@ -250,7 +250,7 @@ def sparse_flow_product(
     backward pass; once differentiable; the result has the dtype of ``v``.
     """
     name = requested("sparse_flow", backend)
-    tensors = _prepared(name, (q, k, friction_q, friction_k, v), (lam, a, w))
+    arguments: tuple[Any, ...] = (*_prepared(name, (q, k, friction_q, friction_k, v), (lam, a, w)), ptr, transpose)
     if name == "reference":
-        return reference.sparse_flow_product(*tensors, ptr, transpose).to(v.dtype)
-    return _product(*tensors, ptr, transpose, name).to(v.dtype)
+        return reference.sparse_flow_product(*arguments).to(v.dtype)
+    return _product(*arguments, name).to(v.dtype)
