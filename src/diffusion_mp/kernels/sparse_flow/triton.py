@@ -199,7 +199,8 @@ def _gradient(
         lefts = load(left, row, within, head, H * D, D, d, D, OPERAND)
     dxs, dfxs = tl.zeros([BLOCK_M, BLOCK_F], tl.float32), tl.zeros([BLOCK_M, BLOCK_G], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    das = dws = dlams = tl.zeros([BLOCK_M], tl.float32)
+    nothing = tl.zeros([BLOCK_M], tl.float32)
+    das, dws, dlams = nothing, nothing, nothing
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
