@@ -16,19 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.triton_rows import load, store
 
 # The smallest norm that a vector is divided by, as torch.nn.functional.normalize has it.
 EPS = tl.constexpr(1e-12)
 # Programs that a sum over all rows is dealt to: some for each of a large GPU's processors.
 PROGRAMS = 1024
-
-
-@triton.jit
-@no_type_check
-def _load(x, row, inside, head, stride_n, stride_h, column, width):
-    """Rows of x [N, H, width] in float32; zeros outside."""
-    mask = inside[:, None] & (column[None, :] < width)
-    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -54,8 +47,8 @@ def _sum_rows(
     for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        xs = _load(x, row, inside, head, x_n, x_h, f, F)
-        ys = _load(y, row, inside, head, y_n, y_h, d, D)
+        xs = load(x, row, inside, head, x_n, x_h, f, F, tl.float32)
+        ys = load(y, row, inside, head, y_n, y_h, d, D, tl.float32)
         if UNIT:
             xs = xs / tl.maximum(_norm(xs), EPS)
         if scale is not None:
@@ -108,12 +101,12 @@ def _meet(
     for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        xs = _load(x, row, inside, head, x_n, x_h, f, F)
+        xs = load(x, row, inside, head, x_n, x_h, f, F, tl.float32)
         if UNIT:
             xs = xs / tl.maximum(_norm(xs), EPS)
         result = tl.dot(xs, outer, input_precision=PRECISION) + right[None, :]
         if OWN:
-            ys = _load(y, row, inside, head, y_n, y_h, d, D)
+            ys = load(y, row, inside, head, y_n, y_h, d, D, tl.float32)
             if scale is not None:
                 ys *= tl.load(scale + row * H + head, mask=inside, other=0.0)[:, None]
             result += own * size * ys
@@ -122,8 +115,7 @@ def _meet(
             result = tl.where(total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None])
             if part == 0:
                 tl.store(den + row * H + head, total, mask=inside)
-        mask = inside[:, None] & (d[None, :] < D)
-        tl.store(out + (row[:, None] * H + head) * D + d[None, :], result, mask=mask)
+        store(out, row, inside, head, H, d, D, result)
 
 
 @triton.jit
@@ -146,7 +138,7 @@ def _feature_gradient(
         result = tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
         for channel in range(0, D, BLOCK_D):
             d = channel + tl.arange(0, BLOCK_D)
-            ys = _load(y, row, inside, head, y_n, y_h, d, D)
+            ys = load(y, row, inside, head, y_n, y_h, d, D, tl.float32)
             outer = tl.load(state + f[:, None] * D + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
             result = tl.dot(ys, tl.trans(outer), result, input_precision=PRECISION)
         if scale is not None:
@@ -156,13 +148,12 @@ def _feature_gradient(
         else:
             result += left[None, :]
         if UNIT:
-            xs = _load(x, row, inside, head, x_n, x_h, f, F)
+            xs = load(x, row, inside, head, x_n, x_h, f, F, tl.float32)
             norm = _norm(xs)
             xs = xs / tl.maximum(norm, EPS)
             radial = tl.where(norm > EPS, tl.sum(result * xs, axis=1)[:, None], 0.0)
             result = (result - radial * xs) / tl.maximum(norm, EPS)
-        mask = inside[:, None] & (f[None, :] < F)
-        tl.store(dx + (row[:, None] * H + head) * F + f[None, :], result, mask=mask)
+        store(dx, row, inside, head, H, f, F, result)
 
 
 @triton.jit

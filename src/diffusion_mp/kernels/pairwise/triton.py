@@ -16,16 +16,9 @@ from torch import Tensor
 
 from diffusion_mp.kernels.gpu import interpreted, padded, precision, row_contiguous, tiles
 from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
-
-
-@triton.jit
-@no_type_check
-def _load(x, row, inside, head, stride_n, stride_h, column, width, OPERAND: tl.constexpr):
-    """Rows of x [N, H, width] as factors of a matrix product; zeros outside."""
-    mask = inside[:, None] & (column[None, :] < width)
-    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0).to(OPERAND)
 
 
 @triton.jit
@@ -50,20 +43,16 @@ def _attention(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j / Σ_j w_ij and log Σ_j f(s_ij). The level is the largest log f so far; sums shrink as it rises."""
-    program = tl.program_id(0).to(tl.int64)
-    head, tile = program % H, program // H
+    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
-    row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
-    within = row < tl.load(table + 5 * tile + 1)
-    queries = _load(q, row, within, head, q_n, q_h, f, F, OPERAND)
+    queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     level = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    end = tl.load(table + 5 * tile + 3)
-    for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
+    for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        keys = _load(k, col, inside, head, k_n, k_h, f, F, OPERAND)
+        keys = load(k, col, inside, head, k_n, k_h, f, F, OPERAND)
         s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         above = tl.max(tl.where(inside[None, :], s, float("-inf")), axis=1)
         if SIGMOID:
@@ -74,13 +63,12 @@ def _attention(
         w, _ = _weights(s, level[:, None], inside, SIGMOID)
         total = total * shrink + tl.sum(w, axis=1)
         if VALUES:
-            values = _load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
+            values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
             sums = tl.dot(w.to(OPERAND), values, sums * shrink[:, None], input_precision=PRECISION)
     total = tl.where(within, total, 1.0)
     tl.store(lse + row * H + head, tl.log(total) + level, mask=within)
     if VALUES:
-        mask = within[:, None] & (d[None, :] < D)
-        tl.store(out + (row[:, None] * H + head) * D + d[None, :], sums / total[:, None], mask=mask)
+        store(out, row, within, head, H, d, D, sums / total[:, None])
 
 
 @triton.jit
@@ -91,25 +79,20 @@ def _product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j with the level −a_i − b_j."""
-    program = tl.program_id(0).to(tl.int64)
-    head, tile = program % H, program // H
+    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
-    row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
-    within = row < tl.load(table + 5 * tile + 1)
-    queries = _load(q, row, within, head, q_n, q_h, f, F, OPERAND)
+    queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
     shift = tl.load(row_shift + row * H + head, mask=within, other=0.0)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    end = tl.load(table + 5 * tile + 3)
-    for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
+    for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        s = tl.dot(queries, tl.trans(_load(k, col, inside, head, k_n, k_h, f, F, OPERAND)), input_precision=PRECISION)
+        s = tl.dot(queries, tl.trans(load(k, col, inside, head, k_n, k_h, f, F, OPERAND)), input_precision=PRECISION)
         level = -shift[:, None] - tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
         w, _ = _weights(s, level, inside, SIGMOID)
-        values = _load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
+        values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
         sums = tl.dot(w.to(OPERAND), values, sums, input_precision=PRECISION)
-    mask = within[:, None] & (d[None, :] < D)
-    tl.store(out + (row[:, None] * H + head) * D + d[None, :], sums, mask=mask)
+    store(out, row, within, head, H, d, D, sums)
 
 
 @triton.jit
@@ -121,24 +104,20 @@ def _gradient(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, where it is wanted, product_i = Σ_j w_ij right_j."""
-    program = tl.program_id(0).to(tl.int64)
-    head, tile = program % H, program // H
+    head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
-    row = tl.load(table + 5 * tile) + tl.arange(0, BLOCK_M)
-    within = row < tl.load(table + 5 * tile + 1)
-    xs = _load(x, row, within, head, x_n, x_h, f, F, OPERAND)
-    lefts = _load(left, row, within, head, left_n, left_h, d, D, OPERAND)
+    xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
+    lefts = load(left, row, within, head, left_n, left_h, d, D, OPERAND)
     row_level = tl.zeros([BLOCK_M], tl.float32)
     if row_shift is not None:
         row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
     gradient = tl.zeros([BLOCK_M, BLOCK_F], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    end = tl.load(table + 5 * tile + 3)
-    for start in range(tl.load(table + 5 * tile + 2), end, BLOCK_N):
+    for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        ys = _load(y, col, inside, head, y_n, y_h, f, F, OPERAND)
-        rights = _load(right, col, inside, head, right_n, right_h, d, D, OPERAND)
+        ys = load(y, col, inside, head, y_n, y_h, f, F, OPERAND)
+        rights = load(right, col, inside, head, right_n, right_h, d, D, OPERAND)
         level = row_level[:, None]
         if col_shift is not None:
             level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
@@ -152,11 +131,9 @@ def _gradient(
             g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[None, :]
         g *= w * slope
         gradient = tl.dot(g.to(OPERAND), ys, gradient, input_precision=PRECISION)
-    mask = within[:, None] & (f[None, :] < F)
-    tl.store(dx + (row[:, None] * H + head) * F + f[None, :], gradient, mask=mask)
+    store(dx, row, within, head, H, f, F, gradient)
     if product is not None:
-        mask = within[:, None] & (d[None, :] < D)
-        tl.store(product + (row[:, None] * H + head) * D + d[None, :], sums, mask=mask)
+        store(product, row, within, head, H, d, D, sums)
 
 
 def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, tuple[int], dict[str, Any]]:

@@ -9,10 +9,11 @@ from torch import Tensor
 from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
 from diffusion_mp.kernels.dispatch import Backend, requested
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.precision import accumulating, promoted
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 
-BACKENDS = Backends("sparse_flow", tiled)
+# The gradient's program holds tiles of all three kinds of features: wider ones do not fit into shared memory.
+BACKENDS = Backends("sparse_flow", tiled, "diffusion_mp.kernels.sparse_flow.triton", widest=128)
 
 
 @torch.library.custom_op("diffusion_mp::sparse_flow_potentials", mutates_args=())
@@ -189,6 +190,13 @@ class RowPotentials(NamedTuple):
     support: Tensor
 
 
+def _prepared(name: str, features: tuple[Tensor, ...], of_rows: tuple[Tensor, ...]) -> list[Tensor]:
+    """Features in one dtype, half precision too where a kernel gets them; numbers of rows in at least float32."""
+    (_, *numbers), _ = accumulating(features[0][:0], *of_rows)
+    together, _ = accumulating(*features, numbers[0]) if name == "reference" else promoted(*features)
+    return [*together[: len(features)], *numbers]
+
+
 def sparse_flow_potentials(
     q: Float[Tensor, "N H F"],
     k: Float[Tensor, "N H F"],
@@ -214,8 +222,7 @@ def sparse_flow_potentials(
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
     """
     name = requested("sparse_flow", backend)
-    (q, k, friction_q, friction_k, lam, leak), _ = accumulating(q, k, friction_q, friction_k, lam, leak)
-    arguments = (q, k, friction_q, friction_k, lam, leak, ptr)
+    arguments: tuple[Any, ...] = (*_prepared(name, (q, k, friction_q, friction_k), (lam, leak)), ptr)
     if name == "reference":
         a, w, log_mu, work, support = reference.sparse_flow_potentials(*arguments)
     else:
@@ -243,8 +250,7 @@ def sparse_flow_product(
     backward pass; once differentiable; the result has the dtype of ``v``.
     """
     name = requested("sparse_flow", backend)
-    (q, k, friction_q, friction_k, lam, a, w, v), dtype = accumulating(q, k, friction_q, friction_k, lam, a, w, v)
-    arguments = (q, k, friction_q, friction_k, v, lam, a, w, ptr, transpose)
+    arguments: tuple[Any, ...] = (*_prepared(name, (q, k, friction_q, friction_k, v), (lam, a, w)), ptr, transpose)
     if name == "reference":
-        return reference.sparse_flow_product(*arguments).to(dtype)
-    return _product(*arguments, name).to(dtype)
+        return reference.sparse_flow_product(*arguments).to(v.dtype)
+    return _product(*arguments, name).to(v.dtype)

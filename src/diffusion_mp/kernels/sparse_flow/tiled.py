@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
 from diffusion_mp.kernels.sparse_flow.newton import newton
 
@@ -50,6 +50,7 @@ def potentials(
 
     ``leak`` is 1/α. Rows are normalised last: given w as it is rounded, a makes the row sum 1 − μ/α to the last bit.
     """
+    (q, k, fq, fk, lam, leak), _ = accumulating(q, k, fq, fk, lam, leak)
     out = [torch.empty_like(lam, memory_format=torch.contiguous_format) for _ in range(7)]
     for rows, cols in tiles(ptr, q):
         s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
@@ -119,7 +120,9 @@ def product(
     q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
     ptr: Tensor | None, transpose: bool,
 ) -> Tensor:  # fmt: skip
-    """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
+    """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
+    dtype = v.dtype
+    (q, k, fq, fk, v, lam, a, w), _ = accumulating(q, k, fq, fk, v, lam, a, w)
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     for rows, cols in tiles(ptr, q):
         _, _, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
@@ -128,7 +131,7 @@ def product(
             scatter(out, cols, flow.transpose(2, 3) @ gather(v, rows), add=True)
         else:
             scatter(out, rows, flow @ gather(v, cols))
-    return out
+    return out.to(dtype)
 
 
 def product_backward(
@@ -140,6 +143,8 @@ def product_backward(
     With y_ij = λ e^{s + a + u − w} on the support and G_ij = grad_i·v_j (transposed v_i·grad_j):
     ds = da = zG, du = −dw = −yG, dλ = −(y/λ) G.
     """
+    dtype = q.dtype
+    (grad, q, k, fq, fk, v, lam, a, w), _ = accumulating(grad, q, k, fq, fk, v, lam, a, w)
     grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, fq, fk, v, lam, a, w)]
     dv, dlam, da, dw = grads[4:]
     left, right = (v, grad) if transpose else (grad, v)
@@ -158,7 +163,7 @@ def product_backward(
         _put(da, rows, ds.sum(3, keepdim=True))
         _put(dw, rows, -du.sum(3, keepdim=True))
         _add_score_gradients(grads, ds, du, (q, k, fq, fk), rows, cols)
-    return tuple(grads)
+    return *(t.to(dtype) for t in grads[:5]), dlam, da, dw
 
 
 def _add_score_gradients(
@@ -172,24 +177,33 @@ def _add_score_gradients(
     scatter(grads[3], cols, du.transpose(2, 3) @ gather(fq, rows), add=True)
 
 
-def potentials_backward(
-    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor,
-    leak: Tensor, a: Tensor, w: Tensor, log_mu: Tensor, resistance: Tensor, slope: Tensor, ptr: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    r"""Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w and log μ.
+def row_terms(
+    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, leak: Tensor, log_mu: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """By how much log μ of a row is wanted to move, what then belongs to r and to f, and the gradient of 1/α; [N, H].
 
     Σ_j z_j + μ/α = 1 says by how much log μ moves with the scores (S3 of docs/errata.md): with y = z's share that
     friction took, Σ_J y = A − 1,
 
         A dlog μ = −Σ z (ds + dM) + Σ y (du − dU) + Σ (y/λ) dλ − μ d(1/α),   dM = −Σ r ds,  dU = Σ f du.
     """
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, fq, fk, lam, leak)]
-    dlam = grads[4]
     moved = (grad_a + grad_w + grad_mu) / slope
     mu = log_mu.exp()
-    grads[5] = -moved * mu
-    by_resistance = grad_a - moved * (1 - leak * mu)
-    by_friction = grad_w - moved * (slope - 1)
+    return moved, grad_a - moved * (1 - leak * mu), grad_w - moved * (slope - 1), -moved * mu
+
+
+def potentials_backward(
+    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor,
+    leak: Tensor, a: Tensor, w: Tensor, log_mu: Tensor, resistance: Tensor, slope: Tensor, ptr: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w and log μ.
+
+    ds = −step z − ρ r, du = step y + φ f and dλ = step Σ y/λ, with the row's step, ρ and φ from :func:`row_terms`.
+    """
+    dtype = q.dtype
+    (q, k, fq, fk, lam), _ = accumulating(q, k, fq, fk, lam)
+    *grads, dlam = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, fq, fk, lam))
+    moved, by_resistance, by_friction, dleak = row_terms(grad_a, grad_w, grad_mu, leak, log_mu, slope)
     log_friction = w - log_mu
     for rows, cols in tiles(ptr, q):
         s, u, through, force = _entries(q, k, fq, fk, lam, a, w, rows, cols)
@@ -203,7 +217,7 @@ def potentials_backward(
         f = u.sub_(_scalar(log_friction, rows)).exp_()
         du = drag.mul_(step).add_(f.mul_(_scalar(by_friction, rows)))
         _add_score_gradients(grads, ds, du, (q, k, fq, fk), rows, cols)
-    return tuple(grads)
+    return *(t.to(dtype) for t in grads), dlam, dleak
 
 
 def support(

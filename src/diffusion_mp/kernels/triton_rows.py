@@ -1,0 +1,37 @@
+"""What Triton kernels over pairs of rows share on the GPU: whose rows a program has, and how rows are read and written.
+
+A grid has one program for every run of rows (``gpu.tiles``) and head.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+@no_type_check
+def own_rows(table, H, BLOCK_M: tl.constexpr):
+    """The program's head, its rows and which of them exist, and where their graph begins and ends."""
+    program = tl.program_id(0).to(tl.int64)
+    head, run = program % H, table + 5 * (program // H)
+    row = tl.load(run) + tl.arange(0, BLOCK_M)
+    return head, row, row < tl.load(run + 1), tl.load(run + 2), tl.load(run + 3)
+
+
+@triton.jit
+@no_type_check
+def load(x, row, inside, head, stride_n, stride_h, column, width, DTYPE: tl.constexpr):
+    """Rows of x [N, H, width]; zeros outside."""
+    mask = inside[:, None] & (column[None, :] < width)
+    return tl.load(x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0).to(DTYPE)
+
+
+@triton.jit
+@no_type_check
+def store(out, row, inside, head, H, column, width, value):
+    """Rows of ``out`` [N, H, width], which is contiguous."""
+    mask = inside[:, None] & (column[None, :] < width)
+    tl.store(out + (row[:, None] * H + head) * width + column[None, :], value, mask=mask)
