@@ -133,7 +133,7 @@ def test_a_zero_vector_stays_zero_and_has_the_gradient_of_normalize(generator: t
 def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     """The mean of 5 000 ones is one; sums in half precision would stop at 2 048, in bfloat16 at 256."""
     one = torch.ones(5000, 1, 1, dtype=dtype)
-    out, den = blocked.forward(one, one, one, None, 1.0, 0.0, True)
+    out, den, _ = blocked.forward(one, one, one, None, 1.0, 0.0, True)
     assert torch.equal(out, one)
     assert torch.equal(den, torch.full((5000, 1), 10_000.0))
 
@@ -181,8 +181,8 @@ def test_opcheck(ragged: bool, generator: torch.Generator) -> None:
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
     q, k, v, grad = randn(*[(9, 2, 3)] * 4, generator=generator, dtype=torch.float32)
     ops, options = torch.ops.diffusion_mp, (ptr, 1.0, 0.5, True, "auto")
-    out, den = ops.linear_attention(q, k, v, *options)
-    torch.library.opcheck(ops.linear_attention_backward.default, (grad, q, k, v, out, den, *options))
+    out, den, sums = ops.linear_attention(q, k, v, *options)
+    torch.library.opcheck(ops.linear_attention_backward.default, (grad, q, k, v, out, den, sums, *options))
     torch.library.opcheck(ops.linear_attention.default, (*(x.requires_grad_() for x in (q, k, v)), *options))
 
 

@@ -59,6 +59,16 @@ def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> Non
         out[rows] = stacked
 
 
+def stack(x: Tensor, rows: Rows) -> Tensor:
+    """[N, H, F] → [b H, size, F], the layout of ``torch.bmm``; a view where the rows are a slice."""
+    return gather(x, rows).flatten(0, 1)
+
+
+def put(out: Tensor, rows: Rows, value: Tensor) -> None:
+    """Write [b H, size, F] back to rows of ``out`` [N, H, F], in place."""
+    scatter(out, rows, value.unflatten(0, (-1, out.size(1))))
+
+
 def row_tiles(
     ptr: Tensor | None, num_nodes: int, heads: int, device: torch.device, entries: int
 ) -> Iterator[tuple[Rows, Rows]]:

@@ -1,26 +1,29 @@
 """The fast path on the CPU: a block of nodes at a time, small enough to stay in cache from its norms to its products.
 
-No unit vector is ever written: with ρ = 1/max(‖k_j‖, ε) and σ = 1/max(‖q_i‖, ε), or 1, the norms weigh the other factor
-of every product. One more channel of ones carries the denominator: with v′_j = ρ_j [v_j, 1], K = Σ_j k_j v′_jᵀ of a
-graph, b = c Σ_j [v_j, 1] and a = own n,
+With one more feature k′_j = [k̃_j, 1], K = Σ_j k′_j v_jᵀ and κ = Σ_j k′_j of a graph hold Σ_j v_j and n too. With
+b = c Σ_j v_j and a = own n,
 
-    t_i = σ_i Kᵀq_i + b + a [v_i, 1],  out_i = t_i[:D] / d_i,  d_i = t_i[D].
+    d_i = q̃_i·κ + c n + a,  out_i = (Kᵀq̃_i + b + a v_i) / d_i.
 
-Backward, g_i = ∂out_i / d_i, g′_i = σ_i [g_i, −g_i·out_i] and G = Σ_i q_i g′_iᵀ take the places of v, v′ and K:
+Backward, with g_i = ∂out_i / d_i, h_i = −g_i·out_i and G = Σ_i q̃_i [g_i, h_i]ᵀ in the place of K:
 
-    ∂q_i = (1 − q̃_i q̃_iᵀ) K g′_i,  ∂k_j = (1 − k̃_j k̃_jᵀ) G v′_j,  ∂v_j = ρ_j (Gᵀk_j)[:D] + c Σ_i g_i + a g_j.
+    ∂q̃_i = [K, κ] [g_i, h_i],  ∂k̃_j = G [v_j, 1],  ∂v_j = Gᵀk̃_j + c Σ_i g_i + a g_j,
+
+and ∂q_i = (1 − q̃_i q̃_iᵀ) ∂q̃_i / ‖q_i‖. Only k′ is written with unit vectors; else the norms weigh the other factor of a
+product.
 """
 
+from collections.abc import Callable
 from functools import reduce
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
+from diffusion_mp.kernels.buffers import Buffers
+from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
 
-# Entries of one block over all heads, 2 MiB in float32: a block stays in cache, and threads seldom wait for each other.
-BLOCK = 1 << 19
+# Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
+BLOCK = 1 << 20
 
 # Entries of a block that are worth two threads, also where there are few nodes.
 SMALL = 1 << 15
@@ -31,23 +34,29 @@ EPS = 1e-12
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool
-) -> tuple[Tensor, Tensor]:
-    """The result [N, H, D] and the denominators [N, H]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result [N, H, D], the denominators [N, H], and K, κ and Σ_j v_j of a single graph [H, F D + F + D]."""
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     den = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    features, channels = k.size(2), v.size(2)
+    sums = den.new_zeros(k.size(1) if ptr is None else 0, features * channels + features + channels)
+    buffer = Buffers(v, den.dtype)
     for size, _, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
-        pooled, bias = _pool(k, v, size, blocks, unit)
-        bias.mul_(constant)
+        pooled, weight = _pool(k, v, blocks, unit, buffer)
+        if ptr is None:
+            torch.cat([pooled[:, :-1].flatten(1), weight[:, :-1, 0], pooled[:, -1]], dim=1, out=sums)
+        bias = constant * pooled[:, -1:]
         for b in blocks:
             queries = _load(q, b)
-            total = _affine(bias, queries @ pooled, _norm(queries) if unit else None)
+            scale = _scale(_norm(queries) if unit else None, queries)
+            row = (queries @ weight[:, :-1]).mul_(scale).add_((constant + own) * size)
+            total = _product(queries, pooled[:, :-1], out, b, buffer)
+            torch.addcmul(bias, total, scale, out=total)
             if own:
-                total[..., :-1].add_(_load(v, b), alpha=own * size)
-                total[..., -1:] += own * size
-            row = total[..., -1:]
-            scatter(den.unsqueeze(2), b, row)
-            scatter(out, b, total[..., :-1].mul_(_reciprocal(row)))
-    return out, den
+                total.add_(_load(v, b), alpha=own * size)
+            put(den.unsqueeze(2), b, row)
+            _store(out, b, torch.mul, total, _reciprocal(row))
+    return out, den, sums
 
 
 def backward(
@@ -57,6 +66,7 @@ def backward(
     v: Tensor,
     out: Tensor,
     den: Tensor,
+    sums: Tensor,
     ptr: Tensor | None,
     constant: float,
     own: float,
@@ -64,27 +74,29 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    buffer = Buffers(v, den.dtype)
     for size, _, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
-        pooled, bias = _pool(k, v, size, blocks, unit)
-        pooled_grad, bias_grad = torch.zeros_like(pooled), torch.zeros_like(bias[..., :-1])
+        pooled = torch.cat(_kept(sums, k, v) if ptr is None else _pool(k, v, blocks, unit, buffer), dim=2)[
+            :, : k.size(2)
+        ]
+        pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
         for b in blocks:
-            queries = _load(q, b)
+            queries, grads = _load(q, b), _gradients(grad, out, den, b, buffer)
             norm = _norm(queries) if unit else None
-            grads = _extended_gradient(grad, out, den, b)
-            bias_grad += grads[..., :-1].sum(2, keepdim=True)
-            if norm is not None:
-                grads.mul_(_scale(norm))
-            pooled_grad += queries.transpose(2, 3) @ grads
-            scatter(dq, b, _tangential(grads @ pooled.transpose(2, 3), queries, norm))
-        bias_grad.mul_(constant)
+            bias += grads[..., :-1].sum(1, keepdim=True)
+            grads.mul_(_scale(norm, queries))
+            pooled_grad += _contract(queries, grads)
+            _store_tangential(dq, b, _product(grads, pooled.transpose(1, 2), dq, b, buffer), queries, norm, buffer)
+        bias.mul_(constant)
         for b in blocks:
-            keys = _load(k, b)
+            keys, values = _load(k, b), _load(v, b)
             norm = _norm(keys) if unit else None
-            scatter(dk, b, _tangential(_extended(v, b, norm) @ pooled_grad.transpose(2, 3), keys, norm))
-            values = _affine(bias_grad, keys @ pooled_grad[..., :-1], norm)
-            if own:
-                values.add_(_extended_gradient(grad, out, den, b)[..., :-1], alpha=own * size)
-            scatter(dv, b, values)
+            scale = _scale(norm, keys)
+            values = _extended(values, scale, scale, buffer)
+            _store_tangential(dk, b, _product(values, pooled_grad.transpose(1, 2), dk, b, buffer), keys, norm, buffer)
+            total = _product(keys, pooled_grad[..., :-1], dv, b, buffer)
+            added = _gradients(grad, out, den, b, buffer)[..., :-1].mul_(own * size).add_(bias) if own else bias
+            _store(dv, b, torch.addcmul, added, total, scale)
     return dq, dk, dv
 
 
@@ -95,18 +107,41 @@ def _height(k: Tensor, v: Tensor) -> int:
 
 
 def _load(x: Tensor, rows: Rows) -> Tensor:
-    """A block [b, H, n, F] in the precision of sums."""
-    return gather(x, rows).to(torch.promote_types(x.dtype, torch.float32))
+    """A block [b, n, F], a graph and head in every b, in the precision of sums."""
+    return stack(x, rows).to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _store(out: Tensor, rows: Rows, function: Callable[..., Tensor], *arguments: Tensor) -> None:
+    """Write what the function makes of its arguments to rows of ``out``."""
+    if isinstance(rows, slice):
+        function(*arguments, out=stack(out, rows))
+    else:
+        put(out, rows, function(*arguments))
+
+
+def _product(x: Tensor, y: Tensor, out: Tensor, rows: Rows, buffer: Buffers) -> Tensor:
+    """x y, at its place in ``out`` where that is a view of its dtype."""
+    if isinstance(rows, slice) and out.dtype == x.dtype:
+        return torch.bmm(x, y, out=stack(out, rows))
+    return torch.bmm(x, y, out=buffer("product", x.size(0), x.size(1), y.size(2)))
+
+
+def _contract(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀy; a single one in two halves, for a product is not divided among threads along its sum."""
+    if x.size(0) > 1 or x.size(1) % 2:
+        return x.transpose(1, 2) @ y
+    x, y = (t.view(2, -1, t.size(2)) for t in (x, y))
+    return (x.transpose(1, 2) @ y).sum(0, keepdim=True)
 
 
 def _norm(x: Tensor) -> Tensor:
-    """‖x‖ of a block, [b, H, n, 1]."""
-    return torch.linalg.vector_norm(x.transpose(1, 2), dim=3, keepdim=True).transpose(1, 2)
+    """‖x‖, [b, n, 1]."""
+    return torch.linalg.vector_norm(x, dim=2, keepdim=True)
 
 
-def _scale(norm: Tensor) -> Tensor:
-    """What a vector of that norm is multiplied by."""
-    return norm.clamp_min(EPS).reciprocal_()
+def _scale(norm: Tensor | None, like: Tensor) -> Tensor:
+    """What a vector of that norm is multiplied by; 1 where vectors stay as they are."""
+    return like.new_ones(1) if norm is None else norm.clamp_min(EPS).reciprocal_()
 
 
 def _reciprocal(x: Tensor) -> Tensor:
@@ -114,48 +149,47 @@ def _reciprocal(x: Tensor) -> Tensor:
     return x.reciprocal().masked_fill_(x == 0, 0.0)
 
 
-def _affine(bias: Tensor, x: Tensor, norm: Tensor | None) -> Tensor:
-    """bias + x, x in place and over the norm if there is one."""
-    return x.add_(bias) if norm is None else torch.addcmul(bias, x, _scale(norm), out=x)
-
-
-def _extended(v: Tensor, rows: Rows, norm: Tensor | None) -> Tensor:
-    """v′ of a block, [b, H, n, D + 1]."""
-    values = _load(v, rows)
-    extended = values.new_empty(*values.shape[:3], values.size(3) + 1)
-    if norm is None:
-        extended[..., :-1], extended[..., -1] = values, 1.0
-    else:
-        scale = _scale(norm)
-        torch.mul(values, scale, out=extended[..., :-1])
-        extended[..., -1:] = scale
+def _extended(x: Tensor, scale: Tensor, last: Tensor | float, buffer: Buffers) -> Tensor:
+    """[scale · x, last], [b, n, F + 1]."""
+    extended = buffer("extended", x.size(0), x.size(1), x.size(2) + 1)
+    torch.mul(x, scale, out=extended[..., :-1])
+    extended[..., -1:] = last
     return extended
 
 
-def _extended_gradient(grad: Tensor, out: Tensor, den: Tensor, rows: Rows) -> Tensor:
-    """[g, −g·out] of a block, [b, H, n, D + 1]."""
-    grads = _load(grad, rows)
-    extended = grads.new_empty(*grads.shape[:3], grads.size(3) + 1)
-    inner = torch.mul(grads, _reciprocal(_load(den.unsqueeze(2), rows)), out=extended[..., :-1])
-    torch.sum(inner * gather(out, rows), 3, out=extended[..., -1]).neg_()
-    return extended
-
-
-def _pool(k: Tensor, v: Tensor, size: int, blocks: list[Rows], unit: bool) -> tuple[Tensor, Tensor]:
-    """K [b, H, F, D + 1] and Σ_j [v_j, 1] [b, H, 1, D + 1] of the graphs of that size that the blocks make up."""
+def _pool(k: Tensor, v: Tensor, blocks: list[Rows], unit: bool, buffer: Buffers) -> tuple[Tensor, Tensor]:
+    """K [b, F + 1, D] and κ [b, F + 1, 1] of the graphs that the blocks make up."""
 
     def part(b: Rows) -> tuple[Tensor, Tensor]:
         keys = _load(k, b)
-        values = _extended(v, b, _norm(keys) if unit else None)
-        return keys.transpose(2, 3) @ values, _load(v, b).sum(2, keepdim=True)
+        features = _extended(keys, _scale(_norm(keys) if unit else None, keys), 1.0, buffer)
+        return _contract(features, _load(v, b)), features.sum(1).unsqueeze(2)
 
-    pooled, total = reduce(lambda x, y: (x[0].add_(y[0]), x[1].add_(y[1])), map(part, blocks))
-    return pooled, pad(total, (0, 1), value=size)
+    return reduce(lambda x, y: (x[0].add_(y[0]), x[1].add_(y[1])), map(part, blocks))
 
 
-def _tangential(gradient: Tensor, x: Tensor, norm: Tensor | None) -> Tensor:
-    """(1 − x̃x̃ᵀ) of the gradient, in place: what is left of it behind a division by the norm."""
+def _kept(sums: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """K and κ without the constant's row, from what the forward pass kept."""
+    features, channels = k.size(2), v.size(2)
+    pooled, weight, _ = sums.split([features * channels, features, channels], dim=1)
+    return pooled.unflatten(1, (features, channels)), weight.unsqueeze(2)
+
+
+def _gradients(grad: Tensor, out: Tensor, den: Tensor, rows: Rows, buffer: Buffers) -> Tensor:
+    """[g, h], [b, n, D + 1]."""
+    extended = _extended(_load(grad, rows), _reciprocal(_load(den.unsqueeze(2), rows)), 0.0, buffer)
+    inner = torch.mul(extended[..., :-1], stack(out, rows), out=buffer("inner", *extended[..., :-1].shape))
+    torch.sum(inner, 2, out=extended[..., -1]).neg_()
+    return extended
+
+
+def _store_tangential(
+    out: Tensor, rows: Rows, gradient: Tensor, x: Tensor, norm: Tensor | None, buffer: Buffers
+) -> None:
+    """Write (1 − x̃x̃ᵀ) of the gradient: what is left of it behind a division by the norm."""
     if norm is None:
-        return gradient
-    along = (gradient * x).sum(3, keepdim=True).div_(norm.square()).masked_fill_(norm < EPS, 0.0)
-    return gradient.addcmul_(along, x, value=-1)
+        _store(out, rows, torch.mul, gradient, _scale(norm, x))
+        return
+    inner = torch.mul(gradient, x, out=buffer("inner", *x.shape))
+    along = inner.sum(2, keepdim=True).div_(norm.square()).masked_fill_(norm < EPS, 0.0)
+    _store(out, rows, torch.addcmul, gradient, along.neg_(), x)

@@ -27,15 +27,19 @@ def _linear_attention(
     own: float,
     unit: bool,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    out, den = BACKENDS.run("forward", backend, q, k, v, ptr, constant, own, unit)
-    return out, den
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, the denominators, and the sums over the nodes of a single graph, which the gradient needs again."""
+    out, den, sums = BACKENDS.run("forward", backend, q, k, v, ptr, constant, own, unit)
+    return out, den, sums
 
 
 @_linear_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, ptr: Optional[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    return out, v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    den = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    features, channels = k.size(2), v.size(2)
+    size = features * channels + features + channels
+    return out, den, den.new_empty(v.size(1) if ptr is None else 0, size)
 
 
 @torch.library.custom_op("diffusion_mp::linear_attention_backward", mutates_args=())
@@ -46,13 +50,14 @@ def _linear_attention_backward(
     v: Tensor,
     out: Tensor,
     den: Tensor,
+    sums: Tensor,
     ptr: Optional[Tensor],  # noqa: UP045
     constant: float,
     own: float,
     unit: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = BACKENDS.run("backward", backend, grad, q, k, v, out, den, ptr, constant, own, unit)
+    dq, dk, dv = BACKENDS.run("backward", backend, grad, q, k, v, out, den, sums, ptr, constant, own, unit)
     return dq, dk, dv
 
 
@@ -62,11 +67,11 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tens
     return dq, dk, dv
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, ptr, *ctx.options = inputs
-    out, den = output
-    ctx.mark_non_differentiable(den)
-    ctx.save_for_backward(q, k, v, out, den, ptr)
+    out, den, sums = output
+    ctx.mark_non_differentiable(den, sums)
+    ctx.save_for_backward(q, k, v, out, den, sums, ptr)
 
 
 def _differentiate(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
@@ -91,7 +96,7 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: flo
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    grad, q, k, v, _, _, ptr, *options, _ = inputs
+    grad, q, k, v, _, _, _, ptr, *options, _ = inputs
     ctx.options = options
     ctx.save_for_backward(grad, q, k, v, ptr)
 
@@ -104,7 +109,7 @@ def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ..
         grad, q, k, v = (t.view_as(t).requires_grad_() for t in inputs)
         first = torch.autograd.grad(_composed(q, k, v, ptr, *ctx.options), (q, k, v), grad, create_graph=True)
         by_grad, by_q, by_k, by_v = torch.autograd.grad(first, (grad, q, k, v), grads, create_graph=True)
-    return by_grad, by_q, by_k, by_v, *[None] * 7
+    return by_grad, by_q, by_k, by_v, *[None] * 8
 
 
 _linear_attention_backward.register_autograd(_differentiate_backward, setup_context=_setup_backward)

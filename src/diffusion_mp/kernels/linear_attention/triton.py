@@ -240,13 +240,15 @@ class _Launch:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool
-) -> tuple[Tensor, Tensor]:
-    """The result [N, H, D] in the dtype of v and the denominators [N, H] in float32."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result [N, H, D] in the dtype of v, the denominators [N, H], and the sums of a single graph, in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, ptr, unit)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
-        return launch.meet(q, v, None, launch.state(k, v, None, None), den, constant, own), den
+        state = launch.state(k, v, None, None)
+        out = launch.meet(q, v, None, state, den, constant, own)
+        return out, den, state.squeeze(0) if ptr is None else state.new_empty(0, state.size(2))
 
 
 def backward(
@@ -256,6 +258,7 @@ def backward(
     v: Tensor,
     out: Tensor,
     den: Tensor,
+    sums: Tensor,
     ptr: Tensor | None,
     constant: float,
     own: float,
@@ -271,7 +274,8 @@ def backward(
             BLOCK_N=32, BLOCK_D=padded(v.size(2)), num_warps=4,
         )  # fmt: skip
         launch = _Launch(k, v, ptr, unit)
-        dq = launch.feature_gradient(q, grad, scale, weight, launch.state(k, v, None, None))
+        state = sums if ptr is None else launch.state(k, v, None, None)
+        dq = launch.feature_gradient(q, grad, scale, weight, state)
         state = launch.state(q, grad, scale, weight)
         dk = launch.feature_gradient(k, v, None, None, state)
         return dq, dk, launch.meet(k, grad, scale, state, None, constant, own)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.pairwise.scores import log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import Rows, buckets, put, rows_of, stack
 
 # Entries of one tile over all heads: 1 MiB in float32, so that two or three of them stay in cache.
 TILE = 1 << 18
@@ -34,35 +35,17 @@ def _tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, list[Rows]]
                 yield block, blocks
 
 
-class _Buffers:
-    """Memory that tiles of any shape use again and again."""
-
-    def __init__(self) -> None:
-        self.taken: dict[int, Tensor] = {}
-
-    def __call__(self, index: int, left: Tensor, right: Tensor) -> Tensor:
-        """Buffer ``index`` as a tile [b, n, m], for left [b, n, F] and right [b, m, F]."""
-        shape = (left.size(0), left.size(1), right.size(1))
-        if index not in self.taken or self.taken[index].numel() < math.prod(shape):
-            self.taken[index] = left.new_empty(math.prod(shape))
-        return self.taken[index][: math.prod(shape)].view(shape)
-
-
-def _stack(x: Tensor, rows: Rows) -> Tensor:
-    """[N, H, F] → [b H, size, F]; a view where the rows are a slice."""
-    return gather(x, rows).flatten(0, 1)
-
-
-def _put(out: Tensor, rows: Rows, value: Tensor) -> None:
-    scatter(out, rows, value.unflatten(0, (-1, out.size(1))))
+def _tile(left: Tensor, right: Tensor) -> tuple[int, int, int]:
+    """The shape [b, n, m] of a tile, for left [b, n, F] and right [b, m, F]."""
+    return left.size(0), left.size(1), right.size(1)
 
 
 def _add_product(out: Tensor, rows: Rows, a: Tensor, b: Tensor) -> None:
     """Add a b to rows of ``out``; those of stacked graphs are met once, so there is nothing to add to."""
     if isinstance(rows, slice):
-        _stack(out, rows).baddbmm_(a, b)
+        stack(out, rows).baddbmm_(a, b)
     else:
-        _put(out, rows, a @ b)
+        put(out, rows, a @ b)
 
 
 def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
@@ -79,22 +62,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
     """
     (q, k, v), dtype = accumulating(q, k, v)
     out, lse = torch.empty_like(v, memory_format=torch.contiguous_format), q.new_empty(*q.shape[:2], 1)
-    buffer = _Buffers()
+    buffer = Buffers(q, q.dtype)
     for rows, blocks in _tiles(ptr, q):
-        queries = _stack(q, rows)
+        queries = stack(q, rows)
         level = queries.new_full((*queries.shape[:2], 1), -torch.inf)
         total, sums = torch.zeros_like(level), queries.new_zeros(*queries.shape[:2], v.size(2))
         for cols in blocks:
-            keys, values = _stack(k, cols), _stack(v, cols)
-            s = torch.bmm(queries, keys.transpose(1, 2), out=buffer(0, queries, keys))
+            keys, values = stack(k, cols), stack(v, cols)
+            s = torch.bmm(queries, keys.transpose(1, 2), out=buffer("scores", *_tile(queries, keys)))
             above = torch.maximum(level, log_score(s.amax(2, keepdim=True), score))
             shrink = (level - above).exp_()
             level = above
-            w = _weights(torch.sub(level, s, out=s), level, score, buffer(1, queries, keys))
+            w = _weights(torch.sub(level, s, out=s), level, score, buffer("weights", *_tile(queries, keys)))
             total = total.mul_(shrink).add_(w.sum(2, keepdim=True))
             sums = sums.mul_(shrink).baddbmm_(w, values)
-        _put(out, rows, sums.div_(total))
-        _put(lse, rows, total.log_().add_(level))
+        put(out, rows, sums.div_(total))
+        put(lse, rows, total.log_().add_(level))
     return out.to(dtype), lse.squeeze(2)
 
 
@@ -105,16 +88,17 @@ def product(
     dtype = v.dtype
     (q, k, v, row_shift, col_shift), _ = accumulating(q, k, v, row_shift, col_shift)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    buffer = _Buffers()
+    buffer = Buffers(q, q.dtype)
     for rows, blocks in _tiles(ptr, q):
-        queries, row = _stack(q, rows), _stack(row_shift.unsqueeze(2), rows)
+        queries, row = stack(q, rows), stack(row_shift.unsqueeze(2), rows)
         sums = queries.new_zeros(*queries.shape[:2], v.size(2))
         for cols in blocks:
-            keys = _stack(k, cols)
-            level = -row - _stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
-            below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer(0, queries, keys))
-            sums.baddbmm_(_weights(below, level, score, buffer(1, queries, keys)), _stack(v, cols))
-        _put(out, rows, sums)
+            keys = stack(k, cols)
+            level = -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
+            tile = _tile(queries, keys)
+            below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
+            sums.baddbmm_(_weights(below, level, score, buffer("weights", *tile)), stack(v, cols))
+        put(out, rows, sums)
     return out.to(dtype)
 
 
@@ -138,19 +122,22 @@ def backward(
     dtype = q.dtype
     (grad, q, k, v, row_shift, delta), _ = accumulating(grad, q, k, v, row_shift, delta)
     dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    buffer = _Buffers()
+    buffer = Buffers(q, q.dtype)
     for rows, blocks in _tiles(ptr, q):
-        queries, grads = _stack(q, rows), _stack(grad, rows)
-        row, minus_delta = (-_stack(t.unsqueeze(2), rows).transpose(1, 2) for t in (row_shift, delta))
+        queries, grads = stack(q, rows), stack(grad, rows)
+        row, minus_delta = (-stack(t.unsqueeze(2), rows).transpose(1, 2) for t in (row_shift, delta))
         for cols in blocks:
-            keys, values = _stack(k, cols), _stack(v, cols)
-            level = row if col_shift is None else row - _stack(col_shift.unsqueeze(2), cols)
-            below = torch.baddbmm(level, keys, queries.transpose(1, 2), alpha=-1, out=buffer(0, keys, queries))
+            keys, values = stack(k, cols), stack(v, cols)
+            level = row if col_shift is None else row - stack(col_shift.unsqueeze(2), cols)
+            tile = _tile(keys, queries)
+            below = torch.baddbmm(level, keys, queries.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
             if score == "sigmoid":  # a weight of zero times odds without end is no slope
                 below.clamp_(max=exp_limit(q.dtype))
-            w = _weights(below, level, score, buffer(1, keys, queries))
+            w = _weights(below, level, score, buffer("weights", *tile))
             _add_product(dv, cols, w, grads)
-            g = torch.baddbmm(minus_delta, values, grads.transpose(1, 2), out=buffer(2, keys, queries)).mul_(w)
+            g = torch.baddbmm(
+                minus_delta, values, grads.transpose(1, 2), out=buffer("gradients", *_tile(keys, queries))
+            ).mul_(w)
             if score == "sigmoid":
                 g.mul_(below.mul_(w))
             _add_product(dk, cols, g, queries)
