@@ -15,8 +15,8 @@ from diffusion_mp.kernels.pairwise.scores import log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import Rows, buckets, put, rows_of, stack
 
-# Entries of one tile over all heads: 1 MiB in float32, so that two or three of them stay in cache.
-TILE = 1 << 18
+# Entries of one tile over all heads: 2 MiB in float32, so that two or three of them stay in cache.
+TILE = 1 << 19
 # A GPU wants tiles this many times as large.
 ON_GPU = 64
 
