@@ -4,10 +4,11 @@
     python benchmarks/kernels.py --operation linear_attention --nodes 262144
 
 Every way to compute an operation (see operations.py) runs in a fresh process (see fresh.py), the ways in turn, --rounds
-times. Times are medians; a step is the forward and the backward pass. Memory is the most that torch allocates at a time
-in a step, above the inputs. The limit is what cannot be avoided: the operation's own matrix products, or for what only
-moves data a copy. Ratios are how much more the textbook, or else the first way, takes. Slopes are those of log time and
-log memory over log N, from 10 000 nodes on. runs/kernels/kernels.png draws time and memory over N.
+times; what was measured is kept in --out, and a run that was stopped goes on from there. Times are medians; a step is
+the forward and the backward pass. Memory is the most that torch allocates at a time in a step, above the inputs. The
+limit is what cannot be avoided: the operation's own matrix products, or for what only moves data a copy. Ratios are how
+much more the textbook, or else the first way, takes. Slopes are those of log time and log memory over log N, from
+10 000 nodes on. runs/kernels/kernels.png draws time and memory over N.
 """
 
 from __future__ import annotations
@@ -178,15 +179,21 @@ def main() -> None:
         for nodes, way in product(args.nodes or OPERATIONS[operation].sizes, OPERATIONS[operation].ways)
         if nodes <= OPERATIONS[operation].ways[way].largest
     ]
-    rounds = [
-        {case: in_fresh_process(__file__, case.name) for case in tqdm(cases, f"round {turn + 1}", leave=False)}
-        for turn in range(args.rounds)
-    ]
+    args.out.mkdir(parents=True, exist_ok=True)
+    kept = args.out / f"threads-{args.threads}-repeats-{args.repeats}.json"
+    known: dict[str, dict[str, float]] = json.loads(kept.read_text()) if kept.exists() else {}
+    rounds: list[dict[Case, dict[str, float]]] = []
+    for turn in range(args.rounds):
+        for case in tqdm(cases, f"round {turn + 1}", leave=False):
+            name = f"{case.name}/{turn}"
+            if name not in known:
+                known[name] = in_fresh_process(__file__, case.name)
+                kept.write_text(json.dumps(known, indent=1))
+        rounds.append({case: known[f"{case.name}/{turn}"] for case in cases})
     results = {
         case: {name: statistics.median(found[case][name] for found in rounds) for name in rounds[0][case]}
         for case in cases
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     draw(results, args.out / "kernels.png")
     print(
         f"float32, {args.threads} threads, torch {torch.__version__}, medians of {args.rounds} rounds\n\n"

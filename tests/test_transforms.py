@@ -1,0 +1,69 @@
+"""Layers under what torch wraps around them: activation checkpointing and ``torch.func``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vjp
+from torch.utils.checkpoint import checkpoint
+
+from diffusion_mp import DIFFormerConv, GCNConv, NodeFormerConv, PDEDiffusion1d, SFiConv, SGFormerConv
+from diffusion_mp.kernels.dispatch import VARIABLE
+from diffusion_mp.testing import tolerance
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
+
+# Together they call every operation of kernels/.
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "difformer-s": lambda: DIFFormerConv(4, 4),
+    "difformer-a": lambda: DIFFormerConv(4, 4, kernel="sigmoid"),
+    "sgformer": lambda: SGFormerConv(4, 4),
+    "nodeformer": lambda: NodeFormerConv(4, 4, num_samples=0),
+    "sfi": lambda: SFiConv(4, 4, 2),
+    "gcn": lambda: GCNConv(4, 4),
+    "sequence": lambda: PDEDiffusion1d(4),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request: pytest.FixtureRequest) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LAYERS[request.param]().double()
+
+
+def inputs(layer: nn.Module) -> tuple[Tensor, tuple[Tensor, ...]]:
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return x, () if isinstance(layer, PDEDiffusion1d) else (EDGES,)
+
+
+def loss(out: Tensor) -> Tensor:
+    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+
+def test_checkpointing_changes_no_gradient(layer: nn.Module) -> None:
+    x, edges = inputs(layer)
+    parameters = list(layer.parameters())
+    expected = torch.autograd.grad(loss(layer(x, *edges)), parameters)
+    got = torch.autograd.grad(loss(checkpoint(layer, x, *edges, use_reentrant=False)), parameters)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_functional_gradients_of_the_references(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.func`` does not look into operations of ``torch.library``; the references are none."""
+    monkeypatch.setenv(VARIABLE, "reference")
+    x, edges = inputs(layer)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    leaf = x.clone().requires_grad_()
+    expected = torch.autograd.grad(loss(layer(leaf, *edges)), [leaf, *layer.parameters()])
+
+    def by_parameters(values: dict[str, Tensor]) -> Tensor:
+        return loss(functional_call(layer, values, (x, *edges)))
+
+    _, pull = vjp(lambda state: loss(layer(state, *edges)), x)
+    got = [*pull(torch.ones((), dtype=x.dtype)), *grad(by_parameters)(parameters).values()]
+    rtol, atol = tolerance("gradient", torch.float64)
+    torch.testing.assert_close(got, list(expected), rtol=rtol, atol=atol)
