@@ -50,7 +50,7 @@ def load_linkx_splits(path: str | Path, num_nodes: int) -> list[Split]:
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array.")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
         return super().find_class(module, name)
 
 

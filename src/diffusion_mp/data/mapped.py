@@ -36,7 +36,7 @@ class ArrayFolder:
         np.save(self._file(name), array, allow_pickle=False)
 
     def load(self) -> dict[str, Tensor]:
-        """All arrays by name, not read before they are used; what is written into the tensors stays out of the files."""
+        """All arrays by name, not read before they are used; what is written into them stays out of the files."""
         files = sorted(self.path.glob("*.npy"))
         return {file.stem: torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False)) for file in files}
 

@@ -16,7 +16,7 @@ from diffusion_mp.errors import check_choice
 
 @dataclass(frozen=True)
 class _Table:
-    """The attribute that a file of `raw` becomes, its columns and type; undirected edges are listed in one direction."""
+    """The attribute that a file of `raw` becomes, its columns and type. Undirected edges are in it once."""
 
     name: str
     columns: int

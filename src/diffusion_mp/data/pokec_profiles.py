@@ -51,8 +51,8 @@ def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> 
             numbers[here, 4] = _numbers(columns[7])
         except ValueError as error:
             raise ValueError(
-                f"{path}, lines {here.start + 1} to {here.stop}: columns 1, 2, 3 and 8 must be whole numbers, 4 must be "
-                f"0 or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
+                f"{path}, lines {here.start + 1} to {here.stop}: columns 1, 2, 3 and 8 must be numbers, 4 must be 0 "
+                f"or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
             ) from error
         region[here] = [-1 if name in _MISSING else codes.setdefault(_large(name), len(codes)) for name in columns[4]]
         filled = np.array([[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows], np.float32)
@@ -71,8 +71,8 @@ def _rows(path: Path, start: int, lines: list[bytes]) -> Iterator[Fields]:
             fields.pop()
         if len(fields) != _COLUMNS:
             raise ValueError(
-                f"{path}, line {number}: expected {_COLUMNS} columns between tabs, as in SNAP's soc-pokec-profiles.txt; "
-                f"got {len(fields)}."
+                f"{path}, line {number}: expected {_COLUMNS} columns between tabs, as SNAP's profiles have; got "
+                f"{len(fields)}."
             )
         yield fields
 

@@ -30,17 +30,17 @@ def synthetic_pokec(
 ) -> Data:
     """A directed graph of two classes with Pokec's number of users and friendships, drawn in seconds.
 
-    - y_i is 0 for one half of the nodes and 1 for the other; a share `unlabelled` of the nodes has −1 instead, and features and edges of its
-      hidden class.
-    - x_i = signal · s_i u + ε_i with s_i = ±1 the class, u = (1, …, 1)/√C and ε_i ~ N(0, I). No rule that reads x_i alone
-      is right more often than Φ(signal): 62 % for 0.3.
-    - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all of them sum
-      to E; each edge ends in the sender's class with probability `homophily`, at a node j of it with probability
-      proportional to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6 and
-      the largest about 10⁴. Loops and parallel edges are not taken out (about 1 edge in 1 000 at Pokec's size).
+    - y_i is 0 for one half of the nodes and 1 for the other; a share `unlabelled` has −1 instead, and features and
+      edges of its hidden class.
+    - x_i = signal · s_i u + ε_i with s_i = ±1 the class, u = (1, …, 1)/√C and ε_i ~ N(0, I). No rule that reads x_i
+      alone is right more often than Φ(signal): 62 % for 0.3.
+    - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all of them
+      sum to E; each edge ends in the sender's class with probability `homophily`, at a node j of it with probability
+      proportional to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6
+      and the largest about 10⁴. Loops and parallel edges are not taken out.
 
-    In Pokec 44.4 % of friendships join one gender (of the 20 000 users in the tests), so neighbours tell something, and
-    what they tell is that opposites attract. The exponent of the degrees is our choice; nothing was fitted.
+    In Pokec 44.4 % of the friendships join one gender (of 20 000 users that we could count), so what neighbours tell is
+    that opposites attract. The spread of the degrees is our choice; nothing was fitted.
 
     Shapes: x [N, C] float32, edge_index [2, E] sorted by source, y [N].
     Errors: TypeError, ValueError for sizes below 1 (2 nodes), and probabilities outside [0, 1].

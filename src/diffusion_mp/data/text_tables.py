@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from jaxtyping import Shaped
@@ -27,7 +27,7 @@ def open_text(path: Path, task: str, *, progress: bool = True) -> Iterator[IO[by
     ):
         if path.suffix == ".gz":
             with gzip.open(raw) as text:
-                yield text
+                yield cast("IO[bytes]", text)
         else:
             yield raw
 
