@@ -7,6 +7,8 @@ from .listops import ListOps, ListOpsFile
 from .long_range import load_lrgb
 from .lra import GreyCIFAR10, PathfinderFiles, RetrievalPairs
 from .ogb import load_ogb
+from .part_of import PartOf
+from .partition_loader import RandomPartitionLoader
 from .pathfinder import Pathfinder
 from .peptides import PeptidesFunctional
 from .planetoid import load_planetoid
@@ -23,9 +25,11 @@ __all__ = [
     "IMDb",
     "ListOps",
     "ListOpsFile",
+    "PartOf",
     "Pathfinder",
     "PathfinderFiles",
     "PeptidesFunctional",
+    "RandomPartitionLoader",
     "RetrievalPairs",
     "SBMDataset",
     "SequenceDataset",
