@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Shaped
 from torch_geometric.data import Data
 
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
@@ -97,7 +98,7 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
     """Writes x, edge_index and y, one after another: each is in memory once. MATLAB's format holds no code."""
     from scipy.io import loadmat
 
-    def variable(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    def variable(name: str) -> Shaped[np.ndarray, ...]:
         found = loadmat(path, variable_names=[name])
         if name not in found:
             raise ValueError(

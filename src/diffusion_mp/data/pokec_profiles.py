@@ -45,7 +45,7 @@ def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> 
         here = slice(start, start + len(rows))
         columns = list(zip(*rows, strict=True))
         try:
-            user[here], label[here] = _numbers(columns[0]), _genders(columns[3])
+            user[here], label[here] = np.array(columns[0]).astype(np.int64), _genders(columns[3])
             numbers[here, 0], numbers[here, 1] = _numbers(columns[1]), _numbers(columns[2])
             numbers[here, 2], numbers[here, 3] = _days(columns[5]), _days(columns[6])
             numbers[here, 4] = _numbers(columns[7])

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 from tqdm import tqdm
+
+Read = Callable[[int], bytes]
 
 _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 
 
 @contextmanager
-def open_text(path: Path, task: str, *, progress: bool = True) -> Iterator[IO[bytes]]:
-    """The bytes of the text, from a file whose name may end in .gz; the bar counts bytes of the file as it is."""
+def open_text(path: Path, task: str, *, progress: bool = True) -> Iterator[Read]:
+    """A function that reads so many bytes of the text; the bar counts those of the file, which may be a .gz."""
     shown: Any = None if progress else True  # for tqdm: nothing where standard error is not a terminal
     with (
         path.open("rb") as file,
@@ -27,24 +29,24 @@ def open_text(path: Path, task: str, *, progress: bool = True) -> Iterator[IO[by
     ):
         if path.suffix == ".gz":
             with gzip.open(raw) as text:
-                yield cast("IO[bytes]", text)
+                yield text.read
         else:
-            yield raw
+            yield raw.read
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
     """Lines of the text; the last may end without a line break."""
     lines, last = 0, b"\n"
-    with open_text(path, "counting", progress=progress) as text:
-        while block := text.read(_BYTES):
+    with open_text(path, "counting", progress=progress) as read:
+        while block := read(_BYTES):
             lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")
 
 
 def line_blocks(path: Path, size: int, *, progress: bool = True) -> Iterator[tuple[int, list[bytes]]]:
     """The text in lists of at most `size` lines, without their line breaks, each with the number of its first line."""
-    with open_text(path, "reading", progress=progress) as text:
-        lines, start = _lines(text), 0
+    with open_text(path, "reading", progress=progress) as read:
+        lines, start = _lines(read), 0
         while block := list(islice(lines, size)):
             yield start, block
             start += len(block)
@@ -70,10 +72,10 @@ def number_blocks(
         yield start, block
 
 
-def _lines(text: IO[bytes]) -> Iterator[bytes]:
-    """Lines without their breaks. (The bar sees `read`, not iteration.)"""
+def _lines(read: Read) -> Iterator[bytes]:
+    """Lines without their breaks."""
     rest = b""
-    while block := text.read(_BYTES):
+    while block := read(_BYTES):
         *lines, rest = (rest + block).split(b"\n")
         yield from (line.removesuffix(b"\r") for line in lines)
     if rest:
