@@ -1,5 +1,6 @@
 """Graphs, sequences of tokens and splits, as the papers use them; nothing here touches the network unless asked to."""
 
+from .clusters import find_clusters
 from .digits import load_digits
 from .imdb import IMDb
 from .linkx_splits import load_linkx_splits
@@ -34,6 +35,7 @@ __all__ = [
     "SBMDataset",
     "SequenceDataset",
     "Split",
+    "find_clusters",
     "label_mask",
     "load_digits",
     "load_linkx_splits",

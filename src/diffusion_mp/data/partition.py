@@ -132,6 +132,5 @@ def _sorting(values: Tensor) -> Int[Tensor, " n"]:
 
 def _smallest(count: int) -> torch.dtype:
     """For numbers 0 .. count − 1; small enough, and a table of them stays in the cache."""
-    return next(
-        dtype for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64) if count - 1 <= torch.iinfo(dtype).max
-    )
+    dtypes = torch.uint8, torch.int16, torch.int32, torch.int64
+    return next(dtype for dtype in dtypes if count <= torch.iinfo(dtype).max + 1)
