@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice, describe
 from diffusion_mp.graph_checks import check_edge_index, check_edges, check_form, check_segments
+from diffusion_mp.rows import Rows
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -81,7 +82,7 @@ def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())
 
 
-class Graph:
+class Graph(Rows):
     r"""Observed edges with weights, over the rows of one or several graphs.
 
     An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
