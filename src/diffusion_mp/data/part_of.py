@@ -27,8 +27,9 @@ class PartOf(BaseTransform):
     - With `degrees="full"`, `full_degree` [n, 2]: the weighted in- and out-degree in `data`, over all its edges. A
       `Graph.from_data(batch)` then has these degrees, so that `AdjacencyDiffusivity` gives every edge of the batch the
       entry of the whole graph, a_ij/√(d_i d_j) or a_ij/d_i, and full-graph inference meets the entries that training
-      saw. By default (`degrees="batch"`, the published recipe) the batch normalises by the edges it kept: entries are
-      larger than those of the whole graph, by the share that was lost.
+      saw. (Of loops that a policy replaces, a graph must have those of its nodes; PyG may sample without them.) By
+      default (`degrees="batch"`, the published recipe) the batch normalises by the edges it kept: entries are larger
+      than those of the whole graph, by the share that was lost.
 
     Shapes: edge_index [2, E], edge_weight [E] or none, on the CPU; they are read, once, and not kept.
     Errors: TypeError and ValueError where `Graph.from_data` has them, for edges that are not on the CPU or come as

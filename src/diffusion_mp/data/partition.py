@@ -73,8 +73,8 @@ class Part(NamedTuple):
 class Cut:
     """All parts of a graph: `cut[k]`, the nodes of part k and the edges among them, in the order of the whole graph.
 
-    With `halo` a part has every edge that arrives at its own nodes, and the nodes these come from beside its own, so
-    that every edge is in exactly one part. Without it, an edge is kept if its ends share a part.
+    Without `halo`, an edge is kept if its ends share a part. With it a part has every edge that arrives at its own
+    nodes, and beside those the nodes these come from, with their loops: every edge but a loop is in exactly one part.
 
     One pass over the edges, in chunks: look up the parts of both ends, keep, and sort what was kept by part. Tables are
     5 to 8 bytes a node, and 12 bytes an edge that was kept.
@@ -91,6 +91,8 @@ class Cut:
         self._local = torch.empty(len(part), dtype=torch.int32 if len(part) < 2**31 else torch.int64)
         for own in self._own:
             self._local[own] = torch.arange(len(own), dtype=self._local.dtype)
+        self._loops = (edge_index[0] == edge_index[1]).nonzero().flatten() if halo else order[:0]
+        self._looped = edge_index[0, self._loops].to(self._local.dtype)
         self._chunks = [
             self._by_part(*edge_index[:, first : first + CHUNK], halo=halo)
             for first in range(0, edge_index.size(1), CHUNK)
@@ -114,15 +116,24 @@ class Cut:
 
     def __getitem__(self, k: int) -> Part:
         own, none = self._own[k], self._local[:0]
-        e_id = [order[k].long() + number * CHUNK for number, (order, _, _) in enumerate(self._chunks)]
+        offsets = (order[k].long() + chunk * CHUNK for chunk, (order, _, _) in enumerate(self._chunks))
+        e_id = torch.cat([none.long(), *offsets])
         source = torch.cat([none, *(source[k] for _, source, _ in self._chunks)])
         target = torch.cat([none, *(target[k] for _, _, target in self._chunks)])
-        sender = self._local.index_select(0, source)
-        outside = self._part.index_select(0, source) != k
-        context, number = torch.unique(source[outside], return_inverse=True)
-        sender[outside] = (number + len(own)).to(sender.dtype)
-        edge_index = torch.stack([sender, self._local.index_select(0, target)])
-        return Part(torch.cat([own, context]), len(own), torch.cat([none.long(), *e_id]), edge_index.long())
+        context = source[self._part.index_select(0, source) != k].unique()
+        loop = torch.isin(self._looped, context)
+        if loop.any():
+            e_id, order = torch.cat([e_id, self._loops[loop]]).sort()
+            source, target = (torch.cat([ends, self._looped[loop]])[order] for ends in (source, target))
+
+        def local_number(nodes: Tensor) -> Tensor:
+            local = self._local.index_select(0, nodes).long()
+            outside = (self._part.index_select(0, nodes) != k).nonzero().flatten()
+            local[outside] = len(own) + torch.searchsorted(context, nodes[outside])
+            return local
+
+        edge_index = torch.stack([local_number(source), local_number(target)])
+        return Part(torch.cat([own, context]), len(own), e_id, edge_index)
 
 
 def _sorting(values: Tensor) -> Int[Tensor, " n"]:

@@ -50,7 +50,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         clusters: [N], cluster 0 .. C − 1 of every node, as :func:`find_clusters` makes them: a part is then made of
             random whole clusters (all but p − 1, which are cut to keep the parts even).
         halo: add to a part every edge that arrives at its nodes, and the nodes these come from. They are attended to
-            and have features, but are in no mask, and no edge arrives at them.
+            and have features, but are in no mask, and no edge arrives at them but their loops.
         degrees: ``"batch"`` or ``"full"``, what the graph term of `Graph.from_data(batch)` normalises by: see
             :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise such a part gets one in exchange for a
@@ -130,12 +130,14 @@ class PartSampler(DistributedSampler[Part]):
         return self._count.parts(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
+        # Nothing happens before the first part is asked for: a DataLoader with workers calls this twice.
         self.num_replicas, self.rank = self._share()
         count = self._count.parts(self.num_replicas)
         random = item_random("partition", self.seed, self.epoch)
         self.epoch += 1
         parts = self._cut(count, torch.Generator().manual_seed(int(random.random() * 2**32)))
-        return (parts[k] for k in range(self.rank, count, self.num_replicas))
+        for k in range(self.rank, count, self.num_replicas):
+            yield parts[k]
 
 
 class _Count:
