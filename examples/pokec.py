@@ -3,19 +3,24 @@
     python examples/pokec.py --synthetic --epochs 1                    # a generated graph of Pokec's size
     python examples/pokec.py --root data/pokec --model constant linear gcn difformer-s
     python examples/pokec.py --root data/pokec --source linkx --split 50/25/25
+    torchrun --nproc-per-node 2 examples/pokec.py --root data/pokec --node-parallel
 
 --root holds the files of SNAP or LINKX; load_pokec says where to get them. Every epoch cuts the graph into new random
 parts; a part of Pokec keeps 6 % of its edges (ERRATA D12). Validation and test accuracy come from the whole graph,
 block by block, and are those of the epoch with the best validation accuracy. A run that was stopped or killed goes on
-from its last checkpoint in --out; on one process it ends with the weights that it would have had.
+from its last checkpoint in --out, and ends with the weights that it would have had.
+
+With --node-parallel there are no parts: every process has a run of the nodes, and an epoch is one step on the whole
+graph with exact global attention. Activations of all nodes are kept for the backward pass, shared by the processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,13 +28,15 @@ from typing import Any
 
 import torch
 from runs import chosen, count, save
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 from diffusion_mp import Graph
 from diffusion_mp.data import RandomPartitionLoader, load_pokec, random_split, synthetic_pokec
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
+from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, full_graph_inference
 from diffusion_mp.train import node_cross_entropy
 
 SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text and its released command (ERRATA D13)
@@ -103,14 +110,18 @@ class Clock:
         return ", ".join(f"{stage} {spent:.1f} s ({spent / total:.0%})" for stage, spent in self.spent.items())
 
 
-def accuracies(logits: Tensor, data: Data) -> dict[str, float]:
-    """Shares of nodes whose label is right, in percent."""
-    right = (logits.argmax(1) == data.y).float()
-    return {part: 100 * right[data[f"{part}_mask"]].mean().item() for part in ("train", "val", "test")}
+def accuracies(logits: Tensor, data: Data, total: Callable[[Tensor], Tensor] = torch.sum) -> dict[str, float]:
+    """Shares of nodes whose label is right, in percent; `total` adds up over processes too, where they share nodes."""
+    right = logits.argmax(1) == data.y
+    masks = {part: data[f"{part}_mask"] for part in ("train", "val", "test")}
+    return {
+        part: 100 * float(total((right & mask).sum().double()) / total(mask.sum().double()))
+        for part, mask in masks.items()
+    }
 
 
 class Training:
-    """A model on its way: what a checkpoint holds, and how to go on from one."""
+    """A model on its way through epochs of random parts: what a checkpoint holds, and how to go on from one."""
 
     def __init__(self, run: Run, data: Data, path: Path, device: torch.device) -> None:
         self.run, self.data, self.path, self.device = run, data, path, device
@@ -120,9 +131,15 @@ class Training:
         self.epoch, self.batch = 0, 0  # what comes next
         self.best: dict[str, float] = {"val": -1.0}
         self.clock = Clock(device, dict.fromkeys(STAGES, 0.0))
-        self.loader = RandomPartitionLoader(data, batch_size=run.batch_size, degrees=run.degrees, seed=run.seed)
         if path.exists():
             self._restore(torch.load(path, map_location="cpu", weights_only=True))
+        self.prepare()
+
+    def prepare(self) -> None:
+        """The graph in the form in which it is trained on and evaluated."""
+        run = self.run
+        self.loader = RandomPartitionLoader(self.data, batch_size=run.batch_size, degrees=run.degrees, seed=run.seed)
+        self.graph = Graph.from_data(self.data, validate=False)
 
     def save(self) -> None:
         """Everything that the rest of the run depends on. (Dropout draws from the global state.)"""
@@ -154,45 +171,81 @@ class Training:
     def fit(self, epochs: int, checkpoint_every: int) -> None:
         """Trains until so many epochs are done."""
         while self.epoch < epochs:
-            self._one_epoch(checkpoint_every)
+            self.model.train()
+            self.one_epoch(checkpoint_every)
+            self.model.eval()
             with self.clock("evaluation"):
-                found = accuracies(self.predict(), self.data)
+                found = self.evaluate()
             self.epoch, self.batch = self.epoch + 1, 0
             if found["val"] > self.best["val"]:
                 self.best = {**found, "epoch": self.epoch}
             self.save()
 
-    def _one_epoch(self, checkpoint_every: int) -> None:
-        self.model.train()
+    def one_epoch(self, checkpoint_every: int) -> None:
+        """A step for every part of a new partition, less those that were done before the run was stopped."""
         self.loader.set_epoch(self.epoch)
         batches = iter(self.loader)
         bar = tqdm(range(len(self.loader)), f"{self.run.model}, epoch {self.epoch + 1}", disable=None)
         for position in bar:
             with self.clock("sampling"):
                 batch = next(batches)
-            if position < self.batch:  # done before the run was stopped
+            if position < self.batch:
                 continue
-            loss = self._step(batch.to(self.device))
+            batch = batch.to(self.device)
+            loss = self.step(batch, Graph.from_data(batch, validate=False))
             bar.set_postfix(loss=f"{loss:.3f}", edges=f"{batch.kept_edges:.0%}")
             self.batch = position + 1
             if self.batch % checkpoint_every == 0:
                 self.save()
 
-    def _step(self, batch: Data) -> float:
+    def step(self, data: Data, graph: Graph) -> float:
+        """One step of the optimiser; returns the loss."""
         with self.clock("forward"):
-            logits = self.model(batch.x, Graph.from_data(batch, validate=False))
-            loss = node_cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
+            loss = self.loss(self.model(data.x, graph)[data.train_mask], data.y[data.train_mask])
         with self.clock("backward"):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
         return loss.item()
 
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Mean cross-entropy of a part's training nodes."""
+        return node_cross_entropy(logits, y)
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracies of the whole graph at once, block by block."""
+        logits = full_graph_inference(self.model, self.data.x, self.graph, device=self.device)
+        return accuracies(logits, self.data)
+
+
+class NodeParallel(Training):
+    """The same on several processes, each of which has a run of the nodes and the edges that arrive there."""
+
+    def prepare(self) -> None:
+        data = self.data
+        self.graph = ShardedGraph(data.edge_index, data.num_nodes, device=self.device)
+        here = {name: data[name][self.graph.rows] for name in ("x", "y", "train_mask", "val_mask", "test_mask")}
+        self.rows = Data(**here).to(self.device)
+        node_parallel(self.model)
+        self.num_labels = self.graph.total(self.rows.train_mask.sum().double())
+
+    def save(self) -> None:
+        """The first process has what all have, but for random numbers, which are drawn anew in every epoch."""
+        if distributed.get_rank() == 0:
+            super().save()
+
+    def one_epoch(self, checkpoint_every: int) -> None:
+        """One step on the whole graph. Dropout must differ between processes."""
+        torch.manual_seed((self.run.seed << 40) + (self.epoch << 16) + distributed.get_rank())
+        self.step(self.rows, self.graph)
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """This process's share of the mean over all training nodes."""
+        return cross_entropy(logits, y, reduction="sum") / self.num_labels
+
     @torch.no_grad()
-    def predict(self) -> Tensor:
-        """The logits of every node, from the whole graph."""
-        self.model.eval()
-        return self.model(self.data.x, Graph.from_data(self.data, validate=False))
+    def evaluate(self) -> dict[str, float]:
+        return accuracies(self.model(self.rows.x, self.graph), self.rows, self.graph.total)
 
 
 def load(args: argparse.Namespace) -> Data:
@@ -203,6 +256,15 @@ def load(args: argparse.Namespace) -> Data:
         data = load_pokec(args.root, args.source)
     split = random_split(data.y, *SPLITS[args.split], torch.Generator().manual_seed(args.seed))
     return split.apply_to(data)
+
+
+def load_in_turn(args: argparse.Namespace) -> Data:
+    """The first process makes the arrays, which the others then share."""
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    data = load(args) if rank == 0 else None
+    if distributed.is_initialized():
+        distributed.barrier()
+    return load(args) if data is None else data
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -225,38 +287,63 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the partitions")
     parser.add_argument("--out", type=Path, default=Path("runs/pokec"), help="for checkpoints and the synthetic graph")
     parser.add_argument("--checkpoint-every", type=count, default=5, help="batches; and at the end of every epoch")
+    parser.add_argument("--node-parallel", action="store_true", help="under torchrun: nodes over processes, no parts")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prints a table of accuracies and where the time went; returns the exit code."""
-    args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    try:
-        data = load(args)
-    except FileNotFoundError as error:
-        print(f"{error}\nOr run this script with --synthetic.", file=sys.stderr)
-        return 2
-
+def report(args: argparse.Namespace) -> str:
+    """Trains, and says in a table how well and where the time went."""
+    data = load_in_turn(args)
+    kind, batch_size = (NodeParallel, data.num_nodes) if args.node_parallel else (Training, args.batch_size)
     rows, clocks = [], []
     for name in args.model:
         if name in UNTRAINED:
             found = accuracies(UNTRAINED[name](data), data)
         else:
-            run = Run(**{**chosen(Run, args), "model": name, "nodes": data.num_nodes, "edges": data.num_edges})
-            training = Training(run, data, args.out / f"{args.source}-{name}-seed{args.seed}.pt", args.device)
+            here = {"model": name, "nodes": data.num_nodes, "edges": data.num_edges, "batch_size": batch_size}
+            run, path = Run(**{**chosen(Run, args), **here}), args.out / f"{args.source}-{name}-seed{args.seed}.pt"
+            training = kind(run, data, path, args.device)
             training.fit(args.epochs, args.checkpoint_every)
             found = training.best
             clocks.append(f"{name}: {training.clock}.")
         cells = [f"{found[part]:.2f}" for part in ("train", "val", "test")]
         rows.append(f"| {name} | {' | '.join(cells)} | {found.get('epoch', '-')} |")
+    return "\n".join(
+        [
+            f"\n{args.source}: {data.num_nodes} nodes, {data.num_edges} edges, split {args.split}, seed {args.seed}.",
+            "Accuracy in %, one split and one initialisation; of the whole graph at the best validation epoch.\n",
+            "| model | train | validation | test | epoch |\n| --- | --- | --- | --- | --- |",
+            *rows,
+            "",
+            *clocks,
+        ]
+    )
 
-    print(f"\n{args.source}: {data.num_nodes} nodes, {data.num_edges} edges, split {args.split} with seed {args.seed}.")
-    print("Accuracy in %, one split and one initialisation; of the whole graph at the best validation epoch.\n")
-    print("| model | train | validation | test | epoch |\n| --- | --- | --- | --- | --- |")
-    print("\n".join(rows))
-    print("\n" + "\n".join(clocks))
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the report, on the first process; returns the exit code."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.node_parallel:
+        if not distributed.is_torchelastic_launched():
+            print("--node-parallel needs several processes: torchrun --nproc-per-node 2 ...", file=sys.stderr)
+            return 2
+        if args.device.type == "cuda":
+            args.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl" if args.device.type == "cuda" else "gloo")
+    try:
+        printed = report(args)
+    except FileNotFoundError as error:
+        print(f"{error}\nOr run this script with --synthetic.", file=sys.stderr)
+        return 2
+    except RankLostError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not args.node_parallel or distributed.get_rank() == 0:
+        print(printed)
+    if args.node_parallel:
+        distributed.destroy_process_group()
     return 0
 
 

@@ -16,7 +16,7 @@ def test_the_table(pokec, tmp_path, capsys):
     models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
     assert pokec.main([*SMALL, "--epochs", "1", "--out", str(tmp_path), "--model", *models]) == 0
     printed = capsys.readouterr().out
-    assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80 with seed 0." in printed
+    assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80, seed 0." in printed
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
     assert [row[0].strip() for row in rows] == models
     assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:4])
@@ -92,6 +92,32 @@ def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
     trained(pokec, tmp_path, epochs=1)
     with pytest.raises(SystemExit, match=r"other settings \(split, lr\); use another --out or delete it"):
         trained(pokec, tmp_path, "--lr", "0.5", "--split", "50/25/25")
+
+
+def launched(pokec, folder, processes, epochs):
+    """The same under torchrun."""
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), pokec.__file__]
+    options = ["--node-parallel", "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]
+    result = subprocess.run([sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("| difformer-s |") == 1
+    return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
+
+
+def test_nodes_over_two_processes(pokec, tmp_path):
+    """Two processes do what one does, and go on from their checkpoint."""
+    launched(pokec, tmp_path / "two", processes=2, epochs=1)
+    two = launched(pokec, tmp_path / "two", processes=2, epochs=3)
+    one = launched(pokec, tmp_path / "one", processes=1, epochs=3)
+    assert two["next"] == one["next"] == [3, 0]
+    assert two["best"] == pytest.approx(one["best"], abs=0.2)
+    for name, weight in one["model"].items():
+        torch.testing.assert_close(two["model"][name], weight, atol=1e-4, rtol=1e-4)
+
+
+def test_node_parallel_needs_torchrun(pokec, tmp_path, capsys):
+    assert pokec.main([*SMALL, "--node-parallel", "--out", str(tmp_path)]) == 2
+    assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
 
 
 def test_missing_files_say_what_to_do(pokec, tmp_path, capsys):

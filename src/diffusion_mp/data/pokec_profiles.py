@@ -59,7 +59,8 @@ def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> 
         arrays.write("x", (here, slice(_FIRST_TEXT, None)), filled)
     _check_users(path, user)
     numbers[numbers[:, 4] == 0, 4] = np.nan  # an age of 0 says that it was not stated
-    arrays.write("x", (slice(None), slice(_FIRST_TEXT)), _features(numbers, region, len(codes)))
+    for place, features in _features(numbers, region):
+        arrays.write("x", (place, slice(_FIRST_TEXT)), features)
     arrays.put("y", label)
     arrays.put("user_id", user)
 
@@ -107,20 +108,20 @@ def _check_users(path: Path, user: Int[np.ndarray, " N"]) -> None:
 
 
 def _features(
-    numbers: Float[np.ndarray, "N five"], region: Int[np.ndarray, " N"], num_regions: int
-) -> Float[np.ndarray, "N columns"]:
+    numbers: Float[np.ndarray, "N five"], region: Int[np.ndarray, " N"]
+) -> Iterator[tuple[slice, Float[np.ndarray, "rows columns"]]]:
     """The columns before the texts: numbers standardised over the users who state them, regions by their frequency."""
-    known = ~np.isnan(numbers)
-    count = known.sum(0).clip(1)
-    values = np.where(known, numbers, 0)
-    mean = values.sum(0) / count
-    centred = np.where(known, numbers - mean, 0)
-    deviation = np.sqrt((centred**2).sum(0) / count)
-    unknown = ~np.stack([known[:, :2].all(1), known[:, 2:4].all(1), known[:, 4]], 1)
+    mean, deviation = np.array([_moments(column[~np.isnan(column)]) for column in numbers.T]).T
+    frequent = np.argsort(-np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable")[:_REGIONS]
+    for start in range(0, len(region), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        unknown = np.isnan(numbers[rows])
+        standard = np.where(unknown, 0, (numbers[rows] - mean) / deviation)
+        groups = np.stack([unknown[:, :2].any(1), unknown[:, 2:4].any(1), unknown[:, 4]], 1)
+        here = region[rows, None]
+        yield rows, np.concatenate([standard, groups, here == frequent, here < 0], 1).astype(np.float32)
 
-    frequency = np.bincount(region[region >= 0], minlength=num_regions)
-    frequent = np.argsort(-frequency, kind="stable")[:_REGIONS]
-    regions = np.zeros((len(region), _REGIONS), bool)
-    regions[:, : len(frequent)] = region[:, None] == frequent
-    columns = [centred / np.where(deviation > 0, deviation, 1), unknown, regions, region[:, None] < 0]
-    return np.concatenate([column.astype(np.float32) for column in columns], 1)
+
+def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:
+    """Mean and standard deviation; a number that is the same for all, or that nobody states, is divided by 1."""
+    return (float(stated.mean()), float(stated.std()) or 1.0) if len(stated) else (0.0, 1.0)
