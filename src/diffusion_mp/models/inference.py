@@ -70,6 +70,9 @@ def full_graph_inference(
         blocks = Blocks(block_size, torch.device(device or x.device), bar)
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
+        # Each of these once, as a rule: a pass of a row-wise module, two of a coupling.
+        passes = sum(isinstance(m, _ByBlocks) + 2 * isinstance(m, DiffusionConv) for m in runner.modules())
+        bar.reset(total=passes * -(-x.size(0) // block_size))
         logits: Tensor = runner(x, BlockedGraph(graph, blocks))
     return logits
 
@@ -107,11 +110,10 @@ class Blocks:
         return out
 
     def _announced(self, num_rows: int) -> list[slice]:
-        """The blocks of so many rows, one of none where there are none; the bar learns that they are to come."""
+        """The blocks of so many rows, one of none where there are none; the bar makes room for them."""
         firsts = range(0, max(num_rows, 1), self.size)
         rows = [slice(first, min(first + self.size, num_rows)) for first in firsts]
-        self.bar.total = (self.bar.total or 0) + len(rows)
-        self.bar.refresh()
+        self.bar.total = max(self.bar.total, self.bar.n + len(rows))
         return rows
 
     def _call(self, function: Callable[..., Any], rows: slice, tensors: tuple[Tensor, ...]) -> Any:
