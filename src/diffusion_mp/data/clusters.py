@@ -64,9 +64,8 @@ def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
     except ImportError:
         return _metis_of_pyg(neighbours, num_clusters)
     options = pymetis.Options(seed=seed)
-    _, found = pymetis.part_graph(
-        num_clusters, xadj=neighbours.indptr, adjncy=neighbours.indices, options=options, recursive=False
-    )
+    adjacency = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices)
+    _, found = pymetis.part_graph(num_clusters, adjacency, options=options, recursive=False)
     return torch.as_tensor(found, dtype=torch.long)
 
 

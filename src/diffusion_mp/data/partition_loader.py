@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -84,9 +85,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         needed = None if allow_unlabelled else _training_nodes(data)
         _check_clusters(clusters, size)
 
-        def cut(count: int, generator: torch.Generator) -> Cut:
-            return Cut(edges, random_partition(size, count, generator, clusters, needed), count, halo=halo)
-
+        cut = partial(_cut, edges, size, clusters, needed, halo)
         sampler = PartSampler(cut, _Count(num_parts, batch_size, size, needed), seed, num_replicas, rank)
         # Without one of its own, DataLoader draws the seed of its workers from the global state.
         options = {"generator": torch.Generator()} | options
@@ -95,6 +94,18 @@ class RandomPartitionLoader(DataLoader[Data]):
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch."""
         cast("PartSampler", self.sampler).set_epoch(epoch)
+
+
+def _cut(
+    edges: Tensor,
+    size: int,
+    clusters: Tensor | None,
+    needed: Tensor | None,
+    halo: bool,
+    count: int,
+    generator: torch.Generator,
+) -> Cut:
+    return Cut(edges, random_partition(size, count, generator, clusters, needed), count, halo=halo)
 
 
 class PartSampler(DistributedSampler[Part]):
