@@ -83,15 +83,21 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
             assert error(logits, expected[graph.rows]) < limit, (where, error(logits, expected[graph.rows]))
             whole = graph.total(loss.detach())
             assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
-            # In double each gradient by itself. In single precision those of queries and keys are differences of larger
-            # numbers, and one process too is further from the truth than its logits: there relative to the largest.
-            largest = max(g.abs().max() for g in gradients if g is not None)
-            for (key, parameter), gradient in zip(shared.named_parameters(), gradients, strict=True):
-                if gradient is None:
-                    assert parameter.grad is None, (where, key)
-                    continue
-                scale = gradient.abs().max() if dtype == torch.float64 else largest
-                assert (parameter.grad - gradient).abs().max() < limit * scale, (where, key)
+            pairs = [
+                (key, parameter.grad, gradient)
+                for (key, parameter), gradient in zip(shared.named_parameters(), gradients, strict=True)
+            ]
+            assert all((ours is None) == (theirs is None) for _, ours, theirs in pairs), where
+            pairs = [pair for pair in pairs if pair[1] is not None]
+            if dtype == torch.float64:
+                assert all(error(ours, theirs) < limit for _, ours, theirs in pairs), where
+            # Single precision is held to its limit by the gradient as a whole. Parts of it are small differences of
+            # large numbers (queries, keys), which differ by 2e-6 here, and by as much between one process and double.
+            difference = torch.cat([(ours - theirs).flatten() for _, ours, theirs in pairs]).norm()
+            assert difference < limit * torch.cat([theirs.flatten() for *_, theirs in pairs]).norm(), (
+                where,
+                difference,
+            )
 
 
 @pytest.mark.parametrize("bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"])
