@@ -14,7 +14,7 @@ SMALL = ["--synthetic", "--nodes", "2000", "--edges", "30000", "--batch-size", "
 
 def test_the_table(pokec, tmp_path, capsys):
     models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
-    assert pokec.main([*SMALL, "--epochs", "1", "--out", str(tmp_path), "--model", *models]) == 0
+    assert pokec.main([*SMALL, "--lr", "0.01", "--epochs", "1", "--out", str(tmp_path), "--model", *models]) == 0
     printed = capsys.readouterr().out
     assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80, seed 0." in printed
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
@@ -67,15 +67,15 @@ def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
     """Within an epoch, at its end, and before the checkpoint that follows a step."""
     options = ["--dropout", "0.5", "--checkpoint-every", "4"]
     whole = trained(pokec, tmp_path / "whole", *options)
-    step, stops, steps = pokec.Training._step, [2, 9, 20, 21], []
+    step, stops, steps = pokec.Training.step, [2, 9, 20, 21], []
 
-    def stopping(training, batch):
+    def stopping(training, batch, graph):
         steps.append(batch.n_id)
         if len(steps) in stops:
             raise KeyboardInterrupt
-        return step(training, batch)
+        return step(training, batch, graph)
 
-    monkeypatch.setattr(pokec.Training, "_step", stopping)
+    monkeypatch.setattr(pokec.Training, "step", stopping)
     for _ in stops:
         with pytest.raises(KeyboardInterrupt):
             trained(pokec, tmp_path / "stopped", *options)

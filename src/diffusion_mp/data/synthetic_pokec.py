@@ -37,7 +37,7 @@ def synthetic_pokec(
     - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all of them
       sum to E; each edge ends in the sender's class with probability `homophily`, at a node j of it with probability
       proportional to w_j. Both degrees are thus log-normal: with a spread of 1.5 and a mean of 18.75 the median is 6
-      and the largest about 10⁴. Loops and parallel edges are not taken out.
+      and the largest about 2·10⁴. Loops and parallel edges are not taken out.
 
     In Pokec 44.4 % of the friendships join one gender (of 20 000 users that we could count), so what neighbours tell is
     that opposites attract. The spread of the degrees is our choice; nothing was fitted.
