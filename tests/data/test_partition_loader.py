@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
@@ -219,6 +221,39 @@ def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(a.n_id, b) for a, b in zip(early, alone[1::2], strict=True))
     with pytest.raises(ValueError, match=r"num_parts must be a multiple of the 2 processes.*got 5\. Pass 6"):
         list(uneven)
+
+
+def test_a_loader_goes_to_another_process() -> None:
+    """As Lightning sends it to the processes that it spawns."""
+    loader = RandomPartitionLoader(DATA, 4, halo=True, degrees="full", clusters=DATA.y)
+    pairs = zip(pickle.loads(pickle.dumps(loader)), loader, strict=True)
+    assert all(same(a, b) for a, b in pairs)
+
+
+class Records(pl.LightningModule):
+    """Trains a number, and writes down which nodes came in which epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.seen: list[tuple[int, Tensor]] = []
+
+    def training_step(self, batch: Data, _: int) -> Tensor:
+        self.seen.append((self.current_epoch, batch.n_id))
+        return self.scale * batch.x.mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def test_lightning_draws_a_new_partition_every_epoch(tmp_path: Path) -> None:
+    loader, module = RandomPartitionLoader(DATA, 3), Records()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(module, loader)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        expected = [batch.n_id for batch in loader]
+        assert all(torch.equal(a, b) for a, b in zip((n for e, n in module.seen if e == epoch), expected, strict=True))
 
 
 LIMITED = """
