@@ -24,7 +24,7 @@ class Sums(NamedTuple):
         if self.shift is None or shift is None:
             return self.totals
         # No sender has the shift −∞ and totals of zero, whatever they are multiplied by.
-        return self.totals * (self.shift - shift).masked_fill(self.shift == shift, 0.0).exp()
+        return self.totals * (self.shift - shift).masked_fill(self.shift == shift, 0.0).exp().to(self.totals)
 
 
 def merge(a: Sums, b: Sums) -> Sums:

@@ -24,19 +24,24 @@ BLOCK = 1 << 21
 def pool(
     log_k: Float[Tensor, "N H F"], col_shift: Float[Tensor, "N H K"], v: Float[Tensor, "N H D"]
 ) -> tuple[Float[Tensor, "H K F D_and_one"], Float[Tensor, "H K F one"]]:
-    """U and M; M is a constant, it has no gradient, and is −∞ where there is no sender."""
+    """U and M; M is a constant in double precision, without a gradient, and is −∞ where there is no sender."""
     (log_k, col_shift, v), _ = accumulating(log_k, col_shift, v)
     heads, samples, features = log_k.size(1), col_shift.size(2), log_k.size(2)
     with without_autocast(v):
-        blocks = [block for block in zip(*_blocks(log_k, col_shift, v), strict=True) if block[0].size(0)]
         shift = log_k.new_full((heads, samples, features), -torch.inf)
+        origin = shift.double()
+        if log_k.size(0):  # logarithms may be large and close together: differences first, they are nearly exact
+            by_feature, by_sample = log_k.detach().amax(0), col_shift.detach().amax(0)
+            log_k, col_shift = log_k - by_feature, col_shift - by_sample
+            origin = by_sample.double().unsqueeze(2) + by_feature.double().unsqueeze(1)
+        blocks = [block for block in zip(*_blocks(log_k, col_shift, v), strict=True) if block[0].size(0)]
         with torch.no_grad():
             for keys, weights, _ in blocks:
                 shift = torch.maximum(shift, _exponents(keys, weights).amax(0))
         sums = log_k.new_zeros(heads, samples, features, v.size(2) + 1)
         for block in blocks:
             sums = sums + _recomputed(partial(_pooled, shift), *block)
-    return sums, shift.unsqueeze(3)
+    return sums, (origin + shift).unsqueeze(3)
 
 
 def read(
@@ -58,10 +63,10 @@ def read_logsumexp(
 ) -> Float[Tensor, "N H K"]:
     """log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js), the log-normaliser of a row, for every sample s."""
     (log_q, sums), _ = accumulating(log_q, sums)
-    counts = sums[..., -1]
+    counts, relative, base = sums[..., -1], *_split(shift, log_q.dtype)
 
     def block(queries: Tensor) -> Tensor:
-        return (queries.unsqueeze(2) + (shift.squeeze(3) + counts.log())).logsumexp(3)
+        return base.squeeze(2) + (queries.unsqueeze(2) + (relative + counts.log())).logsumexp(3)
 
     return torch.cat([_recomputed(block, *parts) for parts in zip(*_blocks(log_q, samples=sums.size(1)), strict=True)])
 
@@ -76,13 +81,20 @@ def _pooled(shift: Tensor, log_k: Tensor, col_shift: Tensor, v: Tensor) -> Tenso
 def _read(shift: Tensor, log_q: Tensor, *others: Tensor) -> Tensor:
     """The rows of a block: A_isr U_sr, with the largest factor of a row and sample at 1."""
     *row_shift, sums = others
-    exponents = log_q.unsqueeze(2) + shift.squeeze(3)
+    relative, base = _split(shift, log_q.dtype)
+    exponents = log_q.unsqueeze(2) + relative
     top = exponents.detach().amax(3, keepdim=True)
     factors = (exponents - top).exp()
     total = torch.einsum("nhsf,hsfd->nhsd", factors, sums)
     if not row_shift:
         return (total[..., :-1] / total[..., -1:]).mean(2)
-    return (total[..., :-1] * (top + row_shift[0].unsqueeze(3)).exp()).sum(2)
+    return (total[..., :-1] * (top + base + row_shift[0].unsqueeze(3)).exp()).sum(2)
+
+
+def _split(shift: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """M_sr − max_r M_sr [H, K, F] and max_r M_sr [H, K, 1]: the first is small, and cancels nothing."""
+    base = shift.squeeze(3).amax(2, keepdim=True)
+    return (shift.squeeze(3) - base).to(dtype), base.to(dtype)
 
 
 def _exponents(log_features: Tensor, shift: Tensor) -> Tensor:
