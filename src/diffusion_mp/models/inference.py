@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.couplings import Coupling, PooledCoupling, merged
+from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.errors import check_counts, check_state
@@ -84,7 +84,7 @@ class Blocks:
         self.size, self.device, self.bar = size, device, bar
 
     def take_over(self, module: nn.Module) -> None:
-        """Let the row-wise modules within ``module`` run by blocks, and drop couplings where layers return them."""
+        """Let the row-wise modules within ``module`` run by blocks; layers keep no coupling."""
         for name, child in module.named_children():
             if isinstance(child, Diffusivity):
                 continue
@@ -92,8 +92,8 @@ class Blocks:
                 setattr(module, name, _ByBlocks(child.to(self.device), self))
             else:
                 self.take_over(child)
-        if isinstance(module, DiffusionConv):  # a coupling holds the state that it was made of
-            module.register_forward_hook(lambda _, args, out: (out[0], None) if isinstance(out, tuple) else out)
+        if isinstance(module, DiffusionConv):
+            module.register_forward_hook(_without_state)
 
     def each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
         """What the function returns for every block of rows."""
@@ -120,6 +120,11 @@ class Blocks:
         result = function(*(t[rows].to(self.device) for t in tensors))
         self.bar.update()
         return result
+
+
+def _without_state(module: nn.Module, args: Any, out: Any) -> Any:
+    """A coupling holds the state that it was made of, and models collect them: another takes its place, unread."""
+    return (out[0], IdentityCoupling(out[0].size(0))) if isinstance(out, tuple) else out
 
 
 class _ByBlocks(nn.Module):
