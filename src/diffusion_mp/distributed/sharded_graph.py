@@ -115,7 +115,7 @@ class ShardedGraph(Graph):
         """The sum of ``x`` over the ranks; once differentiable."""
         return all_reduce(x, self.group)
 
-    def exchange(self, x: Float[Tensor, N * shape]) -> Float[Tensor, extended * shape]:
+    def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
         """The rows of this rank, and behind them those of its halo, fetched from their ranks; once differentiable."""
         return torch.cat([x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)])
 

@@ -80,7 +80,7 @@ def full_graph_inference(
 class Blocks:
     """Rows a block at a time: from where they are to the device, and back."""
 
-    def __init__(self, size: int, device: torch.device, bar: tqdm[Any]) -> None:
+    def __init__(self, size: int, device: torch.device, bar: tqdm) -> None:
         self.size, self.device, self.bar = size, device, bar
 
     def take_over(self, module: nn.Module) -> None:
