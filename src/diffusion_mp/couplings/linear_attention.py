@@ -65,6 +65,16 @@ class LinearAttentionCoupling(PooledCoupling):
         query = self.query.expand(-1, v.size(1), -1)
         return pooled.read_attention(query, v, sums.totals, self.constant, self.own, self.unit)
 
+    def block(self, rows: slice) -> PooledCoupling:
+        return LinearAttentionCoupling(
+            self.query[rows],
+            self.key[rows],
+            constant=self.constant,
+            own=self.own,
+            unit=self.unit,
+            nonnegative=self.nonnegative,
+        )
+
     def _by_entries(self) -> ReweightedCoupling:
         """The same operator, D⁻¹(own n I + c 11ᵀ + QKᵀ), as a coupling that has each of its parts."""
         query, key = unit_rows(self.query, self.key) if self.unit else (self.query, self.key)

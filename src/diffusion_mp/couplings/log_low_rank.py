@@ -94,6 +94,13 @@ class LogLowRankCoupling(PooledCoupling):
         row_shift = None if self.row_stochastic else self.row_shift.expand(-1, v.size(1), -1)
         return pooled.read(log_query, row_shift, sums.totals, cast("Tensor", sums.shift)).to(v.dtype)
 
+    def block(self, rows: slice) -> PooledCoupling:
+        features = (self.log_query[rows], self.log_key[rows])
+        block = LogLowRankCoupling(*features, None, self.col_shift[rows], normalize=self.row_stochastic)
+        if not self.row_stochastic:
+            block._row_shift = self.row_shift[rows]
+        return block
+
     def _transpose(self) -> Coupling:
         transposed = LogLowRankCoupling(self.log_key, self.log_query, self.ptr, self.row_shift, normalize=False)
         transposed._row_shift = self.col_shift

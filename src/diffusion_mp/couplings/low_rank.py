@@ -58,6 +58,9 @@ class LowRankCoupling(PooledCoupling):
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return pooled.read(self.query.expand(-1, v.size(1), -1), sums.totals).to(v.dtype)
 
+    def block(self, rows: slice) -> PooledCoupling:
+        return LowRankCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative)
+
     def _transpose(self) -> Coupling:
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
 
@@ -107,6 +110,10 @@ class UniformCoupling(LowRankCoupling):
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         total, count = sums.totals[:, 0, :-1], sums.totals[:, 0, -1:]
         return (total * reciprocal(count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
+
+    def block(self, rows: slice) -> PooledCoupling:
+        size = len(range(*rows.indices(self.num_nodes)))
+        return UniformCoupling(size, normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
 
 
 def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -48,7 +48,8 @@ class PooledCoupling(Coupling):
     >>> sums = merged([S_b.pool(v_b) for S_b, v_b in zip(blocks, values)])
     >>> S_b.read(sums, v_b)
 
-    Both steps are differentiable once. They know one graph: a ragged batch is refused.
+    Both steps are differentiable once. They know one graph: a ragged batch is refused. A new kind writes ``_pool``,
+    ``_read`` and ``block`` beside what every coupling writes, and ``check_coupling`` compares them with its entries.
     """
 
     ptr: Tensor | None
@@ -60,6 +61,10 @@ class PooledCoupling(Coupling):
     @abstractmethod
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         """The rows of the receivers that this coupling was made of."""
+
+    @abstractmethod
+    def block(self, rows: slice) -> PooledCoupling:
+        """The coupling made of these rows of one graph alone."""
 
     def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
         """What the receivers read: sums over the nodes of this coupling, each a sender with its values.
