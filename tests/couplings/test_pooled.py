@@ -40,11 +40,11 @@ def make(request: pytest.FixtureRequest) -> Make:
     return request.param
 
 
-def inputs(generator: torch.Generator, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(generator: torch.Generator, scale: float = 1.0) -> list[Tensor]:
     """q, k, b and v, which require gradients."""
     shapes = [(NODES, 2, 5), (NODES, 2, 5), (NODES, 2, 3), (NODES, 2, 4)]
     drawn = [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    return [t.to(dtype).requires_grad_() for t in drawn]
+    return [t.requires_grad_() for t in drawn]
 
 
 def by_blocks(make: Make, tensors: list[Tensor], sizes: list[int]) -> Tensor:
@@ -55,13 +55,9 @@ def by_blocks(make: Make, tensors: list[Tensor], sizes: list[int]) -> Tensor:
     return torch.cat([coupling.read(sums, v) for coupling, v in zip(couplings, values, strict=True)])
 
 
-@pytest.mark.parametrize("sizes", [[NODES], [4, 0, 12, 7]], ids=["one", "uneven"])
-@pytest.mark.parametrize("height", [7, 1 << 21])
-def test_merged_sums_give_the_product_and_its_gradients(make, sizes, height, generator, monkeypatch) -> None:
-    monkeypatch.setattr(pooled, "BLOCK", height * 2 * 3 * 5)
-    tensors = inputs(generator)
-    expected = make(*tensors[:-1]) @ tensors[-1]
-    got = by_blocks(make, tensors, sizes)
+def assert_same_product(make: Make, tensors: list[Tensor], sizes: list[int], generator: torch.Generator) -> None:
+    """Values and all gradients of S v by blocks are those of the product."""
+    expected, got = make(*tensors[:-1]) @ tensors[-1], by_blocks(make, tensors, sizes)
     assert torch.allclose(got, expected, *tolerance("product", torch.float64))
     weight = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
     gradients = (torch.autograd.grad(out, tensors, weight, allow_unused=True) for out in (got, expected))
@@ -70,3 +66,23 @@ def test_merged_sums_give_the_product_and_its_gradients(make, sizes, height, gen
             assert ours is theirs is None
         else:
             assert torch.allclose(ours, theirs, *tolerance("gradient", torch.float64))
+
+
+@pytest.mark.parametrize("sizes", [[NODES], [4, 0, 12, 7]], ids=["one", "uneven"])
+@pytest.mark.parametrize("height", [7, 1 << 21])
+def test_merged_sums_give_the_product_and_its_gradients(make, sizes, height, generator, monkeypatch) -> None:
+    monkeypatch.setattr(pooled, "BLOCK", height * 2 * 3 * 5)
+    assert_same_product(make, inputs(generator), sizes, generator)
+
+
+@pytest.mark.parametrize("sizes", [[NODES], [4, 0, 12, 7]], ids=["one", "uneven"])
+def test_logarithms_of_any_range(sizes, generator) -> None:
+    """Features from e^-1000 to e^1000: without shifts that merge, sums over a block overflow or vanish."""
+    assert_same_product(KINDS["log features"], inputs(generator, scale=300.0), sizes, generator)
+
+
+def test_a_ragged_batch_has_no_sums(make, generator) -> None:
+    coupling = make(*(t.detach() for t in inputs(generator)[:-1]))
+    coupling.ptr = torch.tensor([0, 4, NODES])
+    with pytest.raises(ValueError, match=r"pool sums over the nodes of one graph; .* a batch of 2\. Take the graphs"):
+        coupling.pool(torch.ones(NODES, 2, 4, dtype=torch.float64))
