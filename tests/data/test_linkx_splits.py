@@ -24,6 +24,8 @@ def test_masks(tmp_path):
     assert first.test.nonzero().tolist() == [[2]]
     assert second.train.nonzero().tolist() == [[4]]
     assert not second.val.any()
+    (alone,) = load_linkx_splits(save(tmp_path / "one.npy", splits[0]), num_nodes=5)
+    assert torch.equal(alone.train, first.train)
 
 
 class Harm:

@@ -78,6 +78,12 @@ def test_missing_files(arxiv, tmp_path):
         load_ogb(arxiv, "ogbn-arxiv")
 
 
+def test_another_split_is_read_anew(arxiv):
+    assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2]]
+    write(arxiv / "ogbn_arxiv" / "split" / "time" / "test.csv.gz", [[2], [3]])
+    assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2], [3]]
+
+
 def test_a_split_of_another_graph(arxiv):
     write(arxiv / "ogbn_arxiv" / "split" / "time" / "test.csv.gz", [[4]])
     with pytest.raises(ValueError, match=r"the nodes must lie in 0\.\.3; got 4\.\.4"):

@@ -14,6 +14,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.multiprocessing import get_context
 from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import NodeLoader, RandomNodeLoader
@@ -230,6 +231,21 @@ def test_a_loader_goes_to_another_process() -> None:
     assert all(same(a, b) for a, b in pairs)
 
 
+def compare(loader: RandomPartitionLoader, expected: list[Data]) -> None:
+    assert all(same(a, b) for a, b in zip(loader, expected, strict=True))
+
+
+def test_a_loader_goes_to_a_process_that_is_spawned() -> None:
+    """Tensors then go by shared memory; that of a generator's state is freed before the process can read it."""
+    data = example()
+    data.train_mask, data.val_mask = torch.stack([data.train_mask, data.val_mask])  # one storage
+    loader, here = (RandomPartitionLoader(data, 4, degrees="full") for _ in range(2))
+    process = get_context("spawn").Process(target=compare, args=(loader, list(here)), daemon=True)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+
+
 class Records(pl.LightningModule):
     """Trains a number, and writes down which nodes came in which epoch."""
 
@@ -368,6 +384,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "clusters must be numbered from 0; the smallest is -1",
     ),
+    "clusters with gaps": (
+        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(60) * 2),
+        ValueError,
+        "60 nodes have at most as many; the largest is 118.*return_inverse",
+    ),
     "edges out of range": (
         lambda: RandomPartitionLoader(with_attributes(edge_index=DATA.edge_index + 1), 4),
         ValueError,
@@ -400,3 +421,4 @@ def test_a_batch_of_graphs_is_one_graph_to_be_cut() -> None:
     whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
     for part in RandomPartitionLoader(whole, 4):
         assert torch.equal(part.batch, whole.batch[part.n_id])
+        assert torch.equal(Graph.from_data(part).batch, part.batch)

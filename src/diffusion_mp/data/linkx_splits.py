@@ -39,7 +39,7 @@ def load_linkx_splits(path: str | Path, num_nodes: int) -> list[Split]:
         try:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
-            splits = _ArraysOnly(file).load()
+            splits = np.ravel(_ArraysOnly(file).load())  # a single split is saved without an axis
         except (ValueError, pickle.UnpicklingError, EOFError) as error:
             raise ValueError(
                 f"{path} must be an array of dictionaries of node numbers, as LINKX has: {error}"

@@ -53,7 +53,8 @@ def mapped_arrays(
     The folder is complete or absent: it is made as `<cache>.part` and then renamed, so a run that is killed leaves a
     part behind that the next one deletes. `sources.json` beside the arrays holds the SHA-256 sum, size and time of
     change of every source, and `made_by`; where a source that exists has another size or time, or `made_by` differs,
-    the folder is made anew. Sources may be deleted once it is complete. One process makes it; others wait for that one.
+    the folder is made anew. Sources may be deleted once it is complete. Nothing keeps two processes from making it at
+    once: let one be done before others ask.
     """
     sources = list(sources)
     if not _is_current(cache, sources, made_by):

@@ -101,7 +101,8 @@ def load_ogb(
             _read_mask(file, f"{mask}_mask", num_nodes, arrays)
 
     made_by = f"{name} {_VERSION}"
-    arrays = mapped_arrays(Path(cache) if cache else folder / "processed" / "arrays", make, tables, made_by=made_by)
+    where = Path(cache).expanduser() if cache else folder / "processed" / "arrays"
+    arrays = mapped_arrays(where, make, [*tables, *splits], made_by=made_by)
     return Data(num_nodes=len(arrays["y"]), **arrays)
 
 

@@ -77,7 +77,7 @@ class Cut:
     nodes, and beside those the nodes these come from, with their loops: every edge but a loop is in exactly one part.
 
     One pass over the edges, in chunks: look up the parts of both ends, keep, and sort what was kept by part. Tables are
-    5 to 8 bytes a node, and 12 bytes an edge that was kept.
+    13 to 16 bytes a node, and 12 bytes an edge that was kept.
 
     Shapes: edge_index [2, E]; part [N], 0 .. num_parts − 1.
     """

@@ -95,6 +95,15 @@ class RandomPartitionLoader(DataLoader[Data]):
         """The next pass over the loader is this epoch."""
         cast("PartSampler", self.sampler).set_epoch(epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With the generator by value: torch pickles its state as a tensor in memory that is gone when it is read."""
+        return self.__dict__ | {"generator": self.generator and self.generator.get_state().numpy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.generator is not None:
+            self.__dict__["generator"] = torch.Generator().set_state(torch.from_numpy(state["generator"]))
+
 
 def _cut(
     edges: Tensor,
@@ -196,6 +205,8 @@ class _Batches(Dataset[Data]):
                 batch.edge_index = part.edge_index
             elif rows is not None:
                 batch[name] = select(value, rows, data.__cat_dim__(name, value))
+        if "ptr" in batch:  # of a batch of graphs: where each begins in `data`, not here; `batch` says whose a row is
+            del batch.ptr
         batch.n_id, batch.e_id = part.n_id, part.e_id
         batch.num_nodes, batch.batch_size = len(part.n_id), part.batch_size
         return self._part_of(batch)
@@ -218,3 +229,8 @@ def _check_clusters(clusters: Tensor | None, size: int) -> None:
         raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(clusters)}.")
     if size and int(clusters.min()) < 0:
         raise ValueError(f"clusters must be numbered from 0; the smallest is {int(clusters.min())}.")
+    if size and int(clusters.max()) >= size:
+        raise ValueError(
+            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; the largest is "
+            f"{int(clusters.max())}. clusters.unique(return_inverse=True)[1] numbers them anew."
+        )
