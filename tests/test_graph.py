@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch_geometric.utils import add_remaining_self_loops, degree
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
+from diffusion_mp.models import DIFFormer
 
 EDGES = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 2, 2, 0]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -174,3 +176,29 @@ def test_inputs_are_not_changed() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_narrow_indices(dtype: torch.dtype) -> None:
     assert Graph(4, EDGES.to(dtype)).degree("in").tolist() == [1, 1, 3, 0]
+
+
+def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
+    graph, model = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]])), DIFFormer(3, 4, 2)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = model(x, graph)
+    got = model(x, graph)
+    torch.testing.assert_close(got, expected)
+    got.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, entries = [], AdjacencyDiffusivity._entries
+
+    def counted(*args: Any) -> Tensor:
+        calls.append(args)
+        return entries(*args)
+
+    monkeypatch.setattr(AdjacencyDiffusivity, "_entries", counted)
+    graph = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    DIFFormer(3, 4, 2, num_layers=3)(torch.ones(4, 3), graph)
+    assert len(calls) == 1
+    DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
+    assert len(calls) == 2  # of another precision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice, describe
 from diffusion_mp.graph_checks import check_edge_index, check_edges, check_form, check_segments
+from diffusion_mp.graph_ops import batch_pointers, walk_pairs
 from diffusion_mp.rows import Rows
+
+T = TypeVar("T")
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -40,46 +43,6 @@ class Pattern(NamedTuple):
     def T(self) -> Pattern:
         """The pattern of the transpose."""
         return Pattern(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
-
-
-# A custom operation, so that torch.compile need not look inside: B depends on the values of ``batch``.
-@torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
-def batch_pointers(batch: Tensor) -> Tensor:
-    """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
-    sizes = torch.bincount(batch.cpu()) if batch.numel() else torch.zeros(0, dtype=torch.long)
-    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-
-@batch_pointers.register_fake
-def _(batch: Tensor) -> Tensor:
-    return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
-
-
-@torch.library.custom_op(
-    "diffusion_mp::walk_pairs",
-    mutates_args=(),
-    schema="(Tensor edge_index, Tensor weight, SymInt num_nodes, int hops) -> Tensor",
-)
-def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
-    """[2, E]: every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once."""
-    key = torch.unique(edge_index[0, weight > 0] * num_nodes + edge_index[1, weight > 0])  # sorted by source
-    step_source, step_target = key // num_nodes, key % num_nodes
-    first = torch.searchsorted(step_source, torch.arange(num_nodes + 1, device=key.device))
-    reached = key
-    for _ in range(hops - 1):
-        # Every pair j → m goes on along all edges m → i. (torch's sparse product is empty inside a custom operation.)
-        source, middle = reached // num_nodes, reached % num_nodes
-        count = first[middle + 1] - first[middle]
-        before = count.cumsum(0) - count
-        place = torch.arange(int(count.sum()), device=key.device)
-        edge = place + (first[middle] - before).repeat_interleave(count)
-        reached = torch.unique(torch.cat([key, source.repeat_interleave(count) * num_nodes + step_target[edge]]))
-    return torch.stack([reached // num_nodes, reached % num_nodes])
-
-
-@walk_pairs.register_fake
-def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
-    return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())
 
 
 class Graph(Rows):
@@ -278,14 +241,14 @@ class Graph(Rows):
     def csr(self) -> Compressed:
         """Entries by target (row i of the adjacency: the senders of i). Cached."""
         if self._csr is None:
-            self._csr = self._compress(self.edges[1])
+            self._csr = _kept(lambda: self._compress(self.edges[1]))
         return self._csr
 
     @property
     def csc(self) -> Compressed:
         """Entries by source (column j: the receivers of j). Cached."""
         if self._csc is None:
-            self._csc = self._compress(self.edges[0])
+            self._csc = _kept(lambda: self._compress(self.edges[0]))
         return self._csc
 
     @property
@@ -366,12 +329,22 @@ class Graph(Rows):
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
+    def reweighted(self, name: str, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
+        """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
+
+        def make() -> Graph:
+            graph = self._with_edges(self.edges, weight())
+            graph._csr, graph._csc = self.csr, self.csc
+            return graph
+
+        return self._derive(name, make)
+
     def _derive(self, name: str, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         if name not in self._derived:
-            self._derived[name] = make()
+            self._derived[name] = _kept(make)
         return self._derived[name]
 
     def reverse(self) -> Graph:
@@ -388,6 +361,14 @@ class Graph(Rows):
     def __repr__(self) -> str:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
+
+
+def _kept(make: Callable[[], T]) -> T:
+    """What is kept for later calls: made outside inference mode, whose tensors no later gradient could use."""
+    if not torch.is_inference_mode_enabled():
+        return make()
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
 
 
 def _plain(edge_index: Tensor) -> Tensor:

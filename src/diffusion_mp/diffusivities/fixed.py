@@ -84,17 +84,18 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.direction == "undirected":
             graph = graph.to_undirected()
         graph = graph.with_self_loops(self.self_loops)
+        # Entries are as exact as the state, and never below float32.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        name = f"{self.normalization}, {self.direction}, {self.zero_degree}, {dtype}"
         return SparseCoupling(
-            graph,
-            self._entries(graph, x),
+            graph.reweighted(name, lambda: self._entries(graph, x.new_empty(0, dtype=dtype))),
             symmetric=self.symmetric or None,
             row_stochastic=self.row_stochastic and graph.full_degree is None,
             nonnegative=True,
         )
 
-    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, " E"]:
-        # Entries are as exact as the state, and never below float32.
-        weight = graph.weights(x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)))
+    def _entries(self, graph: Graph, like: Tensor) -> Float[Tensor, " E"]:
+        weight = graph.weights(like)
         source, target = graph.edges
         received = graph.degree("in", weight.dtype)
         if self.zero_degree == "error" and bool((received == 0).any()):
