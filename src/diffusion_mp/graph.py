@@ -365,7 +365,7 @@ class Graph(Rows):
 
 def _kept(make: Callable[[], T]) -> T:
     """What is kept for later calls: made outside inference mode, whose tensors no later gradient could use."""
-    if not torch.is_inference_mode_enabled():
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return make()
     with torch.inference_mode(False), torch.no_grad():
         return make()
