@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +14,9 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import add_remaining_self_loops, degree
 
+from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
+from diffusion_mp.models import DIFFormer
 
 EDGES = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 2, 2, 0]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -55,6 +60,36 @@ def test_the_undirected_graph_is_the_symmetric_part() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     plain = adjacency(graph)
     assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
+
+
+def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph() -> None:
+    """Nodes 0, 2, 3 of four, under every policy: degree and normalised entries are those of the whole, cut out."""
+    part = torch.tensor([0, 2, 3])
+    whole = Graph(4, EDGES, WEIGHT)
+    inside = torch.isin(EDGES, part).all(0)
+    local = torch.searchsorted(part, EDGES[:, inside])
+    degree = torch.stack([whole.degree("in"), whole.degree("out")], 1)[part]
+    cut = Graph(3, local, WEIGHT[inside], full_degree=degree)
+    x = torch.zeros(4, 1)
+    for options in itertools.product(
+        ("sym", "row"), ("keep", "add", "remove", "remaining"), ("directed", "undirected", "pyg")
+    ):
+        diffusivity = AdjacencyDiffusivity(options[0], self_loops=options[1], direction=options[2])
+        expected = diffusivity(x, whole).to_dense()[0][part][:, part]
+        assert torch.allclose(diffusivity(x[part], cut).to_dense()[0], expected, rtol=1e-6, atol=0), options
+        turned = diffusivity(x, whole.reverse()).to_dense()[0][part][:, part]
+        assert torch.allclose(diffusivity(x[part], cut.reverse()).to_dense()[0], turned, rtol=1e-6, atol=0), options
+    bare = AdjacencyDiffusivity("sym")(x[part], Graph(3, local, WEIGHT[inside])).to_dense()[0]
+    assert not torch.allclose(bare, AdjacencyDiffusivity("sym")(x, whole).to_dense()[0][part][:, part])
+    assert not AdjacencyDiffusivity("row")(x[part], cut).row_stochastic  # rows lost what went to node 1
+    assert torch.equal(Graph.from_data(Data(edge_index=local, num_nodes=3, full_degree=degree)).degree(), degree[:, 0])
+    assert torch.equal(cut.within(1).degree(), torch.tensor([1.0, 2, 0]))
+
+
+def test_full_degree_of_another_shape_is_refused(no_typecheck: None) -> None:
+    for wrong in (torch.zeros(3), torch.zeros(3, 2).long()):
+        with pytest.raises(ValueError, match=r"full_degree must be floating point \[3, 2\].*got a"):
+            Graph(3, EDGES, full_degree=wrong)
 
 
 def test_constructors_agree() -> None:
@@ -141,3 +176,29 @@ def test_inputs_are_not_changed() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_narrow_indices(dtype: torch.dtype) -> None:
     assert Graph(4, EDGES.to(dtype)).degree("in").tolist() == [1, 1, 3, 0]
+
+
+def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
+    graph, model = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]])), DIFFormer(3, 4, 2)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = model(x, graph)
+    got = model(x, graph)
+    torch.testing.assert_close(got, expected)
+    got.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, entries = [], AdjacencyDiffusivity._entries
+
+    def counted(*args: Any) -> Tensor:
+        calls.append(args)
+        return entries(*args)
+
+    monkeypatch.setattr(AdjacencyDiffusivity, "_entries", counted)
+    graph = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    DIFFormer(3, 4, 2, num_layers=3)(torch.ones(4, 3), graph)
+    assert len(calls) == 1
+    DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
+    assert len(calls) == 2  # of another precision

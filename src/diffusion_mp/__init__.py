@@ -13,6 +13,7 @@ from diffusion_mp.couplings import (
     NeumannCoupling,
     PairwiseCoupling,
     PolynomialCoupling,
+    PooledCoupling,
     ReweightedCoupling,
     ScaledCoupling,
     SparseCoupling,
@@ -88,6 +89,7 @@ from diffusion_mp.models import (
     PDETransformer,
     SFiFormer,
     SGFormer,
+    full_graph_inference,
 )
 from diffusion_mp.updates import (
     Backtracking,
@@ -157,6 +159,7 @@ __all__ = [
     "PairwiseCoupling",
     "Penalty",
     "PolynomialCoupling",
+    "PooledCoupling",
     "QuadraticPenalty",
     "RelationalBias",
     "ReweightedCoupling",
@@ -188,6 +191,7 @@ __all__ = [
     "diagnose",
     "edge_loss",
     "energy_bounds",
+    "full_graph_inference",
     "kernel_error",
     "lipschitz",
     "perturbation_bound",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +11,10 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice, describe
 from diffusion_mp.graph_checks import check_edge_index, check_edges, check_form, check_segments
+from diffusion_mp.graph_ops import batch_pointers, walk_pairs
+from diffusion_mp.rows import Rows
+
+T = TypeVar("T")
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -41,47 +45,7 @@ class Pattern(NamedTuple):
         return Pattern(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
 
 
-# A custom operation, so that torch.compile need not look inside: B depends on the values of ``batch``.
-@torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
-def batch_pointers(batch: Tensor) -> Tensor:
-    """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
-    sizes = torch.bincount(batch.cpu()) if batch.numel() else torch.zeros(0, dtype=torch.long)
-    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-
-@batch_pointers.register_fake
-def _(batch: Tensor) -> Tensor:
-    return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
-
-
-@torch.library.custom_op(
-    "diffusion_mp::walk_pairs",
-    mutates_args=(),
-    schema="(Tensor edge_index, Tensor weight, SymInt num_nodes, int hops) -> Tensor",
-)
-def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
-    """[2, E]: every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once."""
-    key = torch.unique(edge_index[0, weight > 0] * num_nodes + edge_index[1, weight > 0])  # sorted by source
-    step_source, step_target = key // num_nodes, key % num_nodes
-    first = torch.searchsorted(step_source, torch.arange(num_nodes + 1, device=key.device))
-    reached = key
-    for _ in range(hops - 1):
-        # Every pair j → m goes on along all edges m → i. (torch's sparse product is empty inside a custom operation.)
-        source, middle = reached // num_nodes, reached % num_nodes
-        count = first[middle + 1] - first[middle]
-        before = count.cumsum(0) - count
-        place = torch.arange(int(count.sum()), device=key.device)
-        edge = place + (first[middle] - before).repeat_interleave(count)
-        reached = torch.unique(torch.cat([key, source.repeat_interleave(count) * num_nodes + step_target[edge]]))
-    return torch.stack([reached // num_nodes, reached % num_nodes])
-
-
-@walk_pairs.register_fake
-def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
-    return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())
-
-
-class Graph:
+class Graph(Rows):
     r"""Observed edges with weights, over the rows of one or several graphs.
 
     An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
@@ -93,6 +57,8 @@ class Graph:
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
+        full_degree: [N, 2], in- and out-degree of the nodes in the whole graph of which this one is a part;
+            :meth:`degree` then returns these, and so a degree normalisation is that of the whole graph.
         validate: also look at values whose check needs a pass over the data: index range, order of ``batch``,
             edges that cross graphs, non-finite or negative weights. Skipped inside ``torch.compile``.
 
@@ -108,6 +74,7 @@ class Graph:
         *,
         batch: Tensor | None = None,
         ptr: Tensor | None = None,
+        full_degree: Tensor | None = None,
         validate: bool = True,
     ) -> None:
         if batch is not None and ptr is not None:
@@ -115,6 +82,7 @@ class Graph:
         self.num_nodes = num_nodes
         self.edge_index = edge_index
         self.edge_weight = edge_weight
+        self.full_degree = full_degree
         self._batch = batch
         self._ptr = ptr
         # Filled when first asked for. (Plain attributes: torch.compile cannot enter functools.cached_property's lock.)
@@ -122,7 +90,7 @@ class Graph:
         self._csr: Compressed | None = None
         self._csc: Compressed | None = None
         self._derived: dict[str, Graph] = {}
-        check_form(num_nodes, edge_index, edge_weight, batch, ptr)
+        check_form(num_nodes, edge_index, edge_weight, batch, ptr, full_degree)
         if validate and not torch.compiler.is_compiling():
             check_segments(num_nodes, batch, ptr)
             check_edges(num_nodes, edge_index, edge_weight, None if self.is_single else self.batch)
@@ -160,13 +128,14 @@ class Graph:
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
         """From a PyG ``Data`` or ``Batch`` (``edge_index`` or ``adj_t``, one-dimensional ``edge_weight``,
-        ``batch``/``ptr``)."""
+        ``batch``/``ptr``, ``full_degree``)."""
         if not hasattr(data, "num_nodes"):
             raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
         if data.num_nodes is None:
             raise ValueError("data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x.")
         ptr = getattr(data, "ptr", None)
         kwargs |= {"ptr": ptr} if ptr is not None else {"batch": getattr(data, "batch", None)}
+        kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
         if adj_t is not None:
             adj_t = adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor()
@@ -272,14 +241,14 @@ class Graph:
     def csr(self) -> Compressed:
         """Entries by target (row i of the adjacency: the senders of i). Cached."""
         if self._csr is None:
-            self._csr = self._compress(self.edges[1])
+            self._csr = _kept(lambda: self._compress(self.edges[1]))
         return self._csr
 
     @property
     def csc(self) -> Compressed:
         """Entries by source (column j: the receivers of j). Cached."""
         if self._csc is None:
-            self._csc = self._compress(self.edges[0])
+            self._csc = _kept(lambda: self._compress(self.edges[0]))
         return self._csc
 
     @property
@@ -293,8 +262,13 @@ class Graph:
         return Compressed(torch.searchsorted(ordered, bounds), order)
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
-        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17)."""
+        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17).
+
+        In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
+        """
         check_choice(direction, "direction", ["in", "out"])
+        if self.full_degree is not None:
+            return self.full_degree[:, 0 if direction == "in" else 1].to(dtype or self.full_degree.dtype)
         node = self.edges[1 if direction == "in" else 0]
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
@@ -315,25 +289,31 @@ class Graph:
         edge_index = self.edges
         weight = self._own_weights()
         is_loop = edge_index[0] == edge_index[1]
-        loop_weight = weight.new_ones(self.num_nodes)
+        loop_weight, lost = weight.new_ones(self.num_nodes), weight.new_zeros(self.num_nodes)
         if policy in ("remove", "remaining"):
             observed = weight * is_loop
             weight = weight - observed
+            count, lost = (lost.index_add(0, edge_index[0], w) for w in (is_loop.to(weight.dtype), observed))
         if policy == "remove":
-            return self._with_edges(edge_index, weight)
+            return self._with_edges(edge_index, weight, self._full_degree(-lost))
         if policy == "remaining":
-            count, total = (
-                weight.new_zeros(self.num_nodes).index_add(0, edge_index[0], w)
-                for w in (is_loop.to(weight.dtype), observed)
-            )
-            loop_weight = torch.where(count > 0, total / count.clamp(min=1), loop_weight)
+            loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
         nodes = torch.arange(self.num_nodes, device=edge_index.device)
         return self._with_edges(
-            torch.cat([edge_index, torch.stack([nodes, nodes])], dim=1), torch.cat([weight, loop_weight])
+            torch.cat([edge_index, torch.stack([nodes, nodes])], dim=1),
+            torch.cat([weight, loop_weight]),
+            self._full_degree(loop_weight - lost),
         )
 
+    def _full_degree(self, change: Tensor) -> Tensor | None:
+        """After a change of the loops, which are in every part that has their node."""
+        return None if self.full_degree is None else self.full_degree + change.unsqueeze(1)
+
     def within(self, hops: int) -> Graph:
-        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
+        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph.
+
+        Its degrees are its own, also in a part of a graph: the walks of the whole graph are not known there.
+        """
         weight = self._own_weights().detach()
         return self._derive(
             f"within {hops}", lambda: self._with_edges(walk_pairs(self.edges, weight, self.num_nodes, hops), None)
@@ -345,28 +325,50 @@ class Graph:
 
     def _symmetrized(self) -> Graph:
         weight = self._own_weights()
-        return self._with_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1), torch.cat([weight, weight]) * 0.5)
+        degree = None if self.full_degree is None else self.full_degree.mean(1, keepdim=True).expand(-1, 2)
+        both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
+        return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
+
+    def reweighted(self, name: str, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
+        """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
+
+        def make() -> Graph:
+            graph = self._with_edges(self.edges, weight())
+            graph._csr, graph._csc = self.csr, self.csc
+            return graph
+
+        return self._derive(name, make)
 
     def _derive(self, name: str, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         if name not in self._derived:
-            self._derived[name] = make()
+            self._derived[name] = _kept(make)
         return self._derived[name]
 
     def reverse(self) -> Graph:
         """Every edge turned around (the transpose Aᵀ)."""
-        reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight)
+        degree = None if self.full_degree is None else self.full_degree.flip(1)
+        reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
         reversed_._csr, reversed_._csc = self.csc, self.csr
         return reversed_
 
-    def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
-        return Graph(self.num_nodes, edge_index, edge_weight, batch=self._batch, ptr=self._ptr, validate=False)
+    def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None) -> Graph:
+        rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}
+        return Graph(self.num_nodes, edge_index, edge_weight, **rows, validate=False)
 
     def __repr__(self) -> str:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
+
+
+def _kept(make: Callable[[], T]) -> T:
+    """What is kept for later calls: made outside inference mode, whose tensors no later gradient could use."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return make()
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
 
 
 def _plain(edge_index: Tensor) -> Tensor:

@@ -24,7 +24,12 @@ def check_edge_index(edge_index: object) -> None:
 
 
 def check_form(
-    num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, batch: Tensor | None, ptr: Tensor | None
+    num_nodes: int,
+    edge_index: Tensor | None,
+    edge_weight: Tensor | None,
+    batch: Tensor | None,
+    ptr: Tensor | None,
+    full_degree: Tensor | None,
 ) -> None:
     """Rank, dtype and length, without a look at the values."""
     if isinstance(num_nodes, int) and num_nodes < 0:
@@ -48,6 +53,11 @@ def check_form(
             raise TypeError(f"batch must hold integers; got {describe(batch)}.")
     if ptr is not None and (ptr.dim() != 1 or ptr.is_floating_point() or ptr.numel() < 1):
         raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(ptr)}.")
+    if full_degree is not None and (full_degree.shape != (num_nodes, 2) or not full_degree.is_floating_point()):
+        raise ValueError(
+            f"full_degree must be floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole "
+            f"graph; got {describe(full_degree)}."
+        )
 
 
 def check_segments(num_nodes: int, batch: Tensor | None, ptr: Tensor | None) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp.data import Split, label_mask, random_split_per_class
+from diffusion_mp.data import Split, label_mask, random_split, random_split_per_class
 
 
 def draw(y, seed=0, per_class=5, num_val=20, num_test=None):
@@ -101,3 +101,34 @@ def test_apply_to_leaves_the_data_alone(y):
     masked = split.apply_to(data)
     assert torch.equal(masked.val_mask, split.val)
     assert "val_mask" not in data
+
+
+def test_shares_of_the_labelled_nodes(y):
+    y[:10] = -1
+    split = random_split(y, 0.1, 0.25, torch.Generator().manual_seed(0))
+    assert [int(mask.sum()) for mask in split] == [9, 22, 59]
+    assert bool((sum(mask.int() for mask in split) == label_mask(y)).all())
+    again = random_split(y, 0.1, 0.25, torch.Generator().manual_seed(0))
+    other = random_split(y, 0.1, 0.25, torch.Generator().manual_seed(1))
+    assert torch.equal(split.train, again.train)
+    assert not torch.equal(split.train, other.train)
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ((0.6, 0.5), r"their sum at most 1; got 0\.6 and 0\.5"),
+        ((0.0, 0.5), "train must be above 0"),
+        ((0.1, -0.1), "val at least 0"),
+        ((0.001, 0.5), "of 100 labelled nodes is none; raise train"),
+    ],
+)
+def test_shares_that_are_refused(y, shares, message):
+    with pytest.raises(ValueError, match=message):
+        random_split(y, *shares, torch.Generator())
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_shares_need_a_generator_too(y):
+    with pytest.raises(TypeError, match=r"torch\.Generator\(\)\.manual_seed"):
+        random_split(y, 0.1, 0.1, 0)

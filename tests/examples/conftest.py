@@ -26,6 +26,11 @@ def pde_transformer():
 
 
 @pytest.fixture
+def pokec():
+    return importlib.import_module("pokec")
+
+
+@pytest.fixture
 def attention():
     return importlib.import_module("attention")
 

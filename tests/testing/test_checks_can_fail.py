@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, LinearAttentionCoupling, LowRankCoupling
+from diffusion_mp.couplings import Coupling, LinearAttentionCoupling, LowRankCoupling, PooledCoupling, Sums
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DiffusionConv
@@ -87,6 +87,26 @@ def test_false_promises_are_found(promise: str) -> None:
 def test_couplings_that_leak_between_graphs_are_found() -> None:
     with pytest.raises(AssertionError, match=r"block diagonal.*entries between different graphs are not zero"):
         check_coupling(Dense(matrix()), ptr=torch.tensor([0, 2, 6]))
+
+
+class PoolsMeans(LowRankCoupling):
+    """Right as long as all rows are at hand: means do not merge."""
+
+    def _pool(self, v: Tensor) -> Sums:
+        return Sums(super()._pool(v).totals / self.num_nodes)
+
+    def _read(self, sums: Sums, v: Tensor) -> Tensor:
+        return self.num_nodes * super()._read(sums, v)
+
+    def block(self, rows: slice) -> PooledCoupling:
+        return PoolsMeans(self.query[rows], self.key[rows])
+
+
+def test_sums_that_do_not_merge_are_found() -> None:
+    query = matrix().unsqueeze(1)
+    check_coupling(LowRankCoupling(query, query))
+    with pytest.raises(AssertionError, match=r"PoolsMeans breaks the law 'pooled by blocks'.*S @ v by blocks at"):
+        check_coupling(PoolsMeans(query, query))
 
 
 def test_an_unknown_law_cannot_be_skipped() -> None:

@@ -9,6 +9,7 @@ from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
 from diffusion_mp.couplings.neumann import NeumannCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.polynomial import PolynomialCoupling
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums, merged
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
@@ -23,14 +24,17 @@ __all__ = [
     "NeumannCoupling",
     "PairwiseCoupling",
     "PolynomialCoupling",
+    "PooledCoupling",
     "ReweightedCoupling",
     "ScaledCoupling",
     "Score",
     "SparseCoupling",
     "SparseFlowCoupling",
     "SumCoupling",
+    "Sums",
     "UniformCoupling",
     "distance_features",
+    "merged",
     "row_normalized",
     "with_constant",
 ]

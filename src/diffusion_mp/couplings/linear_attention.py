@@ -10,11 +10,12 @@ from diffusion_mp.couplings.base import Coupling, SumCoupling
 from diffusion_mp.couplings.features import unit_rows, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, check_features
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
-from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
+from diffusion_mp.kernels.linear_attention import linear_attention, linear_product, pooled
 
 
-class LinearAttentionCoupling(Coupling):
+class LinearAttentionCoupling(PooledCoupling):
     r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
 
     DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
@@ -56,6 +57,23 @@ class LinearAttentionCoupling(Coupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
         return linear_attention(query, key, v, self.ptr, constant=self.constant, own=self.own, unit=self.unit)
+
+    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+        return Sums(pooled.pool_attention(self.key.expand(-1, v.size(1), -1), v, self.unit))
+
+    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        query = self.query.expand(-1, v.size(1), -1)
+        return pooled.read_attention(query, v, sums.totals, self.constant, self.own, self.unit)
+
+    def block(self, rows: slice) -> PooledCoupling:
+        return LinearAttentionCoupling(
+            self.query[rows],
+            self.key[rows],
+            constant=self.constant,
+            own=self.own,
+            unit=self.unit,
+            nonnegative=self.nonnegative,
+        )
 
     def _by_entries(self) -> ReweightedCoupling:
         """The same operator, D⁻¹(own n I + c 11ᵀ + QKᵀ), as a coupling that has each of its parts."""

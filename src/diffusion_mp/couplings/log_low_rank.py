@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.low_rank import check_features
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import describe
 from diffusion_mp.graph import Graph
@@ -17,10 +19,11 @@ from diffusion_mp.kernels.log_linear_attention import (
     log_linear_entries,
     log_linear_logsumexp,
     log_linear_product,
+    pooled,
 )
 
 
-class LogLowRankCoupling(Coupling):
+class LogLowRankCoupling(PooledCoupling):
     r"""s_ij = (1/K) Σ_s p^s_ij,  p^s_ij = φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls}, within a graph.
 
     The mean of K low-rank couplings that share their features φ = exp(log_query), ψ = exp(log_key) and differ in the
@@ -60,20 +63,47 @@ class LogLowRankCoupling(Coupling):
         nodes, heads = log_query.shape[:2]
         super().__init__(nodes, heads, log_query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key, self.ptr = log_query, log_key, ptr
-        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns.
+        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns. The rows' are their log-normalisers,
+        # computed when somebody asks: who reads sums does not.
         self.col_shift = log_weight
-        self.row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
-        if normalize:
-            self.row_shift = self.row_shift - log_linear_logsumexp(log_query, log_key, log_weight, ptr)
+        self._row_shift: Tensor | None = None
+        if not normalize:
+            self._row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
+
+    @property
+    def row_shift(self) -> Float[Tensor, "N H K"]:
+        """a, the shift of every row and sample."""
+        if self._row_shift is None:
+            with torch.enable_grad():  # also where the first who asks needs no gradient
+                log_sum = log_linear_logsumexp(self.log_query, self.log_key, self.col_shift, self.ptr)
+                self._row_shift = -math.log(self.col_shift.size(2)) - log_sum
+        return self._row_shift
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         factors = (self.log_query, self.log_key, self.row_shift, self.col_shift)
         log_query, log_key, row_shift, col_shift = (t.expand(-1, v.size(1), -1) for t in factors)
         return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
+    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+        log_key, col_shift = (t.expand(-1, v.size(1), -1) for t in (self.log_key, self.col_shift))
+        return Sums(*pooled.pool(log_key, col_shift, v))
+
+    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        """Normalised by the sums themselves, so that one pass over the senders is enough."""
+        log_query = self.log_query.expand(-1, v.size(1), -1)
+        row_shift = None if self.row_stochastic else self.row_shift.expand(-1, v.size(1), -1)
+        return pooled.read(log_query, row_shift, sums.totals, cast("Tensor", sums.shift)).to(v.dtype)
+
+    def block(self, rows: slice) -> PooledCoupling:
+        features = (self.log_query[rows], self.log_key[rows])
+        block = LogLowRankCoupling(*features, None, self.col_shift[rows], normalize=self.row_stochastic)
+        if not self.row_stochastic:
+            block._row_shift = self.row_shift[rows]
+        return block
+
     def _transpose(self) -> Coupling:
         transposed = LogLowRankCoupling(self.log_key, self.log_query, self.ptr, self.row_shift, normalize=False)
-        transposed.row_shift = self.col_shift
+        transposed._row_shift = self.col_shift
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:

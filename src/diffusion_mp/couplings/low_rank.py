@@ -7,14 +7,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.linear_attention import linear_product
+from diffusion_mp.kernels.linear_attention import linear_product, pooled
 from diffusion_mp.kernels.spmm import sddmm
 
 
-class LowRankCoupling(Coupling):
+class LowRankCoupling(PooledCoupling):
     r"""s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
 
     Args:
@@ -50,6 +51,15 @@ class LowRankCoupling(Coupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
         return linear_product(query, key, v, self.ptr)
+
+    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+        return Sums(pooled.pool(self.key.expand(-1, v.size(1), -1), v))
+
+    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return pooled.read(self.query.expand(-1, v.size(1), -1), sums.totals).to(v.dtype)
+
+    def block(self, rows: slice) -> PooledCoupling:
+        return LowRankCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative)
 
     def _transpose(self) -> Coupling:
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
@@ -93,6 +103,17 @@ class UniformCoupling(LowRankCoupling):
         one = torch.ones(num_nodes, 1, 1, dtype=dtype, device=device)
         query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
+
+    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+        return Sums(pooled.pool_attention(self.key[:, :, :0].expand(-1, v.size(1), -1), v, False))
+
+    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        total, count = sums.totals[:, 0, :-1], sums.totals[:, 0, -1:]
+        return (total * reciprocal(count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
+
+    def block(self, rows: slice) -> PooledCoupling:
+        size = len(range(*rows.indices(self.num_nodes)))
+        return UniformCoupling(size, normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
 
 
 def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

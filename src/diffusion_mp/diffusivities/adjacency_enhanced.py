@@ -54,10 +54,10 @@ class AdjacencyEnhancedDiffusivity(Diffusivity):
         nn.init.constant_(self.log_gamma, self.initial)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        attention = self.attention.couple(x, graph)
+        attention = self.attention(x, graph)
         if graph.edge_index is None:
             return attention
-        adjacency = self.adjacency.couple(x, graph)
+        adjacency = self.adjacency(x, graph)
         adjacency.symmetric = False  # nobody needs to know, and finding out means sorting the edges
         return AdjacencyEnhancedCoupling(attention, adjacency, self.log_gamma.sigmoid())
 

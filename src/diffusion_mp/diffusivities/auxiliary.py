@@ -46,7 +46,7 @@ def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
     share = (weight * reciprocal(degree)[target]).unsqueeze(1)
     # 0 log 0 = 0
     log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)
-    return -(share * log_entries).sum() / max(graph.num_nodes * coupling.heads, 1)
+    return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
 
 
 class AuxiliaryLoss:

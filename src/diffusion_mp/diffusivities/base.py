@@ -50,11 +50,11 @@ class Diffusivity(nn.Module, ABC):
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        return self.couple(x, graph)
+        return graph.couple(self, x)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        """The coupling, for a state and a graph that were checked."""
+        """The coupling, for a state and a graph that were checked; one made of others calls them, ``D(x, graph)``."""
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew."""
@@ -92,7 +92,7 @@ class ScaledDiffusivity(Diffusivity):
         self.positional = diffusivity.positional
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return ScaledCoupling(self.scale, self.diffusivity.couple(x, graph))
+        return ScaledCoupling(self.scale, self.diffusivity(x, graph))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

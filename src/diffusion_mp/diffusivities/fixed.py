@@ -44,6 +44,9 @@ class AdjacencyDiffusivity(Diffusivity):
     - ``"row"``: a_ij / d_i;
     - ``"sum"``: a_ij.
 
+    In a part of a graph whose ``full_degree`` is known, d is that of the whole graph, so that every entry is the one
+    the whole graph has for this pair; rows of ``"row"`` then sum to the share of their edges that the part has.
+
     Args:
         normalization: ``"sym"``, ``"row"`` or ``"sum"``.
         self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
@@ -81,20 +84,20 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.direction == "undirected":
             graph = graph.to_undirected()
         graph = graph.with_self_loops(self.self_loops)
+        # Entries are as exact as the state, and never below float32.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        name = f"{self.normalization}, {self.direction}, {self.zero_degree}, {dtype}"
         return SparseCoupling(
-            graph,
-            self._entries(graph, x),
+            graph.reweighted(name, lambda: self._entries(graph, x.new_empty(0, dtype=dtype))),
             symmetric=self.symmetric or None,
-            row_stochastic=self.row_stochastic,
+            row_stochastic=self.row_stochastic and graph.full_degree is None,
             nonnegative=True,
         )
 
-    def _entries(self, graph: Graph, x: Tensor) -> Float[Tensor, " E"]:
-        # Entries are as exact as the state, and never below float32.
-        weight = graph.weights(x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)))
+    def _entries(self, graph: Graph, like: Tensor) -> Float[Tensor, " E"]:
+        weight = graph.weights(like)
         source, target = graph.edges
-        zeros = weight.new_zeros(graph.num_nodes)
-        received = zeros.index_add(0, target, weight)
+        received = graph.degree("in", weight.dtype)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
                 f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
@@ -104,7 +107,7 @@ class AdjacencyDiffusivity(Diffusivity):
             return weight
         if self.normalization == "row":
             return weight * reciprocal(received)[target]
-        sent = received if self.direction == "pyg" else zeros.index_add(0, source, weight)
+        sent = received if self.direction == "pyg" else graph.degree("out", weight.dtype)
         return weight * reciprocal(received[target] * sent[source]).sqrt()
 
     def extra_repr(self) -> str:

@@ -37,10 +37,10 @@ class GraphAugmentedDiffusivity(Diffusivity):
         self.symmetric = attention.symmetric and graph_term.symmetric
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        attention = self.attention.couple(x, graph)
+        attention = self.attention(x, graph)
         if graph.edge_index is None:
             return attention
-        both = attention + self.graph_term.couple(x, graph)
+        both = attention + self.graph_term(x, graph)
         return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:

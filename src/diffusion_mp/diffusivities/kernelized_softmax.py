@@ -127,9 +127,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if regularized or not noisy:
             coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight)
             if regularized:
-                self.auxiliary.value = self.edge_regularization * edge_loss(coupling, graph)
+                self.auxiliary.value = self.edge_regularization * edge_loss(graph.share(coupling), graph)
         if noisy:
-            noise = gumbel(self.noise_state, k, self.num_samples) / self.tau
+            noise = gumbel(self.noise_state, k, self.num_samples, graph.first_node) / self.tau
             self.noise_state[1] += 1
             coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight + noise)
         return coupling

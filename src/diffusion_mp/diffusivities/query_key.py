@@ -83,7 +83,7 @@ class QueryKeyDiffusivity(Diffusivity):
     def _frobenius(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
         square = q.square().sum((1, 2))
         if graph.is_single:
-            return q * reciprocal(square.sum().sqrt())
+            return q * reciprocal(graph.total(square.sum()).sqrt())
         per_graph = square.new_zeros(graph.num_graphs).index_add(0, graph.batch.to(q.device), square)
         return q * reciprocal(per_graph.sqrt())[graph.batch.to(q.device), None, None]
 

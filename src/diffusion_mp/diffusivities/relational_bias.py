@@ -59,7 +59,7 @@ class RelationalBias(Diffusivity):
         nn.init.zeros_(self.bias)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return PolynomialCoupling(self.adjacency.couple(x, graph), self.bias.sigmoid(), nonnegative=True)
+        return PolynomialCoupling(self.adjacency(x, graph), self.bias.sigmoid(), nonnegative=True)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, hops={self.bias.size(0)}"

@@ -4,26 +4,43 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+# Nodes that one seed draws for. A run is always drawn whole, since where a generator puts its numbers may depend on how
+# many are asked for: so who has a part of the nodes gets the noise that they have in the whole graph.
+RUN = 1024
+
+# Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits that torch's generator on
+# the CPU is seeded with. With 10⁵ runs two of them share a seed after tens of thousands of steps at the earliest.
+STRIDE = 0x9E3779B9
+
 
 @torch.library.custom_op("diffusion_mp::gumbel", mutates_args=())
-def _gumbel(state: Tensor, like: Tensor, samples: int) -> Tensor:
+def _gumbel(state: Tensor, like: Tensor, samples: int, first: int) -> Tensor:
     seed, step = state.tolist()
-    generator = torch.Generator(like.device).manual_seed(seed + step)
-    exponential = torch.empty(*like.shape[:2], samples, dtype=like.dtype, device=like.device)
-    return exponential.exponential_(generator=generator).log_().neg_()
+    noise = torch.empty(*like.shape[:2], samples, dtype=like.dtype, device=like.device)
+    last = first + like.size(0)
+    for run in range(first // RUN, -(-last // RUN)):
+        generator = torch.Generator(like.device).manual_seed(seed + step + STRIDE * run)
+        drawn = noise.new_empty(RUN, *noise.shape[1:]).exponential_(generator=generator)
+        start = run * RUN
+        begin, end = max(first, start), min(last, start + RUN)
+        noise[begin - first : end - first] = drawn[begin - start : end - start]
+    return noise.log_().neg_()
 
 
 @_gumbel.register_fake
-def _(state: Tensor, like: Tensor, samples: int) -> Tensor:
+def _(state: Tensor, like: Tensor, samples: int, first: int) -> Tensor:
     return like.new_empty(*like.shape[:2], samples)
 
 
-def gumbel(state: Int[Tensor, "two"], like: Float[Tensor, "N H _"], samples: int) -> Float[Tensor, "N H K"]:
+def gumbel(
+    state: Int[Tensor, "two"], like: Float[Tensor, "N H _"], samples: int, first: int = 0
+) -> Float[Tensor, "N H K"]:
     """g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
 
     Args:
         state: [seed, step]; equal states give equal noise, bit for bit, and every step fresh noise.
         like: gives N, H, dtype and device.
         samples: K.
+        first: number of the first node: the noise of nodes first … first + N − 1 is cut out of that of all nodes.
     """
-    return _gumbel(state, like.detach(), samples)
+    return _gumbel(state, like.detach(), samples, first)

@@ -3,6 +3,7 @@
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.gnn import DiffusionGNN
 from diffusion_mp.models.gps import GPS, DFiFormer, GatedGCN, SFiFormer
+from diffusion_mp.models.inference import full_graph_inference
 from diffusion_mp.models.label_propagation import LabelPropagation
 from diffusion_mp.models.nodeformer import NodeFormer
 from diffusion_mp.models.pde_transformer import PDETransformer
@@ -19,4 +20,5 @@ __all__ = [
     "PDETransformer",
     "SFiFormer",
     "SGFormer",
+    "full_graph_inference",
 ]

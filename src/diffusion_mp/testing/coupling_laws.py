@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
 
 
@@ -232,6 +232,20 @@ def _gradients(case: CouplingCase) -> None:
     _expect_gradients(case, routes, v)
 
 
+def _pooled_by_blocks(case: CouplingCase) -> None:
+    """sums over two blocks of the senders, merged, give each block of receivers its rows of S @ v, and all gradients"""
+    coupling = case.coupling
+    if not isinstance(coupling, PooledCoupling) or coupling.ptr is not None:
+        return
+    v = case.values().requires_grad_()
+    cut = coupling.num_nodes // 3
+    parts = [(coupling.block(rows), v[rows]) for rows in (slice(0, cut), slice(cut, coupling.num_nodes))]
+    sums = merged([block.pool(values) for block, values in parts])
+    got, expected = torch.cat([block.read(sums, values) for block, values in parts]), dense_product(case.dense, v)
+    expect_close(got, expected, "product", "S @ v by blocks")
+    _expect_gradients(case, [("S @ v by blocks", got, expected)], v)
+
+
 def _expect_gradients(case: CouplingCase, routes: list[tuple[str, Tensor, Tensor]], *leaves: Tensor) -> None:
     """The gradients of (name, ours, the oracle's), in what is given and in every leaf that either was computed from."""
     found = leaf_tensors(*(r[1] for r in routes), *(r[2] for r in routes))
@@ -299,6 +313,7 @@ COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
     _addition,
     _block_diagonal,
     _gradients,
+    _pooled_by_blocks,
     _scipy_operator,
     _purity,
     _autocast,

@@ -1,0 +1,125 @@
+"""The social network Pokec, from the files of SNAP or of LINKX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Shaped
+from torch_geometric.data import Data
+
+from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp.data.pokec_profiles import read_profiles
+from diffusion_mp.data.text_tables import count_lines, number_blocks
+from diffusion_mp.errors import check_choice
+
+_SNAP = ("soc-pokec-profiles.txt", "soc-pokec-relationships.txt")
+_LINKX = "pokec.mat"
+_VERSION = "1"  # of what is computed from the files
+
+
+def load_pokec(
+    root: str | Path,
+    source: Literal["snap", "linkx"] = "snap",
+    *,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> Data:
+    """Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
+
+    - `"snap"` reads `root/soc-pokec-profiles.txt` and `root/soc-pokec-relationships.txt`, each plain or as `.txt.gz`,
+      block by block: less than 1 GB of memory at any size. Friendships find their users by id; a line number is none.
+    - `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published.
+      Its fixed splits: `load_linkx_splits`.
+
+    Files are read once; the arrays lie in `cache` (by default `root/processed/pokec-<source>`), complete or not at
+    all, beside the SHA-256 sums of the files, and are opened by memory map. (SNAP and LINKX publish no sums.)
+
+    The 65 features of the SNAP files:
+
+    - public, completion percentage, last login, registration and age, each standardised over the users who state it, 0
+      for the others, and a flag where the first two, the dates, or the age (0 is none) are not stated;
+    - a flag for each of the five most frequent regions (what stands before the comma), and one for no region;
+    - for each of the 51 columns 9 to 59, whether it is filled.
+
+    The data has no masks. Wu, Wipf & Yan (2025) write of random 10/10/80 splits, their released command draws 50/25/25
+    (ERRATA D13): say which one a number was obtained with. `random_split(data.y, 0.1, 0.1, generator)` draws the
+    former, `random_split(data.y, 0.5, 0.25, generator)` the latter, among the labelled users.
+
+    Shapes: x [N, 65] float32, edge_index [2, E] source → target, y [N] 0 or 1, −1 where no gender is stated; of SNAP
+    also user_id [N].
+    Errors: ValueError for an unknown source, for lines that are not in SNAP's format (naming them) and for a friendship
+    of somebody without a profile; FileNotFoundError saying which files are missing and where to get them.
+    """
+    check_choice(source, "source", ("snap", "linkx"))
+    root = Path(root).expanduser()
+    folder = Path(cache).expanduser() if cache else root / "processed" / f"pokec-{source}"
+    files = _snap_files(root) if source == "snap" else [root / _LINKX]
+
+    def make(arrays: ArrayFolder) -> None:
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise FileNotFoundError(_how_to_get(root, source, missing))
+        if source == "snap":
+            profiles, friendships = files
+            read_profiles(profiles, arrays, progress=progress)
+            _read_friendships(friendships, arrays, progress=progress)
+        else:
+            _read_mat(files[0], arrays)
+
+    return Data(**mapped_arrays(folder, make, files, made_by=f"pokec {source} {_VERSION}"))
+
+
+def _snap_files(root: Path) -> list[Path]:
+    """The plain file where there is one, else the gzipped one."""
+    return [root / name if (root / name).is_file() else root / f"{name}.gz" for name in _SNAP]
+
+
+def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> None:
+    """Writes edge_index [2, E], in the order of the file."""
+    user = np.load(arrays.path / "user_id.npy")
+    order = np.argsort(user)
+    ids = user[order]
+    num_edges = count_lines(path, progress=progress)
+    arrays.create("edge_index", (2, num_edges), np.int64)
+    for start, pairs in number_blocks(path, 2, np.int64, progress=progress):
+        place = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
+        stranger = pairs[ids[place] != pairs]
+        if len(stranger):
+            raise ValueError(
+                f"{path}, from line {start + 1} on: user {stranger[0]} has no line in the profiles, nor have "
+                f"{len(stranger) - 1} other ends among these {len(pairs)} lines. Take both files from one release."
+            )
+        arrays.write("edge_index", (slice(None), slice(start, start + len(pairs))), order[place].T)
+
+
+def _read_mat(path: Path, arrays: ArrayFolder) -> None:
+    """Writes x, edge_index and y, one after another: each is in memory once. MATLAB's format holds no code."""
+    from scipy.io import loadmat
+
+    def variable(name: str) -> Shaped[np.ndarray, ...]:
+        found = loadmat(path, variable_names=[name])
+        if name not in found:
+            raise ValueError(
+                f"{path} must be LINKX's pokec.mat, with node_feat, edge_index and label; it has no {name}."
+            )
+        return found[name]
+
+    arrays.put("x", variable("node_feat").astype(np.float32))
+    arrays.put("edge_index", np.ascontiguousarray(variable("edge_index"), np.int64))
+    arrays.put("y", variable("label").astype(np.int64).reshape(-1))
+
+
+def _how_to_get(root: Path, source: str, missing: list[str]) -> str:
+    if source == "snap":
+        where = (
+            "Download soc-pokec-profiles.txt.gz and soc-pokec-relationships.txt.gz from "
+            "https://snap.stanford.edu/data/soc-Pokec.html (they need not be unpacked)"
+        )
+    else:
+        where = "Download pokec.mat as the README of https://github.com/CUAI/Non-Homophily-Large-Scale says"
+    return (
+        f"Pokec is not at {root}: missing {', '.join(missing)}. {where} and put them there. Without them, "
+        "synthetic_pokec() generates a graph of the same size."
+    )

@@ -1,0 +1,213 @@
+"""``ShardedGraph``: the part of a graph that one rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
+from diffusion_mp.distributed.collectives import all_reduce, all_to_all
+from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import check_edges, check_form
+
+# Edges looked at together, so that a memory-mapped edge_index is never copied whole.
+CHUNK = 1 << 22
+
+
+class ShardedGraph(Graph):
+    r"""A run of the nodes of one graph, with every edge that arrives at them, for ``model(x[graph.rows], graph)``.
+
+    Rank r has the nodes bounds[r] … bounds[r + 1] − 1 and the edges that end there (an edge cut). Layers and models run
+    unchanged on its rows; where rows of different nodes meet, it asks the other ranks:
+
+    - O(N) couplings: the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks, H (D + 1)² numbers;
+    - couplings over edges: the rows that its edges come from, its *halo*, are fetched before the product;
+    - degrees: exchanged once, here.
+
+    All of it is differentiable once. Everybody must call the same things in the same order. Numbers are those of one
+    process up to the order of summation, the Gumbel noise of NodeFormer included, but not dropout's.
+
+    Number the nodes so that neighbours lie near each other (PyG's ``ClusterData``, for one): that makes halos small.
+
+    Args:
+        edge_index: [2, E] of the whole graph, source → target, the same on every rank, or ``None``; read twice, a chunk
+            at a time, so it may be memory-mapped.
+        num_nodes: N of the whole graph.
+        edge_weight: [E], or ``None`` for ones.
+        bounds: the R + 1 first nodes of the ranks, from 0 to N, every rank with a node at least; even by default.
+        group: the processes; all by default.
+        device: where this rank's part goes; by default where ``edge_index`` is.
+
+    Attributes:
+        rows: the nodes of this rank, a slice.
+
+    Raises:
+        TypeError, ValueError: in a sentence; for what no rank can know of a part (undirected or k-hop graphs, pairwise
+            attention) when it is asked for.
+        RankLostError: another process has ended, or does not answer.
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor | None,
+        num_nodes: int,
+        edge_weight: Tensor | None = None,
+        *,
+        bounds: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if not distributed.is_initialized():
+            raise ValueError(
+                "a ShardedGraph is one rank's part of a graph, and there are no ranks yet. Call "
+                "torch.distributed.init_process_group first (torchrun starts the processes), or use Graph."
+            )
+        check_form(num_nodes, edge_index, edge_weight, None, None, None)
+        rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
+        self.bounds = _even(num_nodes, ranks) if bounds is None else [int(bound) for bound in bounds]
+        _check_bounds(self.bounds, num_nodes, ranks)
+        self.group, self._num_total = group, num_nodes
+        self.rows = slice(*self.bounds[rank : rank + 2])
+        self.first_node = self.rows.start
+        local = self.rows.stop - self.rows.start
+        if edge_index is None:
+            super().__init__(local)
+            return
+        device = edge_index.device if device is None else torch.device(device)
+        arriving = _chosen(edge_index, lambda edges: (edges[1] >= self.rows.start) & (edges[1] < self.rows.stop))
+        edges = edge_index[:, arriving].long()
+        check_edges(num_nodes, edges, edge_weight if edge_weight is None else edge_weight[arriving], None)
+        abroad = (edges[0] < self.rows.start) | (edges[0] >= self.rows.stop)
+        halo = torch.unique(edges[0, abroad])
+        # A degree with self-loops is another one: so the loops of the halo, which arrive elsewhere, are known here too.
+        loops = _chosen(edge_index, lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo))
+
+        def numbered(node: Tensor) -> Tensor:
+            inside = (node >= self.rows.start) & (node < self.rows.stop)
+            return torch.where(inside, node - self.rows.start, local + torch.searchsorted(halo, node)).to(device)
+
+        def weight(edge: Tensor) -> Tensor | None:
+            return None if edge_weight is None else edge_weight[edge].to(device)
+
+        super().__init__(local, numbered(edges), weight(arriving), validate=False)
+        self._plan_exchange(halo.to(device))
+        known = torch.cat([arriving, loops])
+        extended = numbered(edge_index[:, known].long())
+        self.extended = _Extended(
+            local + halo.numel(), extended, weight(known), full_degree=self._full_degrees(), validate=False
+        )
+
+    # ---------------------------------------------------------------- what it asks of the others
+
+    @property
+    def total_nodes(self) -> int:
+        return self._num_total
+
+    def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The sum of ``x`` over the ranks; once differentiable."""
+        return all_reduce(x, self.group)
+
+    def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
+        """The rows of this rank, and behind them those of its halo, fetched from their ranks; once differentiable."""
+        return torch.cat([x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)])
+
+    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+        """The rows of this rank of a coupling of the whole graph."""
+        if any(isinstance(module, Diffusivity) for module in list(diffusivity.modules())[1:]):
+            return diffusivity.couple(x, self)  # which asks for each of its own
+        if not diffusivity.needs_graph:
+            return self.share(diffusivity.couple(x, self))
+        rows = x if isinstance(diffusivity, AdjacencyDiffusivity) else self.exchange(x)  # that one reads no state
+        coupling = diffusivity.couple(rows, self.extended)
+        if not isinstance(coupling, SparseCoupling):
+            raise TypeError(_refusal(coupling))
+        return HaloCoupling(coupling, self)
+
+    def share(self, coupling: Coupling) -> Coupling:
+        """The coupling to all nodes, from one among the nodes of this rank."""
+        if isinstance(coupling, PooledCoupling):
+            return SummedCoupling(coupling, self)
+        if isinstance(coupling, IdentityCoupling):
+            return coupling
+        raise TypeError(_refusal(coupling))
+
+    # ---------------------------------------------------------------- once, at the beginning
+
+    def _plan_exchange(self, halo: Tensor) -> None:
+        """Who needs which rows of whom: ``_lent`` are ours that others need, in the order of their ranks."""
+        ends = torch.searchsorted(halo, torch.tensor(self.bounds, device=halo.device))
+        one_each = [1] * (len(self.bounds) - 1)
+        fetched = ends.diff()
+        lent = all_to_all(fetched, one_each, one_each, self.group)
+        self._num_fetched, self._num_lent = fetched.tolist(), lent.tolist()
+        self._lent = all_to_all(halo, self._num_fetched, self._num_lent, self.group) - self.first_node
+
+    def _full_degrees(self) -> Float[Tensor, "extended two"]:
+        """In- and out-degrees of the rows and the halo in the whole graph, in double precision."""
+        source, target = self.edges
+        weight = self._own_weights(torch.float64)
+        size = self.num_nodes + sum(self._num_fetched)
+        received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
+        sent = weight.new_zeros(size).index_add(0, source, weight)
+        # What the halo sends here is known here: it goes back to where the halo is at home.
+        elsewhere = all_to_all(sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group)
+        sent = sent[: self.num_nodes].index_add(0, self._lent, elsewhere)
+        return self.exchange(torch.stack([received, sent], dim=1))
+
+
+class _Extended(Graph):
+    """The rows of a rank and of its halo as one graph: rows of the halo are incomplete, and dropped in the end."""
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them, so it can not turn "
+            "edges around or walk along them. Make the graph undirected (or k-hop) before it is sharded."
+        )
+
+    def to_undirected(self) -> NoReturn:
+        self._refuse()
+
+    def reverse(self) -> NoReturn:
+        self._refuse()
+
+    def within(self, hops: int) -> NoReturn:
+        self._refuse()
+
+
+def _even(num_nodes: int, ranks: int) -> list[int]:
+    return [num_nodes * rank // ranks for rank in range(ranks + 1)]
+
+
+def _check_bounds(bounds: list[int], num_nodes: int, ranks: int) -> None:
+    if (
+        len(bounds) != ranks + 1
+        or bounds[0] != 0
+        or bounds[-1] != num_nodes
+        or any(a >= b for a, b in pairwise(bounds))
+    ):
+        raise ValueError(
+            f"bounds must rise from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank; "
+            f"got {bounds}."
+        )
+
+
+def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
+    """The numbers of the edges that are chosen, looked at a chunk at a time."""
+    firsts = range(0, max(edge_index.size(1), 1), CHUNK)
+    return torch.cat([chooses(edge_index[:, first : first + CHUNK]).nonzero().flatten() + first for first in firsts])
+
+
+def _refusal(coupling: Coupling) -> str:
+    return (
+        f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor one "
+        f"whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or NodeFormer, or "
+        f"one process."
+    )

@@ -1,0 +1,44 @@
+"""Operations on edges and batches whose results have sizes that depend on values: custom, so that graphs with them are
+captured whole."""
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
+def batch_pointers(batch: Tensor) -> Tensor:
+    """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
+    sizes = torch.bincount(batch.cpu()) if batch.numel() else torch.zeros(0, dtype=torch.long)
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+@batch_pointers.register_fake
+def _(batch: Tensor) -> Tensor:
+    return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+
+@torch.library.custom_op(
+    "diffusion_mp::walk_pairs",
+    mutates_args=(),
+    schema="(Tensor edge_index, Tensor weight, SymInt num_nodes, int hops) -> Tensor",
+)
+def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
+    """[2, E]: every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once."""
+    key = torch.unique(edge_index[0, weight > 0] * num_nodes + edge_index[1, weight > 0])  # sorted by source
+    step_source, step_target = key // num_nodes, key % num_nodes
+    first = torch.searchsorted(step_source, torch.arange(num_nodes + 1, device=key.device))
+    reached = key
+    for _ in range(hops - 1):
+        # Every pair j → m goes on along all edges m → i. (torch's sparse product is empty inside a custom operation.)
+        source, middle = reached // num_nodes, reached % num_nodes
+        count = first[middle + 1] - first[middle]
+        before = count.cumsum(0) - count
+        place = torch.arange(int(count.sum()), device=key.device)
+        edge = place + (first[middle] - before).repeat_interleave(count)
+        reached = torch.unique(torch.cat([key, source.repeat_interleave(count) * num_nodes + step_target[edge]]))
+    return torch.stack([reached // num_nodes, reached % num_nodes])
+
+
+@walk_pairs.register_fake
+def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
+    return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())

@@ -1,0 +1,193 @@
+"""``full_graph_inference``: a model on a whole large graph, exactly, with a block of rows at a time on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch_geometric.nn.dense import Linear
+from tqdm import tqdm
+
+from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, merged
+from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
+from diffusion_mp.errors import check_counts, check_state
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import DiffusionConv
+
+# Modules that make a row of a row.
+ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
+
+
+def full_graph_inference(
+    model: nn.Module,
+    x: Float[Tensor, "N C"],
+    edge_index: Tensor | Graph | None = None,
+    edge_weight: Tensor | None = None,
+    *,
+    block_size: int = 1 << 16,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+) -> Tensor:
+    r"""What ``model(x, edge_index, edge_weight)`` returns in evaluation, in bounded memory and on any device.
+
+    Nothing is sampled, since an O(N) coupling needs nothing: its product S v goes through sums over the senders (KᵀV,
+    Σk, Σv and their count), a few numbers whatever N is. One pass over blocks of rows adds them up, another reads them,
+    so the numbers are those of one forward pass up to rounding. Queries, keys and whatever linear layers need in
+    between exist for one block; states lie where ``x`` is, a few of [N, channels] at a time, and so does the graph,
+    whose sparse product is taken there. ``x`` may be memory-mapped.
+
+    The model is neither changed nor moved: a copy of it runs. A diffusivity whose coupling has no such sums (pairwise
+    scores, sequences, the Frobenius norm) runs as it always does, on all rows where ``x`` is.
+
+    Args:
+        model: any model of this library, or one made of its layers, called as ``model(x, graph)``.
+        x, edge_index, edge_weight: one graph, as the model takes it. Passing a ``Graph`` keeps what was derived from it
+            (self-loops, compressed forms) for the next call.
+        block_size: rows that are on the device at a time.
+        device: where blocks are computed; by default where ``x`` is.
+        progress: show a bar of the blocks.
+
+    Returns:
+        The logits [N, channels], where ``x`` is.
+
+    Raises:
+        TypeError, ValueError: the input does not fit the model, or is a batch of several graphs.
+    """
+    check_state(x)
+    check_counts(block_size=block_size)
+    graph = Graph.coerce(x, edge_index, edge_weight)
+    if not graph.is_single:
+        raise ValueError(
+            f"full_graph_inference takes one large graph; got a batch of {graph.num_graphs}. "
+            f"Call the model on batches of such a size that they fit."
+        )
+    with torch.no_grad(), tqdm(disable=not progress, unit="block", leave=False) as bar:
+        blocks = Blocks(block_size, torch.device(device or x.device), bar)
+        runner = deepcopy(model).to(x.device).eval()
+        blocks.take_over(runner)
+        # Each of these once, as a rule: a pass of a row-wise module, two of a coupling.
+        passes = sum(isinstance(m, _ByBlocks) + 2 * isinstance(m, DiffusionConv) for m in runner.modules())
+        bar.reset(total=passes * -(-x.size(0) // block_size))
+        logits: Tensor = runner(x, BlockedGraph(graph, blocks))
+    return logits
+
+
+class Blocks:
+    """Rows a block at a time: from where they are to the device, and back."""
+
+    def __init__(self, size: int, device: torch.device, bar: tqdm) -> None:
+        self.size, self.device, self.bar = size, device, bar
+
+    def take_over(self, module: nn.Module) -> None:
+        """Let the row-wise modules within ``module`` run by blocks; layers keep no coupling."""
+        for name, child in module.named_children():
+            if isinstance(child, Diffusivity):
+                continue
+            if isinstance(child, ROW_WISE):
+                setattr(module, name, _ByBlocks(child.to(self.device), self))
+            else:
+                self.take_over(child)
+        if isinstance(module, DiffusionConv):
+            module.register_forward_hook(_without_state)
+
+    def each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
+        """What the function returns for every block of rows."""
+        return [self._call(function, rows, tensors) for rows in self._announced(tensors[0].size(0))]
+
+    def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """The rows that the function returns for every block, where the tensors are."""
+        first, *others = self._announced(tensors[0].size(0))
+        part = self._call(function, first, tensors)
+        out = torch.empty(tensors[0].size(0), *part.shape[1:], dtype=part.dtype, device=tensors[0].device)
+        out[first] = part
+        for rows in others:
+            out[rows] = self._call(function, rows, tensors)
+        return out
+
+    def _announced(self, num_rows: int) -> list[slice]:
+        """The blocks of so many rows, one of none where there are none; the bar makes room for them."""
+        firsts = range(0, max(num_rows, 1), self.size)
+        rows = [slice(first, min(first + self.size, num_rows)) for first in firsts]
+        self.bar.total = max(self.bar.total, self.bar.n + len(rows))
+        return rows
+
+    def _call(self, function: Callable[..., Any], rows: slice, tensors: tuple[Tensor, ...]) -> Any:
+        result = function(*(t[rows].to(self.device) for t in tensors))
+        self.bar.update()
+        return result
+
+
+def _without_state(module: nn.Module, args: Any, out: Any) -> Any:
+    """A coupling holds the state that it was made of, and models collect them: another takes its place, unread."""
+    return (out[0], IdentityCoupling(out[0].size(0))) if isinstance(out, tuple) else out
+
+
+class _ByBlocks(nn.Module):
+    """A row-wise module on the device, called with all rows."""
+
+    def __init__(self, module: nn.Module, blocks: Blocks) -> None:
+        super().__init__()
+        self.module, self.blocks = module, blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks.joined(self.module, x)
+
+
+class BlockedGraph(Graph):
+    """A graph whose O(N) couplings are made for a block of rows at a time."""
+
+    def __init__(self, graph: Graph, blocks: Blocks) -> None:
+        edges = (graph.num_nodes, graph.edge_index, graph.edge_weight)
+        super().__init__(*edges, full_degree=graph.full_degree, validate=False)
+        self._derived, self.blocks = graph._derived, blocks
+
+    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+        """By blocks where the coupling is a function of single rows and has sums; else as ever."""
+        composed = any(isinstance(module, Diffusivity) for module in list(diffusivity.modules())[1:])
+        frobenius = isinstance(diffusivity, QueryKeyDiffusivity) and diffusivity.normalize == "frobenius"
+        if composed or frobenius or diffusivity.needs_graph or diffusivity.positional:
+            return super().couple(diffusivity, x)
+        on_device = deepcopy(diffusivity).to(self.blocks.device)
+
+        def couple(rows: Tensor) -> Coupling:
+            return on_device.couple(rows, Graph(rows.size(0)))
+
+        example = couple(x[:1].to(self.blocks.device))
+        if not isinstance(example, PooledCoupling):
+            return super().couple(diffusivity, x)
+        return BlockwiseCoupling(couple, example, x, self.blocks)
+
+
+class BlockwiseCoupling(Coupling):
+    """S v in two passes over blocks of rows, one that adds up what the other reads."""
+
+    def __init__(
+        self, couple: Callable[[Tensor], Any], example: PooledCoupling, x: Float[Tensor, "N C"], blocks: Blocks
+    ) -> None:
+        super().__init__(
+            x.size(0),
+            example.heads,
+            torch.empty(0, dtype=example.dtype, device=x.device),
+            symmetric=example.symmetric,
+            row_stochastic=example.row_stochastic,
+            nonnegative=example.nonnegative,
+        )
+        self.couple, self.x, self.blocks = couple, x, blocks
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        sums = merged(self.blocks.each(lambda x, values: self.couple(x).pool(values), self.x, v))
+        return self.blocks.joined(lambda x, values: self.couple(x).read(sums, values), self.x, v)
+
+    def _transpose(self) -> Coupling:
+        raise NotImplementedError(
+            "a coupling by blocks of rows has no transpose unless it is symmetric; ask the model itself, "
+            "model(x, graph, return_coupling=True), on a graph that fits into memory."
+        )
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)

@@ -1,0 +1,109 @@
+"""A random partition: even, fresh, with a training node in every part, and uniform."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffusion_mp.data.partition import Cut, random_partition
+
+
+def drawn(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.integers(1, 60), st.data())
+def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.DataObject) -> None:
+    num_parts = data.draw(st.integers(1, num_nodes))
+    needed = torch.zeros(num_nodes, dtype=torch.bool)
+    needed[: data.draw(st.integers(num_parts, num_nodes))] = True
+    clusters = torch.tensor(data.draw(st.lists(st.integers(0, 9), min_size=num_nodes, max_size=num_nodes)))
+    for grouped in (None, clusters):
+        part = random_partition(num_nodes, num_parts, drawn(num_nodes), grouped, needed)
+        sizes = torch.bincount(part, minlength=num_parts)
+        assert len(sizes) == num_parts
+        assert int(sizes.max() - sizes.min()) <= 1
+        assert (torch.bincount(part[needed], minlength=num_parts) > 0).all()
+
+
+def test_part_ids_are_as_small_as_they_can_be() -> None:
+    for num_parts, dtype in ((256, torch.uint8), (257, torch.int16), (32_768, torch.int16), (32_769, torch.int32)):
+        part = random_partition(32_770, num_parts, drawn())
+        assert part.dtype == dtype
+        assert int(part.max()) == num_parts - 1
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(needs: bool) -> None:
+    """Pairs share a part with probability (n/p - 1)/(n - 1), training pairs and others alike: 20 nodes, 4 parts.
+
+    Nodes 0..16 train: no part of five nodes can be without one, so that nothing is ever exchanged.
+    """
+    needed = torch.arange(20) < 17 if needs else None
+    generator, draws = drawn(), 4000
+    parts = torch.stack([random_partition(20, 4, generator, None, needed) for _ in range(draws)])
+    assert ((torch.stack([parts == k for k in range(4)]).float().mean(1) - 0.25).abs() < 0.03).all()
+    together = (parts[:, :, None] == parts[:, None, :]).float().mean(0)[~torch.eye(20, dtype=torch.bool)]
+    assert ((together - 4 / 19).abs() < 0.03).all()  # 4.6 standard deviations
+
+
+def test_clusters_stay_together_but_at_the_cuts() -> None:
+    """Of ten clusters of six nodes, in parts of 20, at most two are cut; which ones lie together changes."""
+    clusters = torch.arange(60).remainder(10)
+    generator, seen = drawn(), set()
+    for _ in range(20):
+        part = random_partition(60, 3, generator, clusters)
+        whole = [len(part[clusters == c].unique()) == 1 for c in range(10)]
+        assert sum(whole) >= 8
+        seen.add(tuple(part[clusters == c].mode().values.item() for c in range(10)))
+    assert len(seen) > 15
+
+
+def test_exchange_takes_one_node_for_each_that_it_gives() -> None:
+    """Three training nodes, three parts: one in each, whatever was drawn, and every node still in a part."""
+    needed = torch.zeros(30, dtype=torch.bool)
+    needed[[4, 5, 29]] = True
+    for seed in range(30):
+        part = random_partition(30, 3, drawn(seed), None, needed)
+        assert sorted(part[needed].tolist()) == [0, 1, 2]
+        assert torch.bincount(part).tolist() == [10, 10, 10]
+
+
+def dense(edge_index: Tensor, part: Tensor, k: int, halo: bool) -> Tensor:
+    """Numbers of the edges of part k, by definition."""
+    source, target = edge_index
+    arrives, inside = part[target] == k, part[source] == k
+    sends = torch.isin(target, source[arrives])
+    return ((arrives & (halo | inside)) | (halo & sends & (source == target))).nonzero().flatten()
+
+
+@pytest.mark.parametrize("halo", [False, True])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(
+    halo: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffusion_mp.data.partition.CHUNK", chunk)
+    edge_index = torch.randint(0, 30, (2, 200), generator=drawn())
+    part = random_partition(30, 4, drawn(1))
+    cut = Cut(edge_index, part, 4, halo=halo)
+    for k in range(4):
+        n_id, own, e_id, local = cut[k]
+        assert torch.equal(n_id[:own], (part == k).nonzero().flatten())
+        assert torch.equal(e_id, dense(edge_index, part, k, halo))
+        assert torch.equal(n_id[local], edge_index[:, e_id])
+        assert torch.equal(n_id.unique(), n_id.sort().values)  # no node twice
+        context = edge_index[0, e_id].unique()
+        assert torch.equal(n_id[own:], context[part[context] != k])
+
+
+def test_a_cut_of_no_edges() -> None:
+    for n_id, own, e_id, local in (
+        Cut(torch.empty(2, 0, dtype=torch.long), torch.tensor([0, 1, 1]), 2)[k] for k in (0, 1)
+    ):
+        assert len(n_id) == own
+        assert e_id.shape == (0,)
+        assert local.shape == (2, 0)
+        assert local.dtype == e_id.dtype == torch.long

@@ -1,0 +1,424 @@
+"""`RandomPartitionLoader`: batches are pieces of the graph, all of it once, as PyG would cut them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_context
+from torch.utils.data import DistributedSampler
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.loader import NodeLoader, RandomNodeLoader
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.utils import k_hop_subgraph, subgraph
+
+from diffusion_mp.data import PartOf, RandomPartitionLoader
+from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp.graph import Graph
+
+NODES, EDGES = 60, 600
+
+
+def example(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Data:
+    """Features, labels, masks and all kinds of edge attributes; every number tells where it came from."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(nodes, generator=generator)
+    return Data(
+        x=torch.arange(3.0 * nodes).view(nodes, 3),
+        y=torch.arange(nodes) % 3,
+        edge_index=torch.randint(0, nodes, (2, edges), generator=generator),
+        edge_weight=torch.rand(edges, generator=generator),
+        edge_attr=torch.arange(2.0 * edges).view(edges, 2),
+        train_mask=order < nodes // 4,
+        val_mask=order >= nodes // 2,
+        name="a graph",
+    )
+
+
+DATA = example()
+
+
+def same(a: Data, b: Data) -> bool:
+    return set(a.keys()) == set(b.keys()) and all(
+        torch.equal(a[key], b[key]) if isinstance(a[key], Tensor) else a[key] == b[key]
+        for key in a.keys()  # noqa: SIM118
+    )
+
+
+@pytest.mark.parametrize("options", [{"num_parts": 7}, {"batch_size": 10}, {"num_parts": 1}, {"num_parts": 15}])
+def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict[str, int]) -> None:
+    """The published irreproducible numbers came from batches whose x and edge_index disagreed (ERRATA C1)."""
+    batches = list(RandomPartitionLoader(DATA, **options))
+    assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
+    kept = 0
+    for batch in batches:
+        expected, weight, mask = subgraph(
+            batch.n_id, DATA.edge_index, DATA.edge_weight, relabel_nodes=True, num_nodes=NODES, return_edge_mask=True
+        )
+        assert torch.equal(batch.edge_index, expected)
+        assert torch.equal(batch.edge_weight, weight)
+        assert torch.equal(batch.edge_attr, DATA.edge_attr[mask])
+        assert torch.equal(batch.e_id, mask.nonzero().flatten())
+        assert torch.equal(batch.n_id[batch.edge_index], DATA.edge_index[:, batch.e_id])
+        for name in ("x", "y", "train_mask", "val_mask"):
+            assert torch.equal(batch[name], DATA[name][batch.n_id])
+        assert batch.num_nodes == batch.batch_size == len(batch.n_id)
+        assert batch.name == "a graph"
+        assert batch.train_mask.any()
+        kept += int(mask.sum())
+        arriving = torch.isin(DATA.edge_index[1], batch.n_id).sum()
+        assert batch.kept_edges == pytest.approx(int(mask.sum()) / int(arriving))
+    assert kept < EDGES or len(batches) == 1
+
+
+def test_a_batch_is_what_pyg_cuts_from_the_same_nodes() -> None:
+    """Whole batches of RandomNodeLoader, attribute by attribute."""
+    theirs = next(iter(RandomNodeLoader(DATA, 5)))
+    for batch in RandomPartitionLoader(DATA, 5):
+        expected = DATA.subgraph(batch.n_id)
+        for key in theirs.keys():  # noqa: SIM118
+            value = expected[key]
+            assert torch.equal(batch[key], value) if isinstance(value, Tensor) else batch[key] == value
+
+
+@pytest.mark.parametrize(("batch_size", "sizes"), [(20, [20, 20, 20]), (21, [20, 20, 20]), (19, [15] * 4), (99, [60])])
+def test_batches_are_even_and_never_empty(batch_size: int, sizes: list[int]) -> None:
+    """The released code has an empty batch where batch_size divides N (ERRATA D12)."""
+    loader = RandomPartitionLoader(DATA, batch_size=batch_size)
+    assert len(loader) == len(sizes)
+    assert [batch.num_nodes for batch in loader] == sizes
+
+
+def test_seed_and_epoch_determine_the_partition() -> None:
+    def parts(loader: RandomPartitionLoader) -> list[list[int]]:
+        return [batch.n_id.tolist() for batch in loader]
+
+    loader = RandomPartitionLoader(DATA, 4, seed=3)
+    first, second = parts(loader), parts(loader)
+    assert first != second
+    loader.set_epoch(0)
+    assert parts(loader) == first
+    assert parts(loader) == second
+    assert parts(RandomPartitionLoader(DATA, 4, seed=3)) == first
+    other = RandomPartitionLoader(DATA, 4, seed=4)
+    assert parts(other) != second  # seed 4, epoch 0 is not seed 3, epoch 1
+    later = RandomPartitionLoader(DATA, 4, seed=3)
+    later.set_epoch(1)
+    assert parts(later) == second
+
+
+def test_workers_change_nothing_and_nothing_touches_the_global_state() -> None:
+    state = torch.get_rng_state()
+    plain = RandomPartitionLoader(DATA, 5, degrees="full", halo=True)
+    workers = RandomPartitionLoader(
+        DATA, 5, degrees="full", halo=True, num_workers=2, persistent_workers=True, prefetch_factor=1
+    )
+    for _ in range(3):  # persistent workers were made before the second epoch was drawn
+        assert all(same(a, b) for a, b in zip(plain, workers, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_data_are_not_changed() -> None:
+    data = example()
+    for _ in RandomPartitionLoader(data, 4, halo=True, degrees="full"):
+        pass
+    assert same(data, example())
+
+
+def test_a_halo_is_every_edge_that_arrives_and_where_it_comes_from() -> None:
+    e_id, loops = [], DATA.edge_index[0] == DATA.edge_index[1]
+    assert loops.any()
+    for batch in RandomPartitionLoader(DATA, 5, halo=True):
+        own, context = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
+        nodes, _, _, mask = k_hop_subgraph(own, 1, DATA.edge_index, num_nodes=NODES, directed=True)
+        mask |= loops & torch.isin(DATA.edge_index[0], nodes)
+        assert torch.equal(batch.n_id.sort().values, nodes)
+        assert torch.equal(context, context.sort().values)
+        assert torch.equal(batch.e_id, mask.nonzero().flatten())
+        assert torch.equal(batch.n_id[batch.edge_index], DATA.edge_index[:, mask])
+        assert torch.equal(batch.x, DATA.x[batch.n_id])
+        for name in ("train_mask", "val_mask"):
+            assert torch.equal(batch[name][: len(own)], DATA[name][own])
+            assert not batch[name][len(own) :].any()
+        assert batch.train_mask.any()
+        assert batch.kept_edges == 1
+        e_id.append(batch.e_id)
+    seen = torch.cat(e_id).bincount(minlength=EDGES)
+    assert (seen[~loops] == 1).all()
+    assert (seen[loops] > 1).any()
+
+
+@pytest.mark.parametrize("halo", [False, True])
+@pytest.mark.parametrize("self_loops", ["keep", "remaining"])
+def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(halo: bool, self_loops: Any) -> None:
+    diffusivity = AdjacencyDiffusivity("sym", self_loops=self_loops)
+    whole = diffusivity(DATA.x, Graph.from_data(DATA))
+    full = whole.to_dense()[0]
+    for batch in RandomPartitionLoader(DATA, 5, degrees="full", halo=halo):
+        own = batch.batch_size
+        entries = diffusivity(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
+        torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
+        moved = (diffusivity(batch.x, Graph.from_data(batch)) @ batch.x.unsqueeze(1))[:own]
+        all_of_it = (whole @ DATA.x.unsqueeze(1))[batch.n_id[:own]]
+        assert torch.allclose(moved, all_of_it, rtol=1e-5) is halo  # with the halo a whole step, without it a part
+        without = diffusivity(batch.x, Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)).to_dense()[0][:own]
+        assert not torch.allclose(entries, without)
+
+
+def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
+    data = example()
+    data.train_mask = torch.arange(NODES) < 6
+    for epoch in range(5):
+        loader = RandomPartitionLoader(data, 6, seed=epoch)
+        assert [int(batch.train_mask.sum()) for batch in loader] == [1] * 6
+    counts = [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, allow_unlabelled=True)]
+    assert sum(counts) == 6
+    assert 0 in counts
+    with pytest.raises(ValueError, match=r"7 parts need as many training nodes; train_mask has 6.*allow_unlabelled"):
+        RandomPartitionLoader(data, 7)
+    assert len(list(RandomPartitionLoader(data, 7, allow_unlabelled=True))) == 7
+
+
+def test_clusters_are_kept_together() -> None:
+    """Two groups without an edge between them: no part of half the nodes loses any."""
+    group = torch.arange(NODES) % 2
+    data = example()
+    data.edge_index = data.edge_index[:, group[data.edge_index[0]] == group[data.edge_index[1]]]
+    data.edge_weight = data.edge_attr = None
+    assert [batch.kept_edges for batch in RandomPartitionLoader(data, 2, clusters=group)] == [1, 1]
+    assert all(batch.kept_edges < 1 for batch in RandomPartitionLoader(data, 2))
+
+
+def test_a_graph_without_edges_is_parts_of_its_nodes() -> None:
+    batches = list(RandomPartitionLoader(Data(x=DATA.x), 4, degrees="full"))
+    assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
+    assert all(batch.edge_index is None and batch.kept_edges == 1 for batch in batches)
+
+
+def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [batch.n_id for batch in RandomPartitionLoader(DATA, 6, num_replicas=1, rank=0)]
+    for rank in range(3):
+        loader = RandomPartitionLoader(DATA, 6, num_replicas=3, rank=rank)
+        assert len(loader) == 2
+        assert all(torch.equal(a.n_id, b) for a, b in zip(loader, alone[rank::3], strict=True))
+    assert len(RandomPartitionLoader(DATA, batch_size=20, num_replicas=2, rank=1)) == 2  # 3 parts would not share
+
+    # Lightning starts the processes after loaders are made: how many there are is asked when it matters.
+    early, uneven = RandomPartitionLoader(DATA, 6), RandomPartitionLoader(DATA, 5)
+    assert isinstance(early.sampler, DistributedSampler)  # so that Lightning leaves it in place
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    assert len(early) == 3
+    assert all(torch.equal(a.n_id, b) for a, b in zip(early, alone[1::2], strict=True))
+    with pytest.raises(ValueError, match=r"num_parts must be a multiple of the 2 processes.*got 5\. Pass 6"):
+        list(uneven)
+
+
+def test_a_loader_goes_to_another_process() -> None:
+    """As Lightning sends it to the processes that it spawns."""
+    loader = RandomPartitionLoader(DATA, 4, halo=True, degrees="full", clusters=DATA.y)
+    pairs = zip(pickle.loads(pickle.dumps(loader)), loader, strict=True)
+    assert all(same(a, b) for a, b in pairs)
+
+
+def compare(loader: RandomPartitionLoader, expected: list[Data]) -> None:
+    assert all(same(a, b) for a, b in zip(loader, expected, strict=True))
+
+
+def test_a_loader_goes_to_a_process_that_is_spawned() -> None:
+    """Tensors then go by shared memory; that of a generator's state is freed before the process can read it."""
+    data = example()
+    data.train_mask, data.val_mask = torch.stack([data.train_mask, data.val_mask])  # one storage
+    loader, here = (RandomPartitionLoader(data, 4, degrees="full") for _ in range(2))
+    process = get_context("spawn").Process(target=compare, args=(loader, list(here)), daemon=True)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+
+
+class Records(pl.LightningModule):
+    """Trains a number, and writes down which nodes came in which epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.seen: list[tuple[int, Tensor]] = []
+
+    def training_step(self, batch: Data, _: int) -> Tensor:
+        self.seen.append((self.current_epoch, batch.n_id))
+        return self.scale * batch.x.mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def test_lightning_draws_a_new_partition_every_epoch(tmp_path: Path) -> None:
+    loader, module = RandomPartitionLoader(DATA, 3), Records()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(module, loader)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        expected = [batch.n_id for batch in loader]
+        assert all(torch.equal(a, b) for a, b in zip((n for e, n in module.seen if e == epoch), expected, strict=True))
+
+
+LIMITED = """
+import resource, sys
+import numpy as np, torch
+from torch_geometric.data import Data
+from diffusion_mp.data import RandomPartitionLoader
+
+torch.set_num_threads(1)
+nodes, edges = 100_000, 12_500_000
+x = torch.from_numpy(np.memmap(sys.argv[1], np.float32, "c", shape=(nodes, 1000)))
+edge_index = torch.from_numpy(np.memmap(sys.argv[2], np.int64, "c", shape=(2, edges)))
+y = torch.zeros(nodes, dtype=torch.long)
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + (150 << 20),) * 2)
+for batch in RandomPartitionLoader(Data(x=x, y=y, edge_index=edge_index), 50):
+    assert batch.x.shape == (2000, 1000) and batch.y.sum() == 0
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux counts it")
+def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
+    """400 MB of features (a file of one hole) and 200 MB of edges, with 150 MB to allocate."""
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(400_000_000)
+    source = np.tile(np.arange(100_000), 125)
+    np.stack([source, np.roll(source, 1)]).tofile(tmp_path / "edges")
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "x"), str(tmp_path / "edges")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout == "done\n", result.stderr
+
+
+def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
+    data = example()
+    for name in ("x", "y", "edge_index", "edge_weight", "edge_attr", "train_mask", "val_mask"):
+        np.save(tmp_path / f"{name}.npy", data[name].numpy())
+        data[name] = torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c"))
+    pairs = zip(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5), strict=True)
+    assert all(same(mapped, plain) for mapped, plain in pairs)
+
+
+class AllNeighbours(BaseSampler):
+    """A sampler of PyG that takes every in-neighbour of the seeds; PyG's own need pyg-lib or torch-sparse."""
+
+    edge_permutation = None
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+        seeds = index.node
+        mask = torch.isin(DATA.edge_index[1], seeds)
+        nodes = torch.cat([seeds, DATA.edge_index[0, mask]])
+        nodes = torch.tensor(list(dict.fromkeys(nodes.tolist())))
+        local = torch.full((NODES,), -1)
+        local[nodes] = torch.arange(len(nodes))
+        row, col = local[DATA.edge_index[:, mask]]
+        return SamplerOutput(nodes, row, col, mask.nonzero().flatten(), metadata=(index.input_id, index.time))
+
+    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
+        raise NotImplementedError
+
+
+def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
+    loader = NodeLoader(
+        DATA, AllNeighbours(), DATA.train_mask, transform=PartOf(DATA, degrees="full"), batch_size=4, shuffle=False
+    )
+    seen = 0
+    full = AdjacencyDiffusivity("row")(DATA.x, Graph.from_data(DATA)).to_dense()[0]
+    for batch in loader:
+        own = batch.batch_size
+        assert batch.train_mask[:own].all()
+        assert not batch.train_mask[own:].any()
+        assert torch.equal(batch.val_mask[:own], DATA.val_mask[batch.n_id[:own]])
+        assert batch.kept_edges == 1
+        entries = AdjacencyDiffusivity("row")(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
+        torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
+        seen += own
+    assert seen == int(DATA.train_mask.sum())
+
+
+def with_attributes(**attributes: Any) -> Data:
+    data = example()
+    for name, value in attributes.items():
+        data[name] = value
+    return data
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "neither number": (lambda: RandomPartitionLoader(DATA), ValueError, "pass num_parts or batch_size, one of them"),
+    "both numbers": (lambda: RandomPartitionLoader(DATA, 2, 3), ValueError, "one of them; got 2 and 3"),
+    "no parts": (lambda: RandomPartitionLoader(DATA, 0), ValueError, "num_parts must be at least 1; got 0"),
+    "empty batches": (lambda: RandomPartitionLoader(DATA, batch_size=0), ValueError, "batch_size must be at least 1"),
+    "more parts than nodes": (
+        lambda: RandomPartitionLoader(DATA, 61, allow_unlabelled=True),
+        ValueError,
+        "more parts than nodes; got 61 parts of 60 nodes",
+    ),
+    "uneven processes": (lambda: RandomPartitionLoader(DATA, 5, num_replicas=2), ValueError, "multiple of the 2 proc"),
+    "unknown rank": (lambda: RandomPartitionLoader(DATA, 4, num_replicas=2, rank=2), ValueError, "rank must lie in 0 "),
+    "unknown degrees": (lambda: RandomPartitionLoader(DATA, 4, degrees="all"), ValueError, "degrees must be one of"),  # type: ignore[arg-type]
+    "several splits": (
+        lambda: RandomPartitionLoader(with_attributes(train_mask=torch.ones(60, 10).bool()), 4),
+        ValueError,
+        r"train_mask must be a bool tensor \[60\], one split.*Split\.of",
+    ),
+    "clusters of others": (
+        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(4)),
+        ValueError,
+        r"clusters must hold an integer for each of 60 nodes; got.*\[4\]",
+    ),
+    "negative clusters": (
+        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(60) - 1),
+        ValueError,
+        "clusters must be numbered from 0; the smallest is -1",
+    ),
+    "clusters with gaps": (
+        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(60) * 2),
+        ValueError,
+        "60 nodes have at most as many; the largest is 118.*return_inverse",
+    ),
+    "edges out of range": (
+        lambda: RandomPartitionLoader(with_attributes(edge_index=DATA.edge_index + 1), 4),
+        ValueError,
+        r"edge_index must lie in \[0, 59\]",
+    ),
+    "not one type": (lambda: RandomPartitionLoader(HeteroData(), 4), TypeError, "one graph.*got HeteroData"),  # type: ignore[arg-type]
+    "adj_t": (
+        lambda: RandomPartitionLoader(Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr()), 4),
+        ValueError,
+        "must have edge_index; got adj_t",
+    ),
+    "on a device": (
+        lambda: RandomPartitionLoader(with_attributes(edge_index=DATA.edge_index.to("meta")), 4),
+        ValueError,
+        "must be on the CPU.*got edge_index on meta",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+@pytest.mark.usefixtures("no_typecheck")
+def test_what_does_not_fit_is_refused_in_a_sentence(case: str) -> None:
+    call, kind, sentence = ERRORS[case]
+    with pytest.raises(kind, match=sentence):
+        call()
+
+
+def test_a_batch_of_graphs_is_one_graph_to_be_cut() -> None:
+    """PyG's Batch is a Data; its `batch` follows the nodes, in order, so that Graph.from_data(batch) has its graphs."""
+    whole = Batch.from_data_list([example(20, 50, seed) for seed in range(3)])
+    for part in RandomPartitionLoader(whole, 4):
+        assert torch.equal(part.batch, whole.batch[part.n_id])
+        assert torch.equal(Graph.from_data(part).batch, part.batch)

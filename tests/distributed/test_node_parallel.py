@@ -1,0 +1,154 @@
+"""Nodes over ranks: loss, logits and all gradients are those of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import on_ranks, started
+from torch import Tensor, distributed, nn
+from torch.nn.functional import cross_entropy
+
+from diffusion_mp import auxiliary_loss
+from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
+from diffusion_mp.graph import Graph
+from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+
+NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "DIFFormer-s": lambda: DIFFormer(FEATURES, 8, CLASSES, heads=2, projection="separate", transform=True),
+    "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, CLASSES, normalize="frobenius", graph="mean"),
+    "SGFormer": lambda: SGFormer(FEATURES, 8, CLASSES),
+    "SGFormer, Frobenius": lambda: SGFormer(FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat"),
+    "NodeFormer": lambda: NodeFormer(FEATURES, 8, CLASSES, heads=2, num_features=5, num_samples=3, hops=2),
+    **{
+        name: lambda name=name: DiffusionGNN(FEATURES, 8, CLASSES, conv=name, dropout=0.0)
+        for name in ("mlp", "gin", "gcnii")
+    },
+}
+
+
+def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A directed weighted graph with loops, parallel edges and nodes nobody sends to; few labels, none at the end."""
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(NODES - 9, (2, 4 * NODES), generator=generator)
+    edge_index[1, :40] = edge_index[0, :40]
+    weight = torch.rand(4 * NODES, generator=generator, dtype=torch.float64).to(dtype)
+    x = torch.randn(NODES, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
+    mask = torch.rand(NODES, generator=generator) < 0.2
+    mask[-20:] = False
+    return x, edge_index, weight, torch.randint(CLASSES, (NODES,), generator=generator), mask
+
+
+def build(make: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)  # in a process of the test, not of pytest
+    return make().to(dtype)
+
+
+def loss_of(model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits[mask], y[mask], reduction="sum") / labels + auxiliary_loss(model)
+
+
+def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
+    """The largest difference, relative to the largest entry, of the whole tensor where a rank has a part of it."""
+    scale = (expected if whole is None else whole).detach().abs().max().clamp(min=1e-300)
+    return float((got.detach() - expected.detach()).abs().max() / scale)
+
+
+def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]) -> None:
+    rank = distributed.get_rank()
+    x, edge_index, weight, y, mask = data(dtype)
+    graph = ShardedGraph(edge_index, NODES, weight, bounds=bounds)
+    for name in names:
+        alone = build(MODELS[name], dtype)
+        shared = node_parallel(build(MODELS[name], dtype, seed=rank))
+        assert shared.state_dict().keys() == alone.state_dict().keys()
+        for step in range(2):  # the second draws other noise
+            expected = alone(x, Graph(NODES, edge_index, weight))
+            expected_loss = loss_of(alone, expected, y, mask, mask.sum())
+            gradients = torch.autograd.grad(expected_loss, list(alone.parameters()), allow_unused=True)
+
+            logits = shared(x[graph.rows], graph)
+            loss = loss_of(shared, logits, y[graph.rows], mask[graph.rows], graph.total(mask[graph.rows].sum()))
+            shared.zero_grad()
+            loss.backward()
+
+            where = f"{name}, rank {rank}, step {step}"
+            distance = error(logits, expected[graph.rows], expected)
+            assert distance < limit, (where, distance)
+            whole = graph.total(loss.detach())
+            assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
+            pairs = [
+                (key, parameter.grad, gradient)
+                for (key, parameter), gradient in zip(shared.named_parameters(), gradients, strict=True)
+            ]
+            assert all((ours is None) == (theirs is None) for _, ours, theirs in pairs), where
+            pairs = [pair for pair in pairs if pair[1] is not None]
+            if dtype == torch.float64:
+                assert all(error(ours, theirs) < limit for _, ours, theirs in pairs), where
+            # Single precision is held to its limit by the gradient as a whole. Parts of it are small differences of
+            # large numbers (queries, keys), which differ by 2e-6 here, and by as much between one process and double.
+            difference = torch.cat([(ours - theirs).flatten() for _, ours, theirs in pairs]).norm()
+            largest = torch.cat([theirs.flatten() for *_, theirs in pairs]).norm()
+            assert difference < limit * largest, (where, difference / largest)
+
+
+@pytest.mark.parametrize("bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dtype, tmp_path: Path) -> None:
+    limit = 1e-12 if dtype == torch.float64 else 1e-6
+    names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer"]
+    on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
+
+
+def left_by_one(folder: Path) -> None:
+    """The last rank is killed in the second step; the others say so, each in a file."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    x, edge_index, _, y, mask = data(torch.float32)
+    graph = ShardedGraph(edge_index, NODES)
+    model = node_parallel(build(MODELS["DIFFormer-s"], torch.float32))
+    try:
+        for step in range(3):
+            if rank == ranks - 1 and step == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            logits = model(x[graph.rows], graph)
+            cross_entropy(logits[mask[graph.rows]], y[graph.rows][mask[graph.rows]]).backward()
+    except RankLostError as error:
+        (folder / f"said by {rank}").write_text(str(error))
+        raise
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path: Path) -> None:
+    processes = started(left_by_one, ranks, tmp_path, tmp_path, seconds=8)
+    for process in processes:
+        process.join(60)
+    *others, killed = (process.exitcode for process in processes)
+    assert killed == -signal.SIGKILL
+    assert all(code == 1 for code in others)
+    for rank in range(ranks - 1):
+        said = (tmp_path / f"said by {rank}").read_text()
+        assert f"rank {rank} of {ranks} got no answer from another one, which has ended or is stuck" in said
+        assert "start all of them again from the last checkpoint" in said
+
+
+def stuck(folder: Path) -> None:
+    """The last rank comes to the sum only after everybody's patience is over."""
+    if distributed.get_rank() == 1:
+        time.sleep(6)
+        return
+    begun = time.monotonic()
+    with pytest.raises(RankLostError, match="rank 0 of 2 got no answer"):
+        node_parallel(nn.Linear(2, 2))
+    (folder / "waited").write_text(str(time.monotonic() - begun))
+
+
+def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path: Path) -> None:
+    on_ranks(stuck, 2, tmp_path, tmp_path, seconds=2)
+    assert float((tmp_path / "waited").read_text()) < 5

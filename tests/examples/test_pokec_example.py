@@ -1,0 +1,144 @@
+"""The Pokec example: its table, its refusals, and a run that is killed and goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+SMALL = ["--synthetic", "--nodes", "2000", "--edges", "30000", "--batch-size", "100", "--hidden", "8", "--layers", "2"]
+
+
+def test_the_table(pokec, tmp_path, capsys):
+    models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
+    assert pokec.main([*SMALL, "--lr", "0.01", "--epochs", "1", "--out", str(tmp_path), "--model", *models]) == 0
+    printed = capsys.readouterr().out
+    assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80, seed 0." in printed
+    rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
+    assert [row[0].strip() for row in rows] == models
+    assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:4])
+    assert float(rows[0][1]) > 50  # the constant predictor has the majority of the training nodes
+    assert float(rows[1][1]) > 55  # the linear model reads the planted signal
+    for stage in pokec.STAGES:
+        assert printed.count(f"{stage} ") >= 3
+
+
+def trained(pokec, folder, *options, epochs=2):
+    assert pokec.main([*SMALL, *options, "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]) == 0
+    return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
+
+
+def same(state, other):
+    """Weights, optimiser, random state and scores, bit by bit; times differ."""
+    if isinstance(state, torch.Tensor):
+        return torch.equal(state, other)
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(same(state[key], other[key]) for key in state if key != "spent")
+    if isinstance(state, list):
+        return len(state) == len(other) and all(map(same, state, other))
+    return state == other
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bits(pokec, tmp_path):
+    """SIGKILL between two checkpoints of a process of its own, in the middle of an epoch, with dropout."""
+    options = ["--dropout", "0.5", "--checkpoint-every", "3"]
+    whole = trained(pokec, tmp_path / "whole", *options)
+
+    killed, path = tmp_path / "killed", tmp_path / "killed" / "synthetic-difformer-s-seed0.pt"
+    command = [sys.executable, pokec.__file__, *SMALL, *options, "--epochs", "100000", "--out", str(killed)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, "--model", "difformer-s"], env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    epoch, batch = torch.load(path, weights_only=True)["next"]
+    assert epoch < 2
+    assert (epoch, batch) != (0, 0)
+
+    assert same(trained(pokec, killed, *options), whole)
+
+
+def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
+    """Within an epoch, at its end, and before the checkpoint that follows a step."""
+    options = ["--dropout", "0.5", "--checkpoint-every", "4"]
+    whole = trained(pokec, tmp_path / "whole", *options)
+    step, stops, steps = pokec.Training.step, [2, 9, 20, 21], []
+
+    def stopping(training, batch, graph):
+        steps.append(batch.n_id)
+        if len(steps) in stops:
+            raise KeyboardInterrupt
+        return step(training, batch, graph)
+
+    monkeypatch.setattr(pokec.Training, "step", stopping)
+    for _ in stops:
+        with pytest.raises(KeyboardInterrupt):
+            trained(pokec, tmp_path / "stopped", *options)
+    assert same(trained(pokec, tmp_path / "stopped", *options), whole)
+    assert len(steps) > 40  # some were done twice
+
+
+def test_more_epochs_go_on(pokec, tmp_path):
+    trained(pokec, tmp_path / "two", epochs=1)
+    assert same(trained(pokec, tmp_path / "two", epochs=2), trained(pokec, tmp_path / "one", epochs=2))
+
+
+def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
+    trained(pokec, tmp_path, epochs=1)
+    with pytest.raises(SystemExit, match=r"other settings \(split, lr\); use another --out or delete it"):
+        trained(pokec, tmp_path, "--lr", "0.5", "--split", "50/25/25")
+
+
+def launched(pokec, folder, processes, epochs):
+    """The same under torchrun."""
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), pokec.__file__]
+    options = ["--node-parallel", "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]
+    result = subprocess.run([sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("| difformer-s |") == 1
+    return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
+
+
+def test_nodes_over_two_processes(pokec, tmp_path):
+    """Two processes do what one does, and go on from their checkpoint."""
+    launched(pokec, tmp_path / "two", processes=2, epochs=1)
+    two = launched(pokec, tmp_path / "two", processes=2, epochs=3)
+    one = launched(pokec, tmp_path / "one", processes=1, epochs=3)
+    assert two["next"] == one["next"] == [3, 0]
+    assert two["best"] == pytest.approx(one["best"], abs=0.2)
+    for name, weight in one["model"].items():
+        torch.testing.assert_close(two["model"][name], weight, atol=1e-4, rtol=1e-4)
+
+
+def test_node_parallel_needs_torchrun(pokec, tmp_path, capsys):
+    assert pokec.main([*SMALL, "--node-parallel", "--out", str(tmp_path)]) == 2
+    assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
+
+
+def test_missing_files_say_what_to_do(pokec, tmp_path, capsys):
+    assert pokec.main(["--root", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    for part in ("missing soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"):
+        assert part in message
+
+
+def test_nonsense_numbers(pokec, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        pokec.main(["--epochs", "0"])
+    assert stopped.value.code == 2
+    assert "argument --epochs: must be at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.data
+def test_real_users(pokec, data_root, tmp_path, capsys):
+    for name in ("profiles.sample500.txt", "relationships.sample500.txt.gz"):
+        source = data_root / "pokec" / f"soc-pokec-{name}"
+        (tmp_path / source.name.replace(".sample500", "")).write_bytes(source.read_bytes())
+    options = ["--root", str(tmp_path), "--batch-size", "100", "--hidden", "8", "--epochs", "2"]
+    assert pokec.main([*options, "--out", str(tmp_path / "out"), "--model", "constant", "difformer-s"]) == 0
+    assert "snap: 500 nodes, 2913 edges" in capsys.readouterr().out

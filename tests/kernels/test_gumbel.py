@@ -1,0 +1,33 @@
+"""Gumbel noise: its distribution, and the noise of a part of the nodes is a part of the noise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from diffusion_mp.kernels.gumbel import RUN, gumbel
+
+STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)])
+def test_a_part_of_the_nodes_has_its_part_of_the_noise(first: int, last: int) -> None:
+    whole = gumbel(STATE, LIKE, 4)
+    assert torch.equal(gumbel(STATE, LIKE[first:last], 4, first), whole[first:last])
+
+
+def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
+    whole, later = gumbel(STATE, LIKE, 4), gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
+    assert torch.equal(gumbel(STATE, LIKE, 4), whole)
+    assert torch.cat([whole, later]).unique().numel() == 2 * whole.numel()
+
+
+def test_the_distribution() -> None:
+    """Mean γ, variance π²/6, and P(g < 0) = 1/e, each within four standard errors of the estimate."""
+    noise = gumbel(STATE, LIKE, 4).flatten()
+    error = 4 / math.sqrt(noise.numel())
+    assert abs(noise.mean() - 0.5772156649) < error * math.pi / math.sqrt(6)
+    assert abs(noise.var() - math.pi**2 / 6) < error * math.sqrt(4.4) * math.pi**2 / 6  # excess kurtosis 12/5
+    assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5

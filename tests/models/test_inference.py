@@ -1,0 +1,108 @@
+"""Inference on a whole graph by blocks: the numbers of one forward pass, and the model untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import PooledCoupling
+from diffusion_mp.graph import Graph
+from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
+from diffusion_mp.testing import tolerance
+
+NODES, FEATURES = 57, 5
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "DIFFormer-s": lambda: DIFFormer(FEATURES, 8, 3, 3),
+    "DIFFormer-s, projections, W_V, two heads": lambda: DIFFormer(
+        FEATURES, 8, 3, heads=2, projection="separate", transform=True, source=True, leak=0.1
+    ),
+    "DIFFormer-s, Eq. 24": lambda: DIFFormer(FEATURES, 8, 3, graph="mean"),
+    "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
+    "DIFFormer-a": lambda: DIFFormer(FEATURES, 8, 3, kernel="sigmoid"),
+    "SGFormer": lambda: SGFormer(FEATURES, 8, 3, gnn="appnp"),
+    "NodeFormer": lambda: NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
+    **{
+        name: lambda name=name: DiffusionGNN(FEATURES, 8, 3, conv=name)
+        for name in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
+    },
+}
+
+
+def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """A directed weighted graph with loops, parallel edges and nodes nobody sends to."""
+    edge_index = torch.randint(NODES - 2, (2, 240), generator=generator)
+    weight = torch.rand(240, generator=generator, dtype=dtype)
+    return torch.randn(NODES, FEATURES, generator=generator, dtype=dtype), edge_index, weight
+
+
+@pytest.mark.parametrize("block_size", [10, NODES, 1000])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
+    x, edge_index, weight = data(generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    got = full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
+    assert model.training
+    with torch.no_grad():
+        expected = model.eval()(x, edge_index, weight)
+    assert torch.allclose(got, expected, *tolerance("rearranged", torch.float64))
+    assert not got.requires_grad
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_no_coupling_sees_more_rows_than_a_block(generator, monkeypatch) -> None:
+    x, edge_index, weight = data(generator)
+    sizes = []
+    pool = PooledCoupling.pool
+    monkeypatch.setattr(PooledCoupling, "pool", lambda self, v: sizes.append(v.size(0)) or pool(self, v))
+    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
+    assert sizes == 2 * [10, 10, 10, 10, 10, 7]
+
+
+def test_a_graph_keeps_what_was_derived_from_it(generator) -> None:
+    x, edge_index, weight = data(generator)
+    model, graph = DIFFormer(FEATURES, 8, 3).double(), Graph(NODES, edge_index, weight)
+    full_graph_inference(model, x, graph, progress=False)
+    looped = graph.with_self_loops("remaining")
+    assert looped._csr is not None  # the sparse product has compressed it
+    full_graph_inference(model, x, graph, progress=False)
+    assert graph.with_self_loops("remaining") is looped
+
+
+def test_without_edges_and_without_nodes(generator) -> None:
+    model = DIFFormer(FEATURES, 8, 3)
+    x = torch.randn(NODES, FEATURES, generator=generator)
+    got = full_graph_inference(model, x, block_size=10, progress=False)
+    assert torch.allclose(got, model.eval()(x), *tolerance("rearranged", torch.float64)[:1], atol=1e-5)
+    assert full_graph_inference(model, x[:0], progress=False).shape == (0, 3)
+
+
+def test_a_batch_of_graphs_is_refused() -> None:
+    x = torch.zeros(4, FEATURES)
+    with pytest.raises(ValueError, match="takes one large graph; got a batch of 2"):
+        full_graph_inference(DIFFormer(FEATURES, 8, 3), x, Graph(4, ptr=torch.tensor([0, 2, 4])))
+
+
+def test_the_bar_counts_blocks(generator, capsys) -> None:
+    x, edge_index, weight = data(generator)
+    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10)
+    bar = capsys.readouterr().err
+    assert "block" in bar
+    assert "/54 " in bar  # 6 blocks: encoder, 3 norms, decoder, twice for each of 2 couplings
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_blocks_on_a_gpu_and_states_on_the_cpu(generator) -> None:
+    x, edge_index, weight = data(generator)
+    model = SGFormer(FEATURES, 8, 3).double()
+    got = full_graph_inference(model, x, edge_index, weight, block_size=10, device="cuda", progress=False)
+    assert got.device == x.device
+    assert torch.allclose(got, model.eval()(x, edge_index, weight), *tolerance("rearranged", torch.float64))
