@@ -25,8 +25,8 @@ from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
 
-# Entries of a block that are worth two threads, also where there are few nodes.
-SMALL = 1 << 15
+# Entries of a block that are worth starting it, also where there are few nodes.
+SMALL = 1 << 18
 
 # The smallest norm that a vector is divided by, as torch.nn.functional.normalize has it.
 EPS = 1e-12
