@@ -48,8 +48,8 @@ def main(dtype: torch.dtype, width: int) -> None:
     n = 3000
     q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))
     row, ptr = torch.zeros(n, 2), torch.tensor([0, 1000, n])
-    linear.forward(q, k, v, ptr, 1.0, 0.0, True)
-    linear.backward(v, q, k, v, v, row, ptr, 1.0, 0.5, True)
+    *_, sums = linear.forward(q, k, v, ptr, 1.0, 0.0, True)
+    linear.backward(v, q, k, v, v, row, sums, ptr, 1.0, 0.5, True)
     for score in ("sigmoid", "exp"):
         pairwise.attention(q, k, v, ptr, score)
         pairwise.product(q, k, v, row, row, ptr, score)
