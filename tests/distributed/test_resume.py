@@ -33,13 +33,13 @@ def trained(folder: Path, begun: Path | None, steps: range) -> None:
 
 
 def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path: Path) -> None:
-    """Weights, moments and noise: the third step is the one of a run that was not interrupted."""
+    """Weights, moments and noise: the second step is the one of a run that was not interrupted."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    for folder, begun, steps in ((whole, None, range(3)), (resumed, whole / "1.pt", range(2, 3))):
+    for folder, begun, steps in ((whole, None, range(2)), (resumed, whole / "0.pt", range(1, 2))):
         folder.mkdir()
         on_ranks(trained, 2, folder, folder, begun, steps)
-    got, expected = (torch.load(folder / "2.pt", weights_only=True)["model"] for folder in (resumed, whole))
-    before = torch.load(whole / "1.pt", weights_only=True)["model"]
+    got, expected = (torch.load(folder / "1.pt", weights_only=True)["model"] for folder in (resumed, whole))
+    before = torch.load(whole / "0.pt", weights_only=True)["model"]
     assert got.keys() == expected.keys()
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
     for name, value in expected.items():
