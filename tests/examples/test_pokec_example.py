@@ -94,9 +94,9 @@ def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
         trained(pokec, tmp_path, "--lr", "0.5", "--split", "50/25/25")
 
 
-def launched(pokec, folder, processes, epochs):
-    """The same under torchrun."""
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), pokec.__file__]
+def launched(pokec, folder, epochs):
+    """Two processes under torchrun."""
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", pokec.__file__]
     options = ["--node-parallel", "--epochs", str(epochs), "--out", str(folder), "--model", "difformer-s"]
     result = subprocess.run([sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
@@ -105,10 +105,10 @@ def launched(pokec, folder, processes, epochs):
 
 
 def test_nodes_over_two_processes(pokec, tmp_path):
-    """Two processes do what one does, and go on from their checkpoint."""
-    launched(pokec, tmp_path / "two", processes=2, epochs=1)
-    two = launched(pokec, tmp_path / "two", processes=2, epochs=3)
-    one = launched(pokec, tmp_path / "one", processes=1, epochs=3)
+    """Two processes do what one does whose only part is the graph, and go on from their checkpoint."""
+    launched(pokec, tmp_path / "two", epochs=1)
+    two = launched(pokec, tmp_path / "two", epochs=3)
+    one = trained(pokec, tmp_path / "one", "--batch-size", "2000", epochs=3)
     assert two["next"] == one["next"] == [3, 0]
     assert two["best"] == pytest.approx(one["best"], abs=0.2)
     for name, weight in one["model"].items():

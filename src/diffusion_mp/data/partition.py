@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
@@ -77,7 +79,8 @@ class Cut:
     nodes, and beside those the nodes these come from, with their loops: every edge but a loop is in exactly one part.
 
     One pass over the edges, in chunks: look up the parts of both ends, keep, and sort what was kept by part. Tables are
-    13 to 16 bytes a node, and 12 bytes an edge that was kept.
+    13 to 16 bytes a node, and 12 bytes an edge that was kept. Threads take a chunk each, in numpy: torch would share
+    out every one of these short operations, and wait for the last thread of each.
 
     Shapes: edge_index [2, E]; part [N], 0 .. num_parts − 1.
     """
@@ -85,55 +88,58 @@ class Cut:
     def __init__(
         self, edge_index: Integer[Tensor, "two E"], part: Integer[Tensor, " N"], num_parts: int, *, halo: bool = False
     ) -> None:
-        self._part = part
-        order = _sorting(part)
-        self._own = order.split(torch.bincount(part, minlength=num_parts).tolist())
-        self._local = torch.empty(len(part), dtype=torch.int32 if len(part) < 2**31 else torch.int64)
+        self._part, self._halo = part.numpy(), halo
+        self._own = np.split(_sorting(part).numpy(), np.bincount(self._part, minlength=num_parts).cumsum()[:-1])
+        self._local = np.empty(len(part), np.int32 if len(part) < 2**31 else np.int64)
         for own in self._own:
-            self._local[own] = torch.arange(len(own), dtype=self._local.dtype)
-        self._loops = (edge_index[0] == edge_index[1]).nonzero().flatten() if halo else order[:0]
-        self._looped = edge_index[0, self._loops].to(self._local.dtype)
-        self._chunks = [
-            self._by_part(*edge_index[:, first : first + CHUNK], halo=halo)
-            for first in range(0, edge_index.size(1), CHUNK)
-        ]
+            self._local[own] = np.arange(len(own))
+        edges = edge_index.numpy()
+        self._loops = np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
+        self._looped = edges[0, self._loops].astype(self._local.dtype)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            chunks = (edges[:, first : first + CHUNK] for first in range(0, edges.shape[1], CHUNK))
+            self._chunks = list(pool.map(self._by_part, chunks))
 
-    def _by_part(self, source: Tensor, target: Tensor, *, halo: bool) -> tuple[tuple[Tensor, ...], ...]:
+    def _by_part(self, chunk: Integer[np.ndarray, "two e"]) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
         """Of a chunk of edges: numbers in it, sources and targets of what every part keeps."""
-        owner = self._part.index_select(0, target)
-        if halo:
-            order = _sorting(owner)
+        source, target = chunk
+        owner = self._part.take(target)
+        if self._halo:
+            order = owner.argsort(kind="stable")
         else:
-            kept = (self._part.index_select(0, source) == owner).nonzero().flatten()
-            owner = owner.index_select(0, kept)
-            order = kept.index_select(0, _sorting(owner))
-        sizes = torch.bincount(owner, minlength=len(self)).tolist()
-        columns = order, source.index_select(0, order), target.index_select(0, order)
-        return tuple(column.to(self._local.dtype).split(sizes) for column in columns)
+            kept = np.flatnonzero(self._part.take(source) == owner)
+            owner = owner[kept]
+            order = kept[owner.argsort(kind="stable")]
+        bounds = np.bincount(owner, minlength=len(self)).cumsum()[:-1]
+        columns = order, source[order], target[order]
+        return tuple(np.split(column.astype(self._local.dtype), bounds) for column in columns)
 
     def __len__(self) -> int:
         return len(self._own)
 
     def __getitem__(self, k: int) -> Part:
         own, none = self._own[k], self._local[:0]
-        offsets = (order[k].long() + chunk * CHUNK for chunk, (order, _, _) in enumerate(self._chunks))
-        e_id = torch.cat([none.long(), *offsets])
-        source = torch.cat([none, *(source[k] for _, source, _ in self._chunks)])
-        target = torch.cat([none, *(target[k] for _, _, target in self._chunks)])
-        context = source[self._part.index_select(0, source) != k].unique()
-        loop = torch.isin(self._looped, context)
+        offsets = (order[k].astype(np.int64) + chunk * CHUNK for chunk, (order, _, _) in enumerate(self._chunks))
+        e_id = np.concatenate([none.astype(np.int64), *offsets])
+        source = np.concatenate([none, *(source[k] for _, source, _ in self._chunks)])
+        target = np.concatenate([none, *(target[k] for _, _, target in self._chunks)])
+        context = np.unique(source[self._part[source] != k]) if self._halo else none
+        loop = np.isin(self._looped, context)
         if loop.any():
-            e_id, order = torch.cat([e_id, self._loops[loop]]).sort()
-            source, target = (torch.cat([ends, self._looped[loop]])[order] for ends in (source, target))
+            e_id = np.concatenate([e_id, self._loops[loop]])
+            order = e_id.argsort()
+            e_id = e_id[order]
+            source, target = (np.concatenate([ends, self._looped[loop]])[order] for ends in (source, target))
 
-        def local_number(nodes: Tensor) -> Tensor:
-            local = self._local.index_select(0, nodes).long()
-            outside = (self._part.index_select(0, nodes) != k).nonzero().flatten()
-            local[outside] = len(own) + torch.searchsorted(context, nodes[outside])
+        def local_number(nodes: Integer[np.ndarray, " e"]) -> Integer[np.ndarray, " e"]:
+            local = self._local[nodes].astype(np.int64)
+            if len(context):
+                outside = np.flatnonzero(self._part[nodes] != k)
+                local[outside] = len(own) + np.searchsorted(context, nodes[outside])
             return local
 
-        edge_index = torch.stack([local_number(source), local_number(target)])
-        return Part(torch.cat([own, context]), len(own), e_id, edge_index)
+        n_id, edge_index = np.concatenate([own, context]), np.stack([local_number(source), local_number(target)])
+        return Part(torch.from_numpy(n_id), len(own), torch.from_numpy(e_id), torch.from_numpy(edge_index))
 
 
 def _sorting(values: Tensor) -> Int[Tensor, " n"]:

@@ -38,8 +38,8 @@ class ShardedGraph(Graph):
     Number the nodes so that neighbours lie near each other (PyG's ``ClusterData``, for one): that makes halos small.
 
     Args:
-        edge_index: [2, E] of the whole graph, source → target, the same on every rank, or ``None``; read twice, a chunk
-            at a time, so it may be memory-mapped.
+        edge_index: [2, E] of the whole graph, source → target, the same on every rank, or ``None``; read three times, a
+            chunk at a time, so it may be memory-mapped.
         num_nodes: N of the whole graph.
         edge_weight: [E], or ``None`` for ones.
         bounds: the R + 1 first nodes of the ranks, from 0 to N, every rank with a node at least; even by default.
@@ -81,10 +81,11 @@ class ShardedGraph(Graph):
         if edge_index is None:
             super().__init__(local)
             return
+        for part in _chunks(edge_index):  # all edges on every rank, so that every rank refuses what one would
+            check_edges(num_nodes, edge_index[:, part], edge_weight if edge_weight is None else edge_weight[part], None)
         device = edge_index.device if device is None else torch.device(device)
         arriving = _chosen(edge_index, lambda edges: (edges[1] >= self.rows.start) & (edges[1] < self.rows.stop))
         edges = edge_index[:, arriving].long()
-        check_edges(num_nodes, edges, edge_weight if edge_weight is None else edge_weight[arriving], None)
         abroad = (edges[0] < self.rows.start) | (edges[0] >= self.rows.stop)
         halo = torch.unique(edges[0, abroad])
         # A degree with self-loops is another one: so the loops of the halo, which arrive elsewhere, are known here too.
@@ -201,8 +202,12 @@ def _check_bounds(bounds: list[int], num_nodes: int, ranks: int) -> None:
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
     """The numbers of the edges that are chosen, looked at a chunk at a time."""
-    firsts = range(0, max(edge_index.size(1), 1), CHUNK)
-    return torch.cat([chooses(edge_index[:, first : first + CHUNK]).nonzero().flatten() + first for first in firsts])
+    return torch.cat([chooses(edge_index[:, part]).nonzero().flatten() + part.start for part in _chunks(edge_index)])
+
+
+def _chunks(edge_index: Tensor) -> list[slice]:
+    """All edges in runs of so many, one of none where there are none."""
+    return [slice(first, first + CHUNK) for first in range(0, max(edge_index.size(1), 1), CHUNK)]
 
 
 def _refusal(coupling: Coupling) -> str:

@@ -1,0 +1,79 @@
+"""Parts over processes: Lightning's DDP trains on every node once an epoch, with the mean of the parts' gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch_geometric.data import Data
+
+from diffusion_mp.data import RandomPartitionLoader
+from diffusion_mp.graph import Graph
+from diffusion_mp.models import DIFFormer
+from diffusion_mp.train import node_cross_entropy
+
+NODES, EPOCHS, RATE = 120, 2, 0.1
+
+
+def example() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.randn(NODES, 5, generator=generator, dtype=torch.float64),
+        y=torch.randint(3, (NODES,), generator=generator),
+        edge_index=torch.randint(NODES, (2, 700), generator=generator),
+        train_mask=torch.rand(NODES, generator=generator) < 0.5,
+    )
+
+
+def loss_of(model: nn.Module, batch: Data) -> Tensor:
+    logits = model(batch.x, Graph.from_data(batch))
+    return node_cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
+
+
+class Trained(pl.LightningModule):
+    """Every process writes down which nodes came in which epoch, and its weights in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model = DIFFormer(5, 8, 3).double()
+        self.folder, self.seen = folder, [[] for _ in range(EPOCHS)]
+
+    def training_step(self, batch: Data, _: int) -> Tensor:
+        self.seen[self.current_epoch].append(batch.n_id)
+        return loss_of(self.model, batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return SGD(self.parameters(), RATE)
+
+    def on_train_end(self) -> None:
+        torch.save({"seen": self.seen, "model": self.model.state_dict()}, self.folder / f"{self.global_rank}.pt")
+
+
+def test_lightning_shares_the_parts_of_an_epoch(tmp_path: Path) -> None:
+    module = Trained(tmp_path)
+    alone, optimizer = module.model, SGD(module.parameters(), RATE)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    over_two = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_spawn"}
+    trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=tmp_path, **over_two, **quiet)
+    trainer.fit(Trained(tmp_path), RandomPartitionLoader(example(), 6))
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+
+    loader = RandomPartitionLoader(example(), 6)
+    for epoch in range(EPOCHS):
+        parts = list(loader)
+        seen = [first["seen"][epoch], second["seen"][epoch]]
+        assert torch.equal(torch.cat(seen[0] + seen[1]).sort().values, torch.arange(NODES))
+        for step, ours in enumerate(zip(*seen, strict=True)):
+            theirs = parts[2 * step : 2 * step + 2]
+            assert all(torch.equal(n_id, part.n_id) for n_id, part in zip(ours, theirs, strict=True))
+            optimizer.zero_grad()
+            (sum(loss_of(alone, part) for part in theirs) / 2).backward()
+            optimizer.step()
+    for name, value in alone.state_dict().items():
+        assert torch.equal(first["model"][name], second["model"][name])
+        torch.testing.assert_close(first["model"][name], value, rtol=1e-12, atol=1e-12)
