@@ -56,9 +56,9 @@ def loss_of(model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: T
 
 
 def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
-    """The largest difference, relative to the largest entry, of the whole tensor where a rank has a part of it."""
-    scale = (expected if whole is None else whole).detach().abs().max().clamp(min=1e-300)
-    return float((got.detach() - expected.detach()).abs().max() / scale)
+    """The norm of the difference, relative to that of the whole tensor where a rank has a part of it."""
+    scale = (expected if whole is None else whole).detach().norm().clamp(min=1e-300)
+    return float((got.detach() - expected.detach()).norm() / scale)
 
 
 def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]) -> None:
