@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,7 @@ class Trained(pl.LightningModule):
         torch.save({"seen": self.seen, "model": self.model.state_dict()}, self.folder / f"{self.global_rank}.pt")
 
 
+@pytest.mark.slow
 def test_lightning_shares_the_parts_of_an_epoch(tmp_path: Path) -> None:
     module = Trained(tmp_path)
     alone, optimizer = module.model, SGD(module.parameters(), RATE)

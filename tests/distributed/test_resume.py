@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from ranks import on_ranks
 from test_node_parallel import MODELS, NODES, build, data, loss_of
@@ -32,6 +33,7 @@ def trained(folder: Path, begun: Path | None, steps: range) -> None:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"{step}.pt")
 
 
+@pytest.mark.slow
 def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path: Path) -> None:
     """Weights, moments and noise: the second step is the one of a run that was not interrupted."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
