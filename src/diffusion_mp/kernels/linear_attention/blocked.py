@@ -76,9 +76,8 @@ def backward(
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     buffer = Buffers(v, den.dtype)
     for size, _, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
-        pooled = torch.cat(_kept(sums, k, v) if ptr is None else _pool(k, v, blocks, unit, buffer), dim=2)[
-            :, : k.size(2)
-        ]
+        parts = _kept(sums, k, v) if ptr is None else _pool(k, v, blocks, unit, buffer)
+        pooled = torch.cat([part[:, : k.size(2)] for part in parts], dim=2)
         pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
         for b in blocks:
             queries, grads = _load(q, b), _gradients(grad, out, den, b, buffer)

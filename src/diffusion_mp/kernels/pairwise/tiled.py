@@ -69,11 +69,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
         total, sums = torch.zeros_like(level), queries.new_zeros(*queries.shape[:2], v.size(2))
         for cols in blocks:
             keys, values = stack(k, cols), stack(v, cols)
-            s = torch.bmm(queries, keys.transpose(1, 2), out=buffer("scores", *_tile(queries, keys)))
+            tile = _tile(queries, keys)
+            s = torch.bmm(queries, keys.transpose(1, 2), out=buffer("scores", *tile))
             above = torch.maximum(level, log_score(s.amax(2, keepdim=True), score))
             shrink = (level - above).exp_()
             level = above
-            w = _weights(torch.sub(level, s, out=s), level, score, buffer("weights", *_tile(queries, keys)))
+            w = _weights(torch.sub(level, s, out=s), level, score, buffer("weights", *tile))
             total = total.mul_(shrink).add_(w.sum(2, keepdim=True))
             sums = sums.mul_(shrink).baddbmm_(w, values)
         put(out, rows, sums.div_(total))
