@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 2 benchmarks/node_parallel.py --nodes 200000 --edges 2000000
 
-Prints, on rank 0: the time of a step, of the sparse product and of linear attention on this rank's rows, of an
-all-reduce as small as a layer's, and of fetching a halo; as seconds and as rates. Sources lie within ±--reach of their
-target, so that the cut is that of an ordered graph and not of a random one.
+Prints, on rank 0: the time of a step, and of one on as many rows and edges that needs no other rank; of the sparse
+product and of linear attention on this rank's rows, of an all-reduce as small as a layer's, and of fetching a halo; as
+seconds and as rates. Sources lie within ±--reach of their target, so that the cut is that of an ordered graph and not
+of a random one. With --nproc-per-node 1, the step of one process on the whole graph.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from statistics import median
 
 import torch
 from torch import distributed
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp import DIFFormer, LinearAttentionCoupling
+from diffusion_mp import DIFFormer, Graph, LinearAttentionCoupling
 from diffusion_mp.distributed import ShardedGraph, node_parallel
 from diffusion_mp.kernels.spmm import spmm
 
@@ -51,9 +53,11 @@ def main() -> None:
     graph = ShardedGraph(torch.stack([(target + near) % args.nodes, target]), args.nodes)
     x = torch.randn(graph.num_nodes, args.channels, generator=generator)
     y = torch.randint(2, (graph.num_nodes,), generator=generator)
-    model = node_parallel(DIFFormer(args.channels, args.channels, 2, args.layers, transform=True))
+    model = DIFFormer(args.channels, args.channels, 2, args.layers, transform=True)
+    alone, here = deepcopy(model), Graph(graph.num_nodes, graph.edge_index % graph.num_nodes)
+    node_parallel(model)
 
-    def step() -> None:
+    def step(model: DIFFormer, graph: Graph) -> None:
         loss = cross_entropy(model(x, graph), y, reduction="sum") / args.nodes
         loss.backward()
 
@@ -76,11 +80,11 @@ def main() -> None:
             "all-reduce of a layer's sums": (seconds(lambda: distributed.all_reduce(sums)), sums.nbytes),
             "fetching the halo": (seconds(lambda: graph.exchange(values)), halo * width * 4),
         }
-    whole = seconds(step, 3)
+    whole, without = seconds(lambda: step(model, graph), 3), seconds(lambda: step(alone, here), 3)
     if distributed.get_rank() == 0:
         ranks = distributed.get_world_size()
         print(f"{ranks} ranks, {args.nodes:,} nodes, {args.edges:,} edges, halo {halo:,} of {rows:,} rows")
-        print(f"training step: {whole:.2f} s")
+        print(f"training step: {whole:.2f} s, {without:.2f} s on as many rows without other ranks")
         for name, (time_, amount) in measured.items():
             unit = "FLOP" if name.startswith("attention") else "B"
             print(f"{name}: {1e3 * time_:.2f} ms, {amount / time_ / 1e9:.2f} G{unit}/s")
