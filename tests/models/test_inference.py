@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from diffusion_mp.couplings import PooledCoupling
 from diffusion_mp.graph import Graph
@@ -91,12 +92,15 @@ def test_a_batch_of_graphs_is_refused() -> None:
         full_graph_inference(DIFFormer(FEATURES, 8, 3), x, Graph(4, ptr=torch.tensor([0, 2, 4])))
 
 
-def test_the_bar_counts_blocks(generator, capsys) -> None:
+def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
+    done, update = [], tqdm.update
+    monkeypatch.setattr(tqdm, "update", lambda bar, n=1: done.append(n) or update(bar, n))
     full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10)
     bar = capsys.readouterr().err
     assert "block" in bar
     assert "/54 " in bar  # 6 blocks: encoder, 3 norms, decoder, twice for each of 2 couplings
+    assert sum(done) == 54
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
