@@ -19,16 +19,16 @@ WIDEST = 256
 
 def implementation(module: str, function: str, backend: str, widest: float = WIDEST) -> Implementation:
     """``function`` of a module of Triton kernels, which is imported when it runs; it takes rows up to ``widest``."""
-
-    def run(*args: Any) -> Any:
-        return getattr(importlib.import_module(module), function)(*args)
-
-    return Implementation(run, partial(_declines, backend, widest))
+    return Implementation(partial(_run, module, function), partial(_declines, backend, widest))
 
 
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _run(module: str, function: str, *args: Any) -> Any:
+    return getattr(importlib.import_module(module), function)(*args)
 
 
 def _declines(backend: str, widest: float, *args: Any) -> str | None:

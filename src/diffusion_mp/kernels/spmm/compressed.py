@@ -26,18 +26,17 @@ def spmm(pattern: Pattern, weight: Tensor, v: Tensor) -> Tensor:
         return sums.index_add_(0, pattern.row, v.squeeze(2)[pattern.col].mul_(weight)).unsqueeze(2)
     entries = weight[pattern.row_order]
     columns = pattern.col[pattern.row_order]
-
-    def multiply(values: Tensor, dense: Tensor) -> Tensor:
-        return (
-            torch.sparse_csr_tensor(pattern.row_ptr, columns, values, size=(nodes, nodes), check_invariants=False)
-            @ dense
-        )
-
     if columns.numel() == 0:
         return torch.zeros_like(v, memory_format=torch.contiguous_format)
     if entries.size(1) == 1:
-        return multiply(entries[:, 0], v.reshape(nodes, heads * channels)).view(nodes, heads, channels)
-    return torch.stack([multiply(entries[:, h].contiguous(), v[:, h].contiguous()) for h in range(heads)], dim=1)
+        return _product(pattern.row_ptr, columns, entries[:, 0], v.reshape(nodes, heads * channels)).view_as(v)
+    products = [_product(pattern.row_ptr, columns, entries[:, h].contiguous(), v[:, h]) for h in range(heads)]
+    return torch.stack(products, dim=1)
+
+
+def _product(ptr: Tensor, columns: Tensor, entries: Tensor, v: Tensor) -> Tensor:
+    size = (v.size(0), v.size(0))
+    return torch.sparse_csr_tensor(ptr, columns, entries, size=size, check_invariants=False) @ v.contiguous()
 
 
 def sddmm(target: Tensor, source: Tensor, a: Tensor, b: Tensor) -> Tensor:
