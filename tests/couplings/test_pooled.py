@@ -16,6 +16,7 @@ from diffusion_mp.couplings import (
     UniformCoupling,
     merged,
 )
+from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.log_linear_attention import pooled
 from diffusion_mp.testing import tolerance
 
@@ -26,6 +27,7 @@ KINDS: dict[str, Make] = {
     "low rank": lambda q, k, b: LowRankCoupling(q, k),
     "DIFFormer-s": lambda q, k, b: LinearAttentionCoupling(q, k, constant=1.0, unit=True),
     "SGFormer": lambda q, k, b: LinearAttentionCoupling(q, k, own=1.0, unit=True),
+    "linear attention": lambda q, k, b: LinearAttentionCoupling(q.exp(), k.exp(), constant=0.7, own=0.3),
     "log features": lambda q, k, b: LogLowRankCoupling(q, k, log_weight=b),
     "log features, bare": lambda q, k, b: LogLowRankCoupling(q, k, log_weight=b, normalize=False),
     "log features, transposed": lambda q, k, b: LogLowRankCoupling(q, k, log_weight=b, normalize=False).T,
@@ -70,8 +72,12 @@ def assert_same_product(make: Make, tensors: list[Tensor], sizes: list[int], gen
 
 @pytest.mark.parametrize("sizes", [[NODES], [4, 0, 12, 7]], ids=["one", "uneven"])
 @pytest.mark.parametrize("height", [7, 1 << 21])
-def test_merged_sums_give_the_product_and_its_gradients(make, sizes, height, generator, monkeypatch) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_merged_sums_give_the_product_and_its_gradients(make, sizes, height, backend, generator, monkeypatch) -> None:
     monkeypatch.setattr(pooled, "BLOCK", height * 2 * 3 * 5)
+    monkeypatch.setattr(blocked, "BLOCK", height * 2 * 5)
+    monkeypatch.setattr(blocked, "SMALL", height * 2 * 5)
+    monkeypatch.setenv("DIFFUSION_MP_BACKEND", backend)
     assert_same_product(make, inputs(generator), sizes, generator)
 
 

@@ -14,10 +14,11 @@ product.
 """
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
@@ -45,17 +46,7 @@ def forward(
         pooled, weight = _pool(k, v, blocks, unit, buffer)
         if ptr is None:
             torch.cat([pooled[:, :-1].flatten(1), weight[:, :-1, 0], pooled[:, -1]], dim=1, out=sums)
-        bias = constant * pooled[:, -1:]
-        for b in blocks:
-            queries = _load(q, b)
-            scale = _scale(_norm(queries) if unit else None, queries)
-            row = (queries @ weight[:, :-1]).mul_(scale).add_((constant + own) * size)
-            total = _product(queries, pooled[:, :-1], out, b, buffer)
-            torch.addcmul(bias, total, scale, out=total)
-            if own:
-                total.add_(_load(v, b), alpha=own * size)
-            put(den.unsqueeze(2), b, row)
-            _store(out, b, torch.mul, total, _reciprocal(row))
+        _read(out, den, q, v, pooled, weight, size, blocks, constant, own, unit, buffer)
     return out, den, sums
 
 
@@ -78,25 +69,131 @@ def backward(
     for size, _, blocks in row_blocks(ptr, q.size(0), _height(k, v), q.device):
         parts = _kept(sums, k, v) if ptr is None else _pool(k, v, blocks, unit, buffer)
         pooled = torch.cat([part[:, : k.size(2)] for part in parts], dim=2)
-        pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
-        for b in blocks:
-            queries, grads = _load(q, b), _gradients(grad, out, den, b, buffer)
-            norm = _norm(queries) if unit else None
-            bias += grads[..., :-1].sum(1, keepdim=True)
-            grads.mul_(_scale(norm, queries))
-            pooled_grad += _contract(queries, grads)
-            _store_tangential(dq, b, _product(grads, pooled.transpose(1, 2), dq, b, buffer), queries, norm, buffer)
-        bias.mul_(constant)
-        for b in blocks:
-            keys, values = _load(k, b), _load(v, b)
-            norm = _norm(keys) if unit else None
-            scale = _scale(norm, keys)
-            values = _extended(values, scale, scale, buffer)
-            _store_tangential(dk, b, _product(values, pooled_grad.transpose(1, 2), dk, b, buffer), keys, norm, buffer)
-            total = _product(keys, pooled_grad[..., :-1], dv, b, buffer)
-            added = _gradients(grad, out, den, b, buffer)[..., :-1].mul_(own * size).add_(bias) if own else bias
-            _store(dv, b, torch.addcmul, added, total, scale)
+        pooled_grad, bias = _read_backward(dq, grad, q, out, den, pooled, blocks, constant, unit, buffer)
+        own_part = partial(_own_gradient, grad, out, den, own * size, buffer) if own else None
+        _pool_backward(dk, dv, pooled_grad, bias, k, v, blocks, unit, buffer, own_part)
     return dq, dk, dv
+
+
+def pool(k: Tensor, v: Tensor, unit: bool) -> Tensor:
+    """[K, κ; Σ_j v_j, n] of one graph, [H, F + 1, D + 1]: the first half of ``forward``."""
+    if k.size(0) == 0:
+        return v.new_zeros(k.size(1), k.size(2) + 1, v.size(2) + 1)
+    return torch.cat(_pool(k, v, _blocks(k, v), unit, Buffers(v, v.dtype)), dim=2)
+
+
+def read(q: Tensor, v: Tensor, sums: Tensor, constant: float, own: float, unit: bool) -> tuple[Tensor, Tensor]:
+    """The result and the denominators from such sums, which may be those of more rows: the second half."""
+    out, den = torch.empty_like(v, memory_format=torch.contiguous_format), v.new_empty(v.shape[:2])
+    pooled, weight = (part.contiguous() for part in sums.split([v.size(2), 1], dim=2))
+    size = float(sums[0, -1, -1])
+    _read(out, den, q, v, pooled, weight, size, _blocks(q, v), constant, own, unit, Buffers(v, v.dtype))
+    return out, den
+
+
+def read_backward(
+    grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, constant: float, own: float, unit: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Gradients of q, v (where it is read: a node's own) and the sums, but for n, which is a number of nodes."""
+    dq, buffer, blocks = torch.empty_like(q, memory_format=torch.contiguous_format), Buffers(v, v.dtype), _blocks(q, v)
+    pooled_grad, bias = _read_backward(dq, grad, q, out, den, sums[:, :-1], blocks, constant, unit, buffer)
+    dv = torch.empty_like(v, memory_format=torch.contiguous_format) if own else None
+    if dv is not None:
+        for b in blocks:
+            put(dv, b, _own_gradient(grad, out, den, own * float(sums[0, -1, -1]), buffer, b))
+    return dq, dv, torch.cat([pooled_grad, pad(bias, (0, 1))], dim=1)
+
+
+def pool_backward(grad: Tensor, k: Tensor, v: Tensor, unit: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of k and v."""
+    dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (k, v))
+    _pool_backward(dk, dv, grad[:, :-1], grad[:, -1:, :-1], k, v, _blocks(k, v), unit, Buffers(v, v.dtype))
+    return dk, dv
+
+
+def _blocks(k: Tensor, v: Tensor) -> list[Rows]:
+    """The blocks of one graph."""
+    return [b for _, _, blocks in row_blocks(None, k.size(0), _height(k, v), k.device) for b in blocks]
+
+
+def _read(
+    out: Tensor,
+    den: Tensor,
+    q: Tensor,
+    v: Tensor,
+    pooled: Tensor,
+    weight: Tensor,
+    size: float,
+    blocks: list[Rows],
+    constant: float,
+    own: float,
+    unit: bool,
+    buffer: Buffers,
+) -> None:
+    """Writes the result and the denominators of graphs of ``size`` nodes, from their K and κ with the constant's."""
+    bias = constant * pooled[:, -1:]
+    for b in blocks:
+        queries = _load(q, b)
+        scale = _scale(_norm(queries) if unit else None, queries)
+        row = (queries @ weight[:, :-1]).mul_(scale).add_((constant + own) * size)
+        total = _product(queries, pooled[:, :-1], out, b, buffer)
+        torch.addcmul(bias, total, scale, out=total)
+        if own:
+            total.add_(_load(v, b), alpha=own * size)
+        put(den.unsqueeze(2), b, row)
+        _store(out, b, torch.mul, total, _reciprocal(row))
+
+
+def _read_backward(
+    dq: Tensor,
+    grad: Tensor,
+    q: Tensor,
+    out: Tensor,
+    den: Tensor,
+    pooled: Tensor,
+    blocks: list[Rows],
+    constant: float,
+    unit: bool,
+    buffer: Buffers,
+) -> tuple[Tensor, Tensor]:
+    """Writes ∂q; returns G and c Σ_i g_i. ``pooled`` is [K, κ]."""
+    pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
+    for b in blocks:
+        queries, grads = _load(q, b), _gradients(grad, out, den, b, buffer)
+        norm = _norm(queries) if unit else None
+        bias += grads[..., :-1].sum(1, keepdim=True)
+        grads.mul_(_scale(norm, queries))
+        pooled_grad += _contract(queries, grads)
+        _store_tangential(dq, b, _product(grads, pooled.transpose(1, 2), dq, b, buffer), queries, norm, buffer)
+    return pooled_grad, bias.mul_(constant)
+
+
+def _pool_backward(
+    dk: Tensor,
+    dv: Tensor,
+    pooled_grad: Tensor,
+    bias: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: list[Rows],
+    unit: bool,
+    buffer: Buffers,
+    own_part: Callable[[Rows], Tensor] | None = None,
+) -> None:
+    """Writes ∂k and ∂v from G and c Σ_i g_i; ``own_part`` is what a block of ∂v has beside these."""
+    for b in blocks:
+        keys, values = _load(k, b), _load(v, b)
+        norm = _norm(keys) if unit else None
+        scale = _scale(norm, keys)
+        values = _extended(values, scale, scale, buffer)
+        _store_tangential(dk, b, _product(values, pooled_grad.transpose(1, 2), dk, b, buffer), keys, norm, buffer)
+        total = _product(keys, pooled_grad[..., :-1], dv, b, buffer)
+        _store(dv, b, torch.addcmul, bias if own_part is None else own_part(b).add_(bias), total, scale)
+
+
+def _own_gradient(grad: Tensor, out: Tensor, den: Tensor, weight: float, buffer: Buffers, rows: Rows) -> Tensor:
+    """a g_i of a block, what its own values get."""
+    return _gradients(grad, out, den, rows, buffer)[..., :-1].mul_(weight)
 
 
 def _height(k: Tensor, v: Tensor) -> int:
