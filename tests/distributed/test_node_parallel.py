@@ -94,11 +94,10 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
                 assert all(error(ours, theirs) < limit for _, ours, theirs in pairs), where
             # Single precision is held to its limit by the gradient as a whole. Parts of it are small differences of
             # large numbers (queries, keys), and rounding alone moves these further. The largest relative differences of
-            # any parameter's gradient, DIFFormer-s / SGFormer / NodeFormer: one process from double 2.7e-6 / 7.1e-7 /
-            # 1.7e-6; one process from itself with its nodes renumbered 2.1e-6 / 2.2e-6 / -; two ranks from double
-            # 1.5e-6 / 5.0e-7 / 1.1e-6; two ranks from one process 1.7e-6 / 8.1e-7 / 1.9e-6. With all sums over nodes
-            # taken in double the ranks come closer to double (8.9e-7 / 5.9e-7 / -) but not to one process (2.6e-6 /
-            # 8.1e-7 / -), whose error that is; and where it sums in double too, 1.1e-6 remain from linear layers.
+            # any parameter's gradient, DIFFormer-s / SGFormer / NodeFormer: one process from double 3.4e-6 / 5.3e-7 /
+            # 1.2e-6; one process from itself with its nodes renumbered 4.6e-6 / 7.3e-7 / -; two ranks from double
+            # 2.5e-6 / 4.5e-7 / 8.3e-7; two ranks from one process 3.4e-6 / 5.5e-7 / 1.3e-6. Sums over nodes in double
+            # do not help: it is the error of the one process, and of linear layers.
             assert all(error(ours, theirs) < 4 * limit for _, ours, theirs in pairs), where
             difference = torch.cat([(ours - theirs).flatten() for _, ours, theirs in pairs]).norm()
             largest = torch.cat([theirs.flatten() for *_, theirs in pairs]).norm()
