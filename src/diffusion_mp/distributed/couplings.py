@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Callable
+from typing import NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
@@ -15,22 +17,22 @@ from diffusion_mp.distributed.collectives import all_merged
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.log_linear_attention import log_linear_entries, pooled
 
-if TYPE_CHECKING:
-    from diffusion_mp.distributed.sharded_graph import ShardedGraph
+Exchange = Callable[[Tensor], Tensor]
+"""From a rank's own rows to these and those of its halo."""
 
 
 class _OverRanks(Coupling):
-    """Rows of this rank, columns of all ranks; made of a coupling of local rows."""
+    """Rows of this rank, columns of all ranks."""
 
-    def __init__(self, coupling: Coupling, graph: ShardedGraph) -> None:
+    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange) -> None:
         super().__init__(
-            graph.num_nodes,
+            num_nodes,
             coupling.heads,
             torch.empty(0, dtype=coupling.dtype, device=coupling.device),
             row_stochastic=coupling.row_stochastic,
             nonnegative=coupling.nonnegative,
         )
-        self.graph = graph
+        self.exchange = exchange
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(
@@ -51,12 +53,12 @@ class _OverRanks(Coupling):
 class SummedCoupling(_OverRanks):
     """An O(N) coupling: the sums over the senders of every rank are added up over ranks, and read by each."""
 
-    def __init__(self, coupling: PooledCoupling, graph: ShardedGraph) -> None:
-        super().__init__(coupling, graph)
-        self.coupling = coupling
+    def __init__(self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None) -> None:
+        super().__init__(coupling.num_nodes, coupling, exchange)
+        self.coupling, self.group = coupling, group
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.coupling.read(all_merged(self.coupling.pool(v), self.graph.group), v)
+        return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij for edges of the graph: sources may be nodes of other ranks."""
@@ -64,10 +66,10 @@ class SummedCoupling(_OverRanks):
             return super().log_at(edge_index)
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
         nothing = log_key.new_zeros(*log_key.shape[:2], 0)
-        counts = all_merged(self.coupling.pool(nothing), self.graph.group)
+        counts = all_merged(self.coupling.pool(nothing), self.group)
         log_sum = pooled.read_logsumexp(log_query, counts.totals, cast("Tensor", counts.shift))
         row_shift = -math.log(col_shift.size(2)) - log_sum
-        keys, shifts = self.graph.exchange(log_key), self.graph.exchange(col_shift)
+        keys, shifts = self.exchange(log_key), self.exchange(col_shift)
         queries = pad(log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond
         pattern = Graph(keys.size(0), edge_index, validate=False).pattern
         entries = log_linear_entries(pattern, queries, keys)
@@ -76,14 +78,14 @@ class SummedCoupling(_OverRanks):
 
 
 class HaloCoupling(_OverRanks):
-    """A sparse coupling: the values of senders on other ranks are fetched, and the product is a local one."""
+    """A sparse coupling of a rank's nodes and its halo: what the halo sends is fetched, and the product is local."""
 
-    def __init__(self, coupling: SparseCoupling, graph: ShardedGraph) -> None:
-        super().__init__(coupling, graph)
+    def __init__(self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange) -> None:
+        super().__init__(num_nodes, coupling, exchange)
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.coupling.matmul(self.graph.exchange(v))[: self.num_nodes]
+        return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return self.coupling.degree()[: self.num_nodes]

@@ -130,12 +130,12 @@ class ShardedGraph(Graph):
         coupling = diffusivity.couple(rows, self.extended)
         if not isinstance(coupling, SparseCoupling):
             raise TypeError(_refusal(coupling))
-        return HaloCoupling(coupling, self)
+        return HaloCoupling(self.num_nodes, coupling, self.exchange)
 
     def share(self, coupling: Coupling) -> Coupling:
         """The coupling to all nodes, from one among the nodes of this rank."""
         if isinstance(coupling, PooledCoupling):
-            return SummedCoupling(coupling, self)
+            return SummedCoupling(coupling, self.exchange, self.group)
         if isinstance(coupling, IdentityCoupling):
             return coupling
         raise TypeError(_refusal(coupling))
