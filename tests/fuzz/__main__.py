@@ -1,0 +1,45 @@
+"""The command: counts by verdict, the kinds of what was bad with a reproducer of each, exit 1 if there was any."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from .search import search
+from .table import STRATEGIES
+
+
+def main() -> int:
+    """Read the options and search."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls of everything public.")
+    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--name", choices=list(STRATEGIES), metavar="NAME", help="only this public name")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one program")
+    parser.add_argument("--report", type=Path, help="a file for the kinds (default: printed)")
+    options = parser.parse_args()
+    began = time.monotonic()
+    with tqdm(total=options.calls, unit="call", disable=None) as bar:
+        result = search(
+            options.seed,
+            options.calls,
+            options.name,
+            options.jobs,
+            options.timeout,
+            lambda verdict: bar.update() and None,
+        )
+    if options.report is None:
+        print(result.as_markdown())
+    else:
+        options.report.write_text(result.as_markdown())
+    print(f"{result.summary()}, {time.monotonic() - began:.0f} s")
+    return int(result.verdicts["bad"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""The verdict on a program: right, refused in a sentence of the library's own, or bad and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import math
+import re
+import resource
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+import diffusion_mp
+from diffusion_mp.distributed import RankLostError
+from diffusion_mp.errors import BackendError, ConvergenceError
+
+from .program import PRELUDE
+
+OWN = str(Path(diffusion_mp.__file__).parent)
+#: What a call may raise.
+DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostError)
+#: A file or an entry that is not there, and an extra that is not installed: refusals too, if the library says so itself.
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, IndexError, ImportError)
+#: What else a sentence may call an argument.
+ROLES = {
+    "x": ["state", "features", "node", "nodes"],
+    "v": ["values"],
+    "y": ["labels"],
+    "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node"],
+    "graph": ["edge_index", "edges", "edge_weight", "nodes", "node"],
+    "batch": ["graph", "graphs", "sequence", "sequences"],
+    "coupling": ["couplings", "entries", "symmetric"],
+    "other": ["coupling", "diffusivity"],
+    "self": ["matrix"],
+}
+#: Memory that one call of a few dozen nodes may add to the most the process ever held.
+GROWTH = 512 << 20
+
+
+def judge(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a program line by line; what comes back has a ``verdict``, and if it is bad a ``kind`` and ``where``."""
+    space: dict[str, Any] = {}
+    exec(_PRELUDE, space)
+    expected: bool | None = True
+    names: list[str] = []
+    before = _memory()
+    for number, step in enumerate(request["steps"]):
+        expected = False if False in (expected, step["valid"]) else None if None in (expected, step["valid"]) else True
+        names += step["names"]
+        try:
+            exec(compile(step["line"], "<program>", "exec"), space)
+        except Exception as error:
+            return {"step": number, **_judge_error(error, expected, names)}
+        if _memory() - before > GROWTH:
+            return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
+        result = space[step["line"].split(" = ", 1)[0]]
+        if step["finite"] and expected is True and not is_finite(result):
+            return _bad(number, "not finite", "NaN or infinity from finite input", "")
+    if expected is False:
+        return _bad(len(request["steps"]) - 1, "accepted", "a wrong argument was accepted without a word", "")
+    return {"verdict": "right", "step": len(request["steps"]) - 1}
+
+
+def _judge_error(error: Exception, expected: bool | None, names: list[str]) -> dict[str, Any]:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return _bad(None, "memory", text, _place(error))
+    if not _raised_by_us(error) or not isinstance(error, (*DOCUMENTED, *ABSENT)):
+        return _bad(None, type(error).__name__, text, _place(error))
+    words = {word for name in names for word in (name, *ROLES.get(name, []))}
+    if names and not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words):
+        return _bad(None, "no argument named", text, _place(error))
+    if expected is True:
+        return _bad(None, "valid call refused", text, _place(error))
+    return {"verdict": "refused", "text": text}
+
+
+def _bad(step: int | None, kind: str, text: str, where: str) -> dict[str, Any]:
+    answer = {"verdict": "bad", "kind": kind, "text": text, "where": where}
+    return answer if step is None else answer | {"step": step}
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame
+
+
+def _raised_by_us(error: Exception) -> bool:
+    """Whether a ``raise`` in the library's own source raised it."""
+    frame = _innermost(error)
+    if frame is None or not frame.tb_frame.f_code.co_filename.startswith(OWN):
+        return False
+    return dis.opname[frame.tb_frame.f_code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of the library, and where beyond it the error came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(OWN)]
+    if not own:
+        return f"{Path(frames[-1].filename).name}:{frames[-1].name}"
+    place = f"{Path(own[-1].filename).relative_to(OWN)}:{own[-1].name}"
+    return place if frames[-1] is own[-1] else f"{place} > {Path(frames[-1].filename).name}:{frames[-1].name}"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether all numbers within a result are finite."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "meta":
+            return False
+        if not (value.is_floating_point() or value.is_complex()):
+            return True
+        value = value.detach()
+        return bool(torch.isfinite(value if value.layout == torch.strided else value.to_dense()).all())
+    if isinstance(value, np.ndarray):
+        return not np.issubdtype(value.dtype, np.number) or bool(np.isfinite(value).all())
+    if isinstance(value, (float, complex)):
+        return math.isfinite(abs(value))
+    if isinstance(value, dict):
+        return all(is_finite(part) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(is_finite(part) for part in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return all(is_finite(getattr(value, part.name)) for part in dataclasses.fields(value))
+    return True
+
+
+def _memory() -> int:
+    """The most memory that this process ever held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+_PRELUDE = compile(PRELUDE, "<prelude>", "exec")

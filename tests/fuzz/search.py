@@ -1,0 +1,164 @@
+"""A search for bad programs: many are judged, the bad ones made short and grouped by kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from .pool import Worker, judge_all
+from .program import PRELUDE, Program, Wrong, plain_program, put_wrong
+from .table import STRATEGIES, drawn
+
+
+class Kind(NamedTuple):
+    """What makes two bad programs the same: the name, the argument that was wrong, what happened, and where."""
+
+    name: str
+    argument: str
+    what: str
+    where: str
+
+
+@dataclass
+class Found:
+    """All bad programs of one kind, by the shortest of them."""
+
+    kind: Kind
+    program: Program
+    text: str
+    count: int = 1
+    indices: list[tuple[int, int]] = field(default_factory=list)
+
+    def reproducer(self) -> str:
+        """The program as it can be run, in a few lines."""
+        wrong = [f"{argument}: {self.program.calls[call].args[argument].what}" for call, argument in self.program.wrong]
+        used = "\n".join(self.program.lines())
+        head = [line for line in PRELUDE.splitlines() if _is_used(line, used)]
+        return "\n".join([*(f"# {line}" for line in wrong), *head, used])
+
+
+@dataclass
+class Result:
+    """Counts by verdict, and the kinds of what was bad, most frequent first."""
+
+    verdicts: Counter[str]
+    kinds: list[Found]
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        """A line of counts."""
+        counts = ", ".join(f"{self.verdicts[verdict]} {verdict}" for verdict in ("right", "refused", "bad"))
+        return f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
+
+    def as_markdown(self) -> str:
+        """Everything, the most frequent kind first."""
+        parts = [f"{self.summary()}\n"]
+        for found in self.kinds:
+            name, argument, what, where = found.kind
+            parts.append(f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)\n\n{found.text}\n")
+            parts.append(f"```python\n{found.reproducer()}\n```\n")
+        return "\n".join(parts)
+
+
+def search(
+    seed: int,
+    calls: int,
+    name: str | None = None,
+    jobs: int = 1,
+    timeout: float = 10.0,
+    watch: Callable[[dict[str, Any]], None] = lambda verdict: None,
+) -> Result:
+    """Judge the first ``calls`` programs of a seed; ``watch`` sees every verdict."""
+    verdicts: Counter[str] = Counter()
+    kinds: dict[Kind, Found] = {}
+    known: dict[tuple[Any, ...], Kind] = {}
+    worker = Worker(timeout)
+    try:
+        for verdict in judge_all(seed, calls, name, jobs, timeout):
+            watch(verdict)
+            verdicts[verdict["verdict"]] += 1
+            if verdict["verdict"] != "bad":
+                continue
+            program = drawn(seed, verdict["index"], name)
+            rough = (program.name, _arguments(program), verdict["kind"], verdict["where"])
+            if rough not in known:
+                known[rough], found = _shortened(program, verdict, worker)
+                kept = kinds.setdefault(known[rough], found)
+                if len(found.reproducer()) < len(kept.reproducer()):
+                    kept.program, kept.text = found.program, found.text
+                kept.count += kept is not found
+            else:
+                kinds[known[rough]].count += 1
+            kinds[known[rough]].indices.append((seed, verdict["index"]))
+    finally:
+        worker.close()
+    return Result(verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind)))
+
+
+def shorten(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[Program, dict[str, Any]]:
+    """The shortest program found that is bad in the same way, and its verdict."""
+
+    def same(candidate: Program) -> dict[str, Any] | None:
+        again = worker.judge(candidate.as_request())
+        alike = all(again.get(part) == verdict.get(part) for part in ("verdict", "kind", "where"))
+        return again if alike else None
+
+    shrinking = True
+    while shrinking:
+        shrinking = False
+        for candidate in _shorter(program):
+            if len(str(candidate.lines())) < len(str(program.lines())) and (again := same(candidate)) is not None:
+                program, verdict, shrinking = candidate, again, True
+                break
+    return program, verdict
+
+
+def _shortened(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[Kind, Found]:
+    program, verdict = shorten(program, verdict, worker)
+    kind = Kind(program.name, _arguments(program), verdict["kind"], verdict["where"])
+    return kind, Found(kind, program, verdict["text"])
+
+
+def _arguments(program: Program) -> str:
+    return " and ".join(argument for _, argument in program.wrong) or "nothing wrong"
+
+
+def _shorter(program: Program) -> Iterator[Program]:
+    """Programs with less in them: the plainest of its strategy, fewer wrong arguments, calls and options."""
+    plain = plain_program(program.name, STRATEGIES[program.name]) if program.name in STRATEGIES else program
+    alike = [call.target for call in plain.calls] == [call.target for call in program.calls]
+    for places in [program.wrong, *([place] for place in program.wrong[: 2 * (len(program.wrong) > 1)])]:
+        candidate = plain
+        for place in places:
+            if place[0] < len(plain.calls) and place[1] in plain.calls[place[0]].args:
+                arg = program.calls[place[0]].args[place[1]]
+                candidate = put_wrong(candidate, place, Wrong(str(arg.right), arg.what, arg.valid))
+        if candidate.wrong:
+            yield candidate
+    last = max([place[0] for place in program.wrong], default=0)
+    if len(program.calls) > last + 1:
+        yield replace(program, calls=program.calls[:-1])
+    for number, call in enumerate(program.calls):
+        for argument, arg in call.args.items():
+            place = (number, argument)
+            if arg.right is None:
+                continue
+            if place in program.wrong and len(program.wrong) == 1:
+                continue
+            if arg.optional:
+                wrong = tuple(other for other in program.wrong if other != place)
+                yield replace(program.with_arg(place, replace(arg, right=None, valid=True)), wrong=wrong)
+            elif alike and place not in program.wrong and plain.calls[number].args[argument].right != arg.right:
+                yield program.with_arg(place, plain.calls[number].args[argument])
+
+
+def _is_used(line: str, text: str) -> bool:
+    """Whether a line of the prelude is needed by the text."""
+    if line.startswith("torch.manual_seed"):
+        return "rand" in text or "mp." in text
+    if line.startswith("import"):
+        return f"{line.split()[-1]}." in text or line == "import torch"
+    names = [name.strip() for name in line.split(" import ")[1].split(",")]
+    return any(f"{name}." in text or f"{name}(" in text for name in names)
