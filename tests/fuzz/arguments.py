@@ -104,8 +104,9 @@ def choice(d: Draw, *right: str | None, optional: bool = True) -> Arg:
 
 
 def flag(d: Draw) -> Arg:
-    """True or False. Python takes anything for one of them, so nothing is wrong."""
-    return _one_of(d, ["False", "True"], [], True)
+    """True or False. Python takes anything for one of them, so a string may be accepted."""
+    wrong = [Wrong("'yes'", "a string", None), Wrong("torch.ones(2)", "a tensor of two", None)]
+    return _one_of(d, ["False", "True"], wrong, True)
 
 
 def generator(d: Draw, *, optional: bool = True) -> Arg:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -54,7 +54,14 @@ class Result:
 
     def as_markdown(self) -> str:
         """Everything, the most frequent kind first."""
-        parts = [f"{self.summary()}\n"]
+        causes: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
+        for found in self.kinds:
+            causes[found.kind[1:]].append(found)
+        parts = [f"{self.summary()}\n", "| calls | argument | what | where | names |", "|---|---|---|---|---|"]
+        for cause, alike in sorted(causes.items(), key=lambda pair: -sum(found.count for found in pair[1])):
+            names = ", ".join(dict.fromkeys(found.kind.name for found in alike))
+            parts.append(f"| {sum(found.count for found in alike)} | {' | '.join(cause)} | {names} |")
+        parts.append("")
         for found in self.kinds:
             name, argument, what, where = found.kind
             parts.append(f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)\n\n{found.text}\n")
@@ -116,9 +123,17 @@ def shorten(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[
 
 
 def _shortened(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[Kind, Found]:
+    if verdict["kind"] != "accepted":
+        program = _until(program, verdict.get("step", len(program.calls)))
     program, verdict = shorten(program, verdict, worker)
     kind = Kind(program.name, _arguments(program), verdict["kind"], verdict["where"])
     return kind, Found(kind, program, verdict["text"])
+
+
+def _until(program: Program, last: int) -> Program:
+    """The program without the calls that it did not come to."""
+    wrong = tuple(place for place in program.wrong if place[0] <= last)
+    return replace(program, calls=program.calls[: last + 1], wrong=wrong)
 
 
 def _arguments(program: Program) -> str:
@@ -128,18 +143,15 @@ def _arguments(program: Program) -> str:
 def _shorter(program: Program) -> Iterator[Program]:
     """Programs with less in them: the plainest of its strategy, fewer wrong arguments, calls and options."""
     plain = plain_program(program.name, STRATEGIES[program.name]) if program.name in STRATEGIES else program
-    alike = [call.target for call in plain.calls] == [call.target for call in program.calls]
+    alike = [call.target for call in plain.calls[: len(program.calls)]] == [call.target for call in program.calls]
     for places in [program.wrong, *([place] for place in program.wrong[: 2 * (len(program.wrong) > 1)])]:
-        candidate = plain
+        candidate = _until(plain, len(program.calls) - 1)
         for place in places:
-            if place[0] < len(plain.calls) and place[1] in plain.calls[place[0]].args:
+            if place[0] < len(candidate.calls) and place[1] in candidate.calls[place[0]].args:
                 arg = program.calls[place[0]].args[place[1]]
                 candidate = put_wrong(candidate, place, Wrong(str(arg.right), arg.what, arg.valid))
         if candidate.wrong:
             yield candidate
-    last = max([place[0] for place in program.wrong], default=0)
-    if len(program.calls) > last + 1:
-        yield replace(program, calls=program.calls[:-1])
     for number, call in enumerate(program.calls):
         for argument, arg in call.args.items():
             place = (number, argument)

@@ -6,8 +6,10 @@ from random import Random
 
 from .program import Program, Strategy, draw_program
 from .table_layers import LAYERS
+from .table_models import MODELS
+from .table_operators import COUPLINGS, DIFFUSIVITIES, UPDATES
 
-STRATEGIES: dict[str, Strategy] = {**LAYERS}
+STRATEGIES: dict[str, Strategy] = {**COUPLINGS, **DIFFUSIVITIES, **UPDATES, **LAYERS, **MODELS}
 
 #: What is not called at random, and why.
 EXEMPT: dict[str, str] = {}

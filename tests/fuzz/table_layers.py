@@ -10,7 +10,6 @@ from .arguments import (
     count,
     diffusivity,
     edges,
-    fixed,
     flag,
     generator,
     module,
@@ -82,8 +81,8 @@ def rate(d: Draw) -> Arg:
 
 
 def heads(d: Draw) -> Arg:
-    """A number of heads."""
-    return count(d, 1, 2, optional=True)
+    """A number of heads that divides the channels."""
+    return count(d, d.heads, optional=True)
 
 
 def dropout(d: Draw) -> Arg:
@@ -199,6 +198,18 @@ def gps_block(d: Draw) -> None:
     d.call("out", "layer({args})", **with_edge_attr(d), return_coupling=flag(d))
 
 
+def appnp(d: Draw) -> None:
+    """Personalised PageRank."""
+    d.call(
+        "layer",
+        f"mp.APPNPConv({{args}}){cast(d)}",
+        channels=count(d, d.channels),
+        K=count(d, 10, 1, optional=True),
+        alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+    )
+    called(d, needed=True)
+
+
 LAYERS: dict[str, Strategy] = {
     "MLPConv": layer("MLPConv", bias=flag),
     "GCNConv": layer("GCNConv", needed=True, self_loops=loops, bias=flag),
@@ -254,7 +265,7 @@ LAYERS: dict[str, Strategy] = {
         projection=projection,
         normalize=rows_or_frobenius,
         adjacency=flag,
-        gamma=lambda d: number(d, 1.0, 0.0, optional=True, zero=True, negative=True),
+        gamma=lambda d: number(d, 1.0, 0.5, optional=True),
         self_loops=loops,
         residual=flag,
         bias=flag,
@@ -272,22 +283,8 @@ LAYERS: dict[str, Strategy] = {
     "DiffusionConv": diffusion_conv,
     "GINConv": gin,
     "MultiHeadConv": multi_head,
-    "APPNPConv": lambda d: _appnp(d),
+    "APPNPConv": appnp,
     "GCNIIConv": gcnii,
     "GatedGCNConv": gated_gcn_conv,
     "GPSBlock": gps_block,
 }
-
-
-def _appnp(d: Draw) -> None:
-    d.call(
-        "layer",
-        f"mp.APPNPConv({{args}}){cast(d)}",
-        channels=count(d, d.channels),
-        K=count(d, 10, 1, optional=True),
-        alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-    )
-    called(d, needed=True)
-
-
-_ = fixed
