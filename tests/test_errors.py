@@ -460,10 +460,18 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"edge_label_index must lie in \[0, 3\].*from -1 to 0",
     ),
-    "GIN's eps NaN": (lambda: GINConv(3, nn.Identity(), eps=float("nan")), ValueError, r"eps must be finite; got nan"),
+    "GIN's eps NaN": (
+        lambda: GINConv(3, nn.Identity(), eps=float("nan")),
+        ValueError,
+        r"eps must be a finite number; got nan",
+    ),
     "a word for a flag": (lambda: GCNConv(3, 2, bias="no"), TypeError, r"bias must be True or False; got 'no'"),
     "a number for a flag": (lambda: DIFFormer(3, 4, 2, source=1), TypeError, r"source must be True or False; got 1"),
-    "a scale that is NaN": (lambda: float("nan") * IdentityCoupling(3), ValueError, r"scale must be finite; got nan"),
+    "a scale that is NaN": (
+        lambda: float("nan") * IdentityCoupling(3),
+        ValueError,
+        r"scale must be a finite number; got nan",
+    ),
     # labels
     "labels of floats": (lambda: LabelPropagation()(torch.rand(4), EDGES), TypeError, r"y must hold class labels"),
     "mask of integers": (

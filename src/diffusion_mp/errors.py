@@ -65,7 +65,7 @@ def check_number(value: float, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite; got {value}.")
+        raise ValueError(f"{name} must be a finite number; got {value}.")
 
 
 def check_counts(**counts: int) -> None:
@@ -177,8 +177,10 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     indices = as_tensor(value, name, f"a tensor {length} of integers")
     if indices.dtype not in INTEGERS:
         raise TypeError(f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long().")
-    if indices.dim() != 1:
+    if indices.dim() != 1 or indices.layout != torch.strided:
         raise ValueError(f"{name} must be one-dimensional, {length}; got {describe(indices)}.")
+    if indices.is_meta:
+        raise ValueError(f"{name} must hold numbers; got {describe(indices)}, where there are none.")
     return indices.long()
 
 

@@ -154,7 +154,8 @@ class DiffusionConv(nn.Module):
     def _source(self, state: Tensor, source: Tensor | None) -> Tensor | None:
         """The source by head; by default where the layer starts from."""
         if source is not None:
-            check_state(source, "source")
+            channels = state.size(2) * (state.size(1) if self.concat else 1)
+            check_state(source, "source", channels)
             check_device(source, "source", state.device, "x")
             return self._by_head(source)
         return state if getattr(self.update, "beta", 0.0) else None
