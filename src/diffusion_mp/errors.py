@@ -65,7 +65,7 @@ def check_number(value: float, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite; got {value}.")
+        raise ValueError(f"{name} must be a finite number; got {value}.")
 
 
 def check_counts(**counts: int) -> None:
@@ -122,7 +122,7 @@ def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
     """Raise unless ``x`` has the device and, without autocast, the dtype of the parameters of ``module``."""
     if torch.compiler.is_compiling():
         return
-    parameter = _first_matrix(module)
+    parameter = _first_array(module)
     if parameter is None:
         return
     if x.device != parameter.device:
@@ -134,13 +134,13 @@ def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
         )
 
 
-def _first_matrix(module: nn.Module) -> Tensor | None:
-    """A weight that x may meet in a product; scalars go with any dtype. (``parameters()`` takes ten times as long.)"""
+def _first_array(module: nn.Module) -> Tensor | None:
+    """A parameter that is no scalar, for scalars go with any dtype. (``parameters()`` takes ten times as long.)"""
     for parameter in module._parameters.values():
-        if parameter is not None and parameter.dim() > 1:
+        if parameter is not None and parameter.dim():
             return parameter
     for child in module._modules.values():
-        if child is not None and (found := _first_matrix(child)) is not None:
+        if child is not None and (found := _first_array(child)) is not None:
             return found
     return None
 
@@ -177,8 +177,10 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     indices = as_tensor(value, name, f"a tensor {length} of integers")
     if indices.dtype not in INTEGERS:
         raise TypeError(f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long().")
-    if indices.dim() != 1:
+    if indices.dim() != 1 or indices.layout != torch.strided:
         raise ValueError(f"{name} must be one-dimensional, {length}; got {describe(indices)}.")
+    if indices.is_meta:
+        raise ValueError(f"{name} must hold numbers; got {describe(indices)}, where there are none.")
     return indices.long()
 
 
@@ -196,30 +198,32 @@ def float_vector(value: object, name: str, device: torch.device) -> Tensor:
     return vector
 
 
-def check_pairs(pairs: object, name: str, num_nodes: int, device: torch.device) -> Tensor:
+def check_pairs(
+    pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
+) -> Tensor:
     """Listed pairs [2, E] of nodes on ``device`` as int64, the first row sends, the second receives; also from a list.
 
     Raises:
         TypeError, ValueError: another shape, no integers, or, unless ``torch.compile`` is looking, a node that does not
             exist.
     """
-    listed = as_tensor(pairs, name, "a tensor [2, num_pairs] of integers")
+    listed = as_tensor(pairs, name, f"a tensor {shape}")
     if not isinstance(plain(pairs), Tensor):
         listed = listed.to(device)
-    check_integer_pairs(listed, name)
+    check_integer_pairs(listed, name, shape)
     check_device(listed, name, device, "the coupling")
     if listed.numel() and not torch.compiler.is_compiling():
         check_range(listed, name, num_nodes)
     return listed.long()
 
 
-def check_integer_pairs(pairs: Tensor, name: str) -> None:
+def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]") -> None:
     """Raise unless ``pairs`` is a dense integer tensor [2, E]."""
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:
         hint = f" It looks transposed: pass {name}.t()." if pairs.dim() == 2 and pairs.size(1) == 2 else ""
-        raise ValueError(f"{name} must be [2, num_edges]; got {describe(pairs)}.{hint}")
+        raise ValueError(f"{name} must be {shape}; got {describe(pairs)}.{hint}")
     if pairs.dtype not in INTEGERS:
         raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
 
@@ -251,12 +255,13 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
     raise TypeError(f"{name} must be {what}; got {describe(value)}.")
 
 
-def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Module) -> None:
+def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None) -> None:
     """Raise unless ``x`` is a state [B, L, C] that fits ``module``, and ``mask`` is [B, L] of bool, or None."""
     check_tensor(x, "x", f"[batch, length, {channels}]")
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")
-    check_fits(x, module)
+    if module is not None:
+        check_fits(x, module)
     check_mask(mask, x)
 
 

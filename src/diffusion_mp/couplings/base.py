@@ -212,6 +212,20 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
         )
 
 
+def check_scale(scale: object, heads: int) -> None:
+    """Raise unless ``scale`` is a finite number, or a tensor of one number or of one per head."""
+    if not isinstance(scale, Tensor):
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+            raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
+        if not torch.compiler.is_compiling():  # a number may be a symbol there
+            check_number(scale, "scale")
+        return
+    if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
+        raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
+    if scale.dim() > 1 or not scale.numel() or (scale.dim() == 1 and heads != 1 and scale.numel() not in (1, heads)):
+        raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
+
+
 class ScaledCoupling(Coupling):
     """a S with a number, a 0-dimensional tensor or one factor per head [H].
 
@@ -221,19 +235,12 @@ class ScaledCoupling(Coupling):
     def __init__(self, scale: float | Tensor, coupling: Coupling) -> None:
         check_coupling_kind(coupling)
         heads = coupling.heads
+        check_scale(scale, heads)
         if isinstance(scale, Tensor):
-            if scale.dim() > 1 or (scale.dim() == 1 and heads != 1 and scale.numel() not in (1, heads)):
-                raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
-            if scale.is_complex() or scale.dtype == torch.bool or not scale.numel():
-                raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
             heads = max(heads, scale.numel())
             nonnegative = unchanged = False
-        elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
-            if not torch.compiler.is_compiling():
-                check_number(scale, "scale")
-            nonnegative, unchanged = scale >= 0, scale == 1
         else:
-            raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
+            nonnegative, unchanged = scale >= 0, scale == 1
         super().__init__(
             coupling.num_nodes,
             heads,

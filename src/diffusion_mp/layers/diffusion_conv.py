@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Literal
 
 import torch
@@ -16,9 +17,10 @@ from diffusion_mp.errors import (
     check_counts,
     check_device,
     check_finite,
+    check_flags,
+    check_kind,
     check_probability,
     check_state,
-    describe,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -80,10 +82,9 @@ class DiffusionConv(nn.Module):
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values"])
         check_probability(dropout, "dropout")
-        if not isinstance(diffusivity, Diffusivity):
-            raise TypeError(f"diffusivity must be a Diffusivity; got {describe(diffusivity)}.")
-        if update is not None and not isinstance(update, StateUpdate):
-            raise TypeError(f"update must be a StateUpdate; got {describe(update)}.")
+        check_flags(concat=concat, transform=transform, bias=bias, validate=validate)
+        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}.")
         total = out_channels * max(heads, diffusivity.heads) if concat else out_channels
@@ -153,7 +154,8 @@ class DiffusionConv(nn.Module):
     def _source(self, state: Tensor, source: Tensor | None) -> Tensor | None:
         """The source by head; by default where the layer starts from."""
         if source is not None:
-            check_state(source, "source")
+            channels = state.size(2) * (state.size(1) if self.concat else 1)
+            check_state(source, "source", channels)
             check_device(source, "source", state.device, "x")
             return self._by_head(source)
         return state if getattr(self.update, "beta", 0.0) else None

@@ -9,7 +9,14 @@ from torch.nn.functional import dropout, relu
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.errors import check_counts, check_edge_rows, check_positive, check_probability, check_state
+from diffusion_mp.errors import (
+    check_counts,
+    check_edge_rows,
+    check_flags,
+    check_positive,
+    check_probability,
+    check_state,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.norm import Norm, make_norm
 
@@ -55,6 +62,7 @@ class GatedGCNConv(nn.Module):
         check_counts(channels=channels)
         check_probability(dropout, "dropout")
         check_positive(eps, "eps")
+        check_flags(residual=residual)
         self.in_channels = self.out_channels = channels
         self.residual, self.dropout, self.eps = residual, dropout, eps
         self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))

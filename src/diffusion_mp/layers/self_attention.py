@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_counts, check_probability, check_sequences
+from diffusion_mp.errors import check_counts, check_flags, check_probability, check_sequences
 
 Place = Callable[[str, int], nn.Module]
 
@@ -64,6 +64,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         check_counts(channels=channels, heads=heads)
         check_probability(dropout, "dropout")
+        check_flags(causal=causal)
         if channels % heads:
             raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout

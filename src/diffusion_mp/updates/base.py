@@ -1,6 +1,5 @@
 """``StateUpdate``: what every update promises, and the Laplacian product that most of them share."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -10,7 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import CouplingMismatchError, check_choice, check_positive, check_values, describe
+from diffusion_mp.errors import (
+    CouplingMismatchError,
+    check_choice,
+    check_number,
+    check_positive,
+    check_values,
+    describe,
+)
 
 Form = Literal["conservative", "residual"]
 
@@ -105,8 +111,7 @@ class LaplacianUpdate(StateUpdate):
     def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:
         super().__init__()
         check_choice(form, "form", ("conservative", "residual"))
-        if not isinstance(beta, (int, float)) or not math.isfinite(beta):
-            raise ValueError(f"beta must be a finite number; got {describe(beta)}.")
+        check_number(beta, "beta")
         check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta, self.leak = float(beta), float(leak)
