@@ -32,11 +32,17 @@ ROLES = {
     "v": ["values"],
     "y": ["labels"],
     "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node"],
-    "graph": ["edge_index", "edges", "edge_weight", "nodes", "node"],
+    "graph": ["edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
     "batch": ["graph", "graphs", "sequence", "sequences"],
     "coupling": ["couplings", "entries", "symmetric"],
-    "other": ["coupling", "diffusivity"],
-    "self": ["matrix"],
+    "other": ["coupling", "diffusivity", "terms"],
+    "policy": ["self_loops"],
+    "attention": ["alpha"],
+    "in_channels": ["channels"],
+    "out_channels": ["channels"],
+    "channels": ["in_channels"],
+    "log_query": ["query"],
+    "log_key": ["key"],
 }
 #: Memory that one call of a few dozen nodes may add to the most the process ever held.
 GROWTH = 512 << 20

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-
 TESTS = Path(__file__).resolve().parents[1]
 START = "import sys; sys.path.insert(0, {!r}); from fuzz.worker import main; main()"
 STARTUP = 120.0  # seconds to import torch and the library, on a busy machine

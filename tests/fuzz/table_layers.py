@@ -219,7 +219,7 @@ LAYERS: dict[str, Strategy] = {
         needed=True,
         heads=heads,
         concat=flag,
-        negative_slope=lambda d: number(d, 0.2, 0.0, optional=True, zero=True),
+        negative_slope=lambda d: number(d, 0.2, 0.0, optional=True, negative=True),
         self_loops=loops,
         dropout=dropout,
         bias=flag,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .arguments import (
-    NOT_A_COUPLING,
     NOT_A_DIFFUSIVITY,
     NOT_A_NUMBER,
     Arg,
@@ -20,7 +19,6 @@ from .arguments import (
     flag,
     generator,
     graph,
-    graph_source,
     just_graph,
     number,
     options,
@@ -29,11 +27,9 @@ from .arguments import (
     real,
     state,
     tensor,
-    wrong_batch,
     wrong_edges,
     wrong_ptr,
     wrong_tensors,
-    wrong_weights,
 )
 from .program import Draw, Strategy, Wrong
 from .table_layers import alpha, lam, loops, positive, projection, rows_or_frobenius
@@ -77,7 +73,10 @@ def graphs(d: Draw) -> None:
         wrong += [Wrong("Data(edge_index=torch.tensor([[0], [7]]), num_nodes=3)", "edges beyond N")]
         d.call("graph", "mp.Graph.from_data({args})", data=fixed(f"Data({part})", *wrong))
     else:
-        d.call("graph", "mp.Graph.coerce({args})", x=state(d, parameters=False), **edges(d))
+        x = state(d, parameters=False)
+        either = ("a sparse tensor", "on the meta device")
+        x = Arg(x.right, [Wrong(w.source, w.what, None if w.what in either else w.valid) for w in x.wrong])
+        d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
     asked = d.pick(["degree", "with_self_loops", "within", "to_undirected", "reverse", "weights", "parts"])
     if asked == "degree":
         dtype = options(d, "torch.float64", wrong=[Wrong("'float'", "a string", None)], optional=True)
@@ -87,7 +86,9 @@ def graphs(d: Draw) -> None:
     elif asked == "within":
         d.call("out", "graph.within({args}).edges", hops=count(d, 1, 2, 3))
     elif asked == "weights":
-        d.call("out", "graph.weights({args})", like=tensor(d, d.nodes))
+        tensors = tensor(d, d.nodes)
+        strange = [w for w in tensors.wrong if w.what in ("a list", "a string", "a number", "a module", "None")]
+        d.call("out", "graph.weights({args})", like=Arg(tensors.right, strange))
     elif asked == "parts":
         d.call("out", "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, repr(graph)]")
     else:
@@ -117,7 +118,7 @@ def used(d: Draw, *, zeros: bool = True, pooled: bool = False) -> None:
     elif asked == "dirichlet":
         d.call("out", "coupling.dirichlet({x})", x=state(d, parameters=False))
     elif asked == "scaled":
-        wrong = [*NOT_A_NUMBER, *NOT_A_COUPLING[:6], Wrong("math.nan", "NaN"), Wrong("torch.ones(2, 2)", "a matrix")]
+        wrong = [*NOT_A_NUMBER, Wrong("math.nan", "NaN"), Wrong("torch.ones(2, 2)", "a matrix")]
         d.call("scaled", "{scale} * coupling", scale=options(d, 0.5, -2, "torch.tensor(0.5)", wrong=wrong))
         d.call("out", "[scaled.degree(), scaled.to_dense()]")
     elif asked == "added":
@@ -271,7 +272,7 @@ def polynomial(d: Draw) -> None:
         coefficients=Arg(coefficients.right, wrong),
         **promises(d),
     )
-    used_of_other(d)
+    used(d)
 
 
 def reweighted(d: Draw) -> None:
@@ -279,11 +280,6 @@ def reweighted(d: Draw) -> None:
     rows = {name: tensor(d, d.nodes, 1, optional=True) for name in ("row", "column")}
     rows = {k: Arg(a.right, [w for w in a.wrong if w.what != "a longer last dimension"], True) for k, a in rows.items()}
     d.call("coupling", "mp.ReweightedCoupling({args})", coupling=coupling(d), **rows, **promises(d))
-    used_of_other(d)
-
-
-def used_of_other(d: Draw) -> None:
-    """What can be done with a coupling that was made of another."""
     used(d)
 
 
@@ -298,7 +294,7 @@ def scaled(d: Draw) -> None:
     wrong += [Wrong("torch.tensor(1 + 1j)", "complex"), Wrong("torch.tensor(2)", "an integer", None)]
     scale = options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
     d.call("coupling", "mp.ScaledCoupling({args})", scale=scale, coupling=coupling(d, other_size=None))
-    used_of_other(d)
+    used(d)
 
 
 def summed(d: Draw) -> None:
@@ -316,10 +312,10 @@ def summed(d: Draw) -> None:
         Wrong(one, "a coupling"),
     ]
     d.call("coupling", "mp.SumCoupling({args})", terms=options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong))
-    used_of_other(d)
+    used(d)
 
 
-def abstract(name: str, base: str = "nothing") -> Strategy:
+def abstract(name: str) -> Strategy:
     """A base class: it cannot be made by itself, and a subclass of it is used."""
 
     def strategy(d: Draw) -> None:
@@ -331,7 +327,7 @@ def abstract(name: str, base: str = "nothing") -> Strategy:
             "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, 'block': None, "
         )
         body += "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
-        d.call("Own", f"type('Own', (mp.{name},), {{{body}}})".replace("{", "{").replace("}", "}"))
+        d.call("Own", f"type('Own', (mp.{name},), {{{body}}})")
         d.call("coupling", "Own({args})", num_nodes=size, heads=count(d, 1, 2), like=like, symmetric=flag(d))
         used(d)
 
@@ -399,13 +395,13 @@ def _used_by(d: Draw) -> None:
     """One product with the coupling that came out, or another use of it."""
     asked = d.pick(["matmul", "degree", "at", "dirichlet"])
     if asked == "matmul":
-        d.call("out", f"coupling @ torch.ones({d.nodes}, coupling.heads, 2, dtype=coupling.dtype)")
+        d.call("out", "coupling @ {v}", v=fixed(f"torch.ones({d.nodes}, coupling.heads, 2, dtype=coupling.dtype)"))
     elif asked == "degree":
         d.call("out", "coupling.degree()")
     elif asked == "at":
-        d.call("out", f"coupling.at({edge_list(d)})")
+        d.call("out", "coupling.at({edge_index})", edge_index=fixed(edge_list(d)))
     else:
-        d.call("out", f"coupling.dirichlet({real(d, d.nodes, 3)})")
+        d.call("out", "coupling.dirichlet({x})", x=fixed(real(d, d.nodes, 3)))
 
 
 def dividing(d: Draw) -> Arg:
@@ -440,8 +436,7 @@ NORMALIZATION: Callable[[Draw], Arg] = lambda d: choice(d, "sym", "row", "sum") 
 
 def softmax_penalty(d: Draw) -> Arg:
     """A penalty or its name."""
-    wrong = [*choice(d).wrong] if False else []
-    wrong += [
+    wrong = [
         Wrong("'nonsense'", "another name"),
         Wrong("None", "None"),
         Wrong("3", "a number"),
@@ -514,7 +509,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         channels=True,
         needed=True,
         heads=dividing,
-        negative_slope=lambda d: number(d, 0.2, 0.0, optional=True, zero=True),
+        negative_slope=lambda d: number(d, 0.2, 0.0, optional=True, negative=True),
         self_loops=loops,
     ),
     "EdgeDiffusivity": of_state(
@@ -657,5 +652,3 @@ UPDATES: dict[str, Strategy] = {
         form=lambda d: choice(d, "conservative"),
     ),
 }
-
-_ = (graph_source, wrong_batch, wrong_weights)
