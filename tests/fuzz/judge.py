@@ -24,7 +24,7 @@ from .program import PRELUDE
 OWN = str(Path(diffusion_mp.__file__).parent)
 #: What a call may raise.
 DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostError)
-#: A file or an entry that is not there, and an extra that is not installed: refusals too, if the library says so itself.
+#: A file, an entry or an extra that is not there: refusals too, if the library says so itself.
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
@@ -41,6 +41,8 @@ ROLES = {
     "in_channels": ["channels"],
     "out_channels": ["channels"],
     "channels": ["in_channels"],
+    "min_length": ["lengths"],
+    "max_length": ["lengths"],
     "log_query": ["query"],
     "log_key": ["key"],
 }
@@ -79,7 +81,11 @@ def _judge_error(error: Exception, expected: bool | None, names: list[str]) -> d
     if not _raised_by_us(error) or not isinstance(error, (*DOCUMENTED, *ABSENT)):
         return _bad(None, type(error).__name__, text, _place(error))
     words = {word for name in names for word in (name, *ROLES.get(name, []))}
-    if names and not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words):
+    if (
+        names
+        and not isinstance(error, FileNotFoundError)
+        and not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words)
+    ):
         return _bad(None, "no argument named", text, _place(error))
     if expected is True:
         return _bad(None, "valid call refused", text, _place(error))

@@ -26,7 +26,8 @@ class Worker:
         self.timeout, self.memory = timeout, memory
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._errors = tempfile.TemporaryFile()
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")  # where programs may write
+        self._errors = Path(self._folder.name) / "errors"
 
     def judge(self, program: dict[str, Any]) -> dict[str, Any]:
         """The verdict on one program (`Program.as_request`)."""
@@ -62,17 +63,24 @@ class Worker:
     def _start(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment
-        )
+        paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)  # the worker runs in another folder
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                cwd=self._folder.name,
+            )
         self._rest = b""
         if self._answer(STARTUP) is None:
             raise RuntimeError(f"a worker did not start: {self._last_words()}")
 
     def _last_words(self) -> str:
         """The end of what the process said on its error stream."""
-        self._errors.seek(0)
-        return self._errors.read()[-800:].decode(errors="replace")
+        return self._errors.read_bytes()[-800:].decode(errors="replace")
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None

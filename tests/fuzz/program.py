@@ -132,7 +132,7 @@ class Draw:
         """An integer in [0, bound)."""
         return 0 if self.rng is None else self.rng.randrange(bound)
 
-    def call(self, result: str, target: str, *, finite: bool = True, **args: Arg) -> None:
+    def call(self, result: str, target: str, /, *, finite: bool = True, **args: Arg) -> None:
         """Add a call."""
         self.calls.append(Call(result, target, args, finite))
 

@@ -5,17 +5,59 @@ from __future__ import annotations
 from random import Random
 
 from .program import Program, Strategy, draw_program
+from .table_data import DATA, DISTRIBUTED, TRAIN
+from .table_energies import ENERGIES, FUNCTIONS, TESTING
 from .table_layers import LAYERS
 from .table_models import MODELS
 from .table_operators import COUPLINGS, DIFFUSIVITIES, UPDATES
 
-STRATEGIES: dict[str, Strategy] = {**COUPLINGS, **DIFFUSIVITIES, **UPDATES, **LAYERS, **MODELS}
+# A name of `diffusion_mp` as it is, one of a package within it with that package's name.
+STRATEGIES: dict[str, Strategy] = {
+    **COUPLINGS,
+    **DIFFUSIVITIES,
+    **UPDATES,
+    **ENERGIES,
+    **LAYERS,
+    **MODELS,
+    **FUNCTIONS,
+    **DATA,
+    **TRAIN,
+    **TESTING,
+    **DISTRIBUTED,
+}
 
 #: What is not called at random, and why.
-EXEMPT: dict[str, str] = {}
+EXEMPT: dict[str, str] = {
+    "ConvergenceError": "an error: the library raises it, nobody calls it",
+    "CouplingMismatchError": "an error: the library raises it, nobody calls it",
+    "SingularSystemError": "an error: the library raises it, nobody calls it",
+    "distributed.RankLostError": "an error: the library raises it, nobody calls it",
+    "testing.TOLERANCES": "a table, read through `tolerance`",
+}
 
-#: How often a name is drawn, compared with one.
-WEIGHTS: dict[str, float] = {}
+#: How often a name is drawn, compared with the others: what takes long seldom, what has many options often.
+WEIGHTS: dict[str, float] = {
+    **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
+    **dict.fromkeys(TESTING, 0.3),
+    "testing.check_coupling": 0.03,
+    "testing.check_diffusivity": 0.03,
+    "testing.check_layer": 0.03,
+    "testing.assert_energy_descent": 0.1,
+    "testing.order_of_convergence": 0.1,
+    "testing.exact_problems": 0.1,
+    "data.load_digits": 0.1,
+    "data.SBMDataset": 0.2,
+    "data.Pathfinder": 0.3,
+    "train.DigitsDataModule": 0.1,
+    "diagnose": 0.3,
+    "perturbation_bound": 0.3,
+    "diagnostics.plot_attention": 0.2,
+    "diagnostics.Commutator": 0.1,
+    "diagnostics.Perturbation": 0.1,
+    "diagnostics.PlacementReport": 0.1,
+    "Certificate": 0.1,
+    "testing.Tolerance": 0.05,
+}
 
 
 def drawn(seed: int, index: int, name: str | None = None) -> Program:

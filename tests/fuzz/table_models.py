@@ -172,9 +172,7 @@ def label_propagation(d: Draw) -> None:
         diffusivity=options(
             d,
             "mp.AdjacencyDiffusivity('row')",
-            wrong=[
-                w for w in [Wrong("'sym'", "a string"), Wrong("3", "a number"), Wrong("nn.Linear(2, 2)", "a module")]
-            ],
+            wrong=[Wrong("'sym'", "a string"), Wrong("3", "a number"), Wrong("nn.Linear(2, 2)", "a module")],
             optional=True,
         ),
     )

@@ -1,0 +1,540 @@
+"""Strategies of data sets, splits and loaders, of training, and of what runs over ranks.
+
+What reads files is given none, or one that the program writes: no data set is needed, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .arguments import (
+    NOT_A_NUMBER,
+    NOT_A_TENSOR,
+    Arg,
+    choice,
+    count,
+    edge_list,
+    edges,
+    fixed,
+    flag,
+    generator,
+    module,
+    number,
+    options,
+    wrong_tensors,
+)
+from .program import Draw, Strategy, Wrong
+from .table_energies import seed
+
+NOT_A_PATH = [
+    Wrong("None", "None"),
+    Wrong("3", "a number"),
+    Wrong("['a']", "a list"),
+    Wrong("torch.ones(2)", "a tensor"),
+    Wrong("''", "empty"),
+    Wrong("'a\\0b'", "a zero byte"),
+    Wrong("b'\\xff'", "bytes"),
+    Wrong("'x' * 5000", "too long"),
+]
+NOT_DATA = [
+    Wrong("None", "None"),
+    Wrong("'data'", "a string"),
+    Wrong("torch.ones(2)", "a tensor"),
+    Wrong("[1]", "a list"),
+    Wrong("{}", "a dict"),
+    Wrong("Data()", "empty"),
+    Wrong("Data(edge_index=torch.tensor([[0], [9]]), num_nodes=3)", "with edges beyond N"),
+    Wrong("Data(edge_index='abc', num_nodes=3)", "with edges of letters"),
+]
+
+
+def absent(d: Draw) -> Arg:
+    """A path where nothing is."""
+    return Arg("'absent'", NOT_A_PATH, valid=None)
+
+
+def labels(d: Draw, right: str) -> Arg:
+    """Labels [N]."""
+    wrong = [
+        Wrong("None", "None"),
+        Wrong("'y'", "a string"),
+        Wrong("3", "a number"),
+        Wrong("[0, 1, 0, 1]", "a list", None),
+        Wrong("np.array([0, 1, 0, 1])", "an array", None),
+        Wrong("torch.zeros(40)", "floats"),
+        Wrong("torch.full((40,), math.nan)", "NaN"),
+        Wrong("torch.zeros(40, dtype=torch.bool)", "bools"),
+        Wrong("torch.zeros(40, 2, dtype=torch.long)", "of rank two"),
+        Wrong("torch.tensor(0)", "of rank zero"),
+        Wrong("torch.zeros(40, dtype=torch.complex64)", "complex"),
+        Wrong("torch.zeros(40, dtype=torch.long, device='meta')", "on the meta device"),
+        Wrong("torch.zeros(40, dtype=torch.long).to_sparse()", "a sparse tensor"),
+    ]
+    return Arg(right, wrong)
+
+
+def random_split(d: Draw) -> None:
+    """Shares of the labelled nodes."""
+    y = labels(d, d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "torch.zeros(40, dtype=torch.int32)"]))
+    share = number(d, 0.5, 0.25, below="1.5")
+    d.call(
+        "out",
+        "data.random_split({args})",
+        y=y,
+        train=share,
+        val=number(d, 0.1, 0.0, zero=True, below="1.5"),
+        generator=_seeded(d),
+    )
+
+
+def _seeded(d: Draw) -> Arg:
+    return Arg("torch.Generator().manual_seed(0)", [*generator(d).wrong, Wrong("None", "None")])
+
+
+def random_split_per_class(d: Draw) -> None:
+    """So many of every class."""
+    y = labels(d, d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1"]))
+    d.call(
+        "out",
+        "data.random_split_per_class({args})",
+        y=y,
+        per_class=count(d, 2, 5),
+        num_val=count(d, 4, 0, zero=True),
+        num_test=Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
+        generator=_seeded(d),
+    )
+
+
+def label_mask(d: Draw) -> None:
+    """Who has a label."""
+    y = labels(d, d.pick(["torch.arange(40) % 3 - 1", "torch.zeros(0, dtype=torch.long)"]))
+    d.call(
+        "out",
+        "data.label_mask({y})",
+        y=Arg(y.right, [w for w in y.wrong if w.what not in ("of rank two", "of rank zero")]),
+    )
+
+
+def split(d: Draw) -> None:
+    """The masks of a data set."""
+    masks = "train_mask=torch.ones(4, 2) > 0, val_mask=torch.zeros(4, 2) > 0, test_mask=torch.zeros(4, 2) > 0"
+    wrong = [*NOT_DATA[:6], Wrong("Data(train_mask='abc', val_mask=3, test_mask=None, y=None)", "with no masks")]
+    column = options(
+        d, 0, 1, wrong=[*NOT_A_NUMBER, Wrong("-1", "negative"), Wrong("2", "beyond"), Wrong("0.5", "a fraction")]
+    )
+    d.call("split", "data.Split.of({args})", data=Arg(f"Data({masks}, y=torch.zeros(4).long())", wrong), column=column)
+    d.call("out", "split.apply_to({args})", data=Arg("Data(num_nodes=4)", NOT_DATA[:5]))
+
+
+def pad(d: Draw) -> None:
+    """Sequences of different lengths."""
+    item = "(torch.tensor([1, 2, 3]), 0)"
+    wrong = [
+        Wrong("[]", "empty"),
+        Wrong("None", "None"),
+        Wrong("3", "a number"),
+        Wrong("'ab'", "a string"),
+        Wrong("[1, 2]", "numbers"),
+        Wrong("[(torch.tensor([1]), 0), (torch.tensor([1]), torch.tensor([2]), 0)]", "items of two kinds"),
+        Wrong("[([1, 2], 0)]", "lists", None),
+        Wrong("[(torch.tensor(1), 0)]", "tokens of rank zero"),
+        Wrong("[(torch.ones(2, 2).long(), 0)]", "tokens of rank two"),
+        Wrong("[(torch.tensor([1.5]), 0)]", "fractions"),
+        Wrong("[(torch.tensor([1]), 'a')]", "a label of letters"),
+        Wrong("[(torch.tensor([1]), None)]", "no label"),
+        Wrong("torch.ones(2, 2)", "a tensor"),
+    ]
+    right = [f"[{item}, (torch.tensor([4]), 1)]", f"[{item}]", "[(torch.zeros(0).long(), 1)]"]
+    d.call(
+        "out",
+        "data.pad({args})",
+        batch=options(d, *right, wrong=wrong),
+        max_length=count(d, 2, optional=True, none=True),
+    )
+
+
+def add_laplacian_pe(d: Draw) -> None:
+    """Positional encodings of a graph."""
+    d.sizes = None
+    both = f"torch.cat([{edge_list(d)}, {edge_list(d)}.flip(0)], 1)"
+    wrong = [*NOT_DATA, Wrong("Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)", "a directed graph")]
+    d.call("transform", "data.AddLaplacianPE({args})", k=count(d, 2, 1, 9))
+    d.call(
+        "out",
+        "transform({graph})",
+        graph=Arg(f"Data(edge_index={both}, num_nodes={d.nodes})", wrong),
+    )
+    d.call("vectors", "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]")
+
+
+def data_source(d: Draw, nodes: int | None = None) -> str:
+    """A graph with features, labels and masks."""
+    n = d.nodes if nodes is None else nodes
+    mask = f"torch.ones({n}, dtype=torch.bool)"
+    parts = f"x=torch.randn({n}, 3), edge_index={edge_list(d)}, y=torch.zeros({n}).long(), train_mask={mask}"
+    return f"Data({parts}, num_nodes={n})"
+
+
+def part_of(d: Draw) -> None:
+    """What a batch knows of its graph."""
+    d.sizes = None
+    degrees = choice(d, "batch", "full")
+    d.call("transform", "data.PartOf({args})", data=Arg(data_source(d), NOT_DATA[:5] + NOT_DATA[6:]), degrees=degrees)
+    n = d.nodes
+    batch = f"Data(n_id=torch.arange({n}), batch_size={n}, edge_index={edge_list(d)}, num_nodes={n})"
+    d.call("out", "transform({batch})", batch=Arg(batch, NOT_DATA[:6]))
+
+
+def loader(d: Draw) -> None:
+    """Random parts."""
+    d.sizes = None
+    n = max(d.nodes, 4)
+    by_parts = not d.maybe(0.5)
+    clusters = [
+        Wrong(f"[0] * {n}", "a list", None),
+        Wrong(f"np.zeros({n}, dtype=np.int64)", "an array", None),
+        Wrong("'clusters'", "a string"),
+        Wrong(f"torch.zeros({n})", "floats"),
+        Wrong(f"torch.zeros({n + 1}).long()", "too long"),
+        Wrong(f"torch.full(({n},), -1)", "negative"),
+        Wrong(f"torch.full(({n},), 10**9)", "a billion clusters"),
+        Wrong(f"torch.zeros({n}, 1).long()", "of rank two"),
+        Wrong("3", "a number"),
+    ]
+    d.call(
+        "loader",
+        "data.RandomPartitionLoader({args})",
+        data=Arg(data_source(d, n), NOT_DATA),
+        num_parts=Arg("2" if by_parts else None, count(d, none=True).wrong if by_parts else [], False),
+        batch_size=Arg(None if by_parts else "2", [] if by_parts else count(d, none=True).wrong, False),
+        clusters=options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
+        halo=flag(d),
+        degrees=choice(d, "batch", "full"),
+        allow_unlabelled=flag(d),
+        seed=seed(d),
+        num_replicas=Arg(None, [w for w in count(d, none=True).wrong if w.valid is False], True),
+    )
+    d.call("out", "[batch.x for batch in loader]")
+
+
+def find_clusters(d: Draw) -> None:
+    """Clusters of a graph."""
+    d.sizes = None
+    metis = d.maybe(0.5)
+    d.call(
+        "out",
+        "data.find_clusters({args})",
+        data=Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
+        num_clusters=Arg("2" if metis else None, count(d, none=True).wrong if metis else [], False),
+        method=Arg("'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong),
+        seed=seed(d),
+    )
+
+
+def list_ops(d: Draw) -> None:
+    """Expressions."""
+    words = [Wrong("()", "empty"), Wrong("('NONE',)", "another word"), Wrong("3", "a number"), Wrong("None", "None")]
+    d.call(
+        "tasks",
+        "data.ListOps({args})",
+        split=choice(d, "train", "val", "test"),
+        num=count(d, 3, 2),
+        seed=seed(d),
+        min_length=count(d, 4, 5),
+        max_length=count(d, 60, 90),
+        max_depth=count(d, 5, optional=True),
+        max_args=count(d, 5, optional=True),
+        operators=options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
+    )
+    _items(d, 2)
+
+
+def _items(d: Draw, last: int) -> None:
+    wrong = [Wrong("99", "beyond"), Wrong("-99", "before"), Wrong("1.5", "a fraction"), Wrong("'a'", "a string")]
+    wrong += [Wrong("None", "None"), Wrong("[0]", "a list"), Wrong("slice(2)", "a slice"), Wrong("math.nan", "NaN")]
+    d.call("out", "tasks[{index}]", index=options(d, 0, last - 1, -1, wrong=wrong))
+
+
+def pathfinder(d: Draw) -> None:
+    """Paths."""
+    d.call(
+        "tasks",
+        "data.Pathfinder({args})",
+        split=choice(d, "train", "val", "test"),
+        num=count(d, 2, 3),
+        seed=seed(d),
+        size=count(d, 32, 24),
+        dashes=count(d, 4, 6),
+        distractors=count(d, 1, 0, zero=True),
+        distractor_dashes=count(d, 2, optional=True),
+    )
+    _items(d, 2)
+
+
+def sequence_dataset(d: Draw) -> None:
+    """A subclass of the base."""
+    d.call(
+        "Own", "type('Own', (data.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))"
+    )
+    d.call("tasks", "Own()")
+    _items(d, 3)
+
+
+def list_ops_file(d: Draw) -> None:
+    """A file of expressions, which the program writes."""
+    text = "'Source\\tTarget\\n( [MIN 1 2 ] )\\t1\\n'"
+    d.call("size", f"open('listops.tsv', 'w').write({text})")
+    wrong = [*NOT_A_PATH, Wrong("'absent.tsv'", "no file"), Wrong("'.'", "a folder")]
+    d.call("tasks", "data.ListOpsFile({args})", path=Arg("'listops.tsv'", wrong))
+    d.call("out", "tasks[0]")
+
+
+def reader(of: str, path: str, /, **make: Callable[[Draw], Arg]) -> Strategy:
+    """What reads a data set, where there is none."""
+    return lambda d: d.call(
+        "out", f"data.{of}({{args}})", **{path: absent(d)}, **{key: value(d) for key, value in make.items()}
+    )
+
+
+def sbm(d: Draw) -> None:
+    """Graphs from block models, drawn into a folder of the worker's own."""
+    sizes = [
+        Wrong("(0, 5)", "a zero"),
+        Wrong("(5, 2)", "falling"),
+        Wrong("3", "a number"),
+        Wrong("('a', 'b')", "letters"),
+    ]
+    d.call(
+        "tasks",
+        "data.SBMDataset({args})",
+        root=Arg("'sbm'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]),
+        name=Arg("'PATTERN'", choice(d, "PATTERN").wrong),
+        split=choice(d, "train", "val", "test"),
+        num_graphs=count(d, 1),
+        seed=Arg(None, [w for w in seed(d).wrong if w.valid is False], True),
+        pattern_sizes=Arg(None, sizes, True),
+        log=Arg("False"),
+    )
+    d.call("out", "[tasks[0].x, tasks[0].y]")
+
+
+def synthetic_pokec(d: Draw) -> None:
+    """A large graph, drawn small."""
+    d.call(
+        "out",
+        "data.synthetic_pokec({args})",
+        num_nodes=count(d, 50, 20),
+        num_edges=count(d, 100, 40),
+        num_features=count(d, 4, 2),
+        seed=seed(d),
+        homophily=number(d, 0.444, 0.6, optional=True, below="1.5"),
+        signal=number(d, 0.3, 0.0, optional=True, zero=True),
+        spread=number(d, 1.5, optional=True),
+        unlabelled=number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
+        cache=Arg(None, NOT_A_PATH[1:4] + NOT_A_PATH[5:], True),
+    )
+
+
+def _train_or_test(d: Draw) -> Arg:
+    return choice(d, "train", "test")
+
+
+def _part(d: Draw) -> Arg:
+    return choice(d, "train", "val", "test")
+
+
+DATA: dict[str, Strategy] = {
+    "data.random_split": random_split,
+    "data.random_split_per_class": random_split_per_class,
+    "data.label_mask": label_mask,
+    "data.Split": split,
+    "data.pad": pad,
+    "data.AddLaplacianPE": add_laplacian_pe,
+    "data.PartOf": part_of,
+    "data.RandomPartitionLoader": loader,
+    "data.find_clusters": find_clusters,
+    "data.ListOps": list_ops,
+    "data.ListOpsFile": list_ops_file,
+    "data.Pathfinder": pathfinder,
+    "data.SequenceDataset": sequence_dataset,
+    "data.SBMDataset": sbm,
+    "data.synthetic_pokec": synthetic_pokec,
+    "data.load_digits": lambda d: d.call(
+        "out", "data.load_digits({args}).x", num_neighbors=count(d, 5, 1, optional=True)
+    ),
+    "data.GreyCIFAR10": reader("GreyCIFAR10", "root", split=_part),
+    "data.IMDb": reader("IMDb", "path", split=_train_or_test, max_length=lambda d: count(d, 9, optional=True)),
+    "data.PathfinderFiles": reader("PathfinderFiles", "root", split=_part),
+    "data.RetrievalPairs": reader("RetrievalPairs", "path", max_length=lambda d: count(d, 9, optional=True)),
+    "data.load_linkx_splits": reader("load_linkx_splits", "path", num_nodes=lambda d: count(d, 5)),
+    "data.load_lrgb": reader(
+        "load_lrgb", "root", name=lambda d: choice(d, "Peptides-func", optional=False), split=_part
+    ),
+    "data.load_ogb": reader("load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
+    "data.load_planetoid": reader("load_planetoid", "root", name=lambda d: choice(d, "Cora", optional=False)),
+    "data.load_pokec": reader("load_pokec", "root", source=lambda d: choice(d, "snap", "linkx")),
+    "data.PeptidesFunctional": lambda d: d.call(
+        "out",
+        "data.PeptidesFunctional({args})",
+        source=absent(d),
+        root=Arg("'peptides'", NOT_A_PATH[:4]),
+        split=_part(d),
+        num_graphs=count(d, 2, optional=True, none=True),
+        log=Arg("False"),
+    ),
+}
+
+# ---------------------------------------------------------------- training
+
+
+def node_classifier(d: Draw) -> None:
+    """A model that is trained on nodes."""
+    d.sizes = None
+    d.call(
+        "module",
+        "train.NodeClassifier({args})",
+        model=module("mp.GCNConv(3, 2)"),
+        lr=number(d, 0.01, optional=True),
+        weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
+        optimizer=choice(d, "adam", "adamw"),
+    )
+    wrong = [w for w in NOT_DATA if w.what != "empty"]
+    d.call(
+        "out",
+        "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]",
+        data=Arg(data_source(d), wrong),
+    )
+
+
+def sequence_classifier(d: Draw) -> None:
+    """A model that is trained on sequences."""
+    d.call(
+        "module",
+        "train.SequenceClassifier({args})",
+        model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
+        classes=count(d, 2, 3),
+        lr=number(d, 0.01, optional=True),
+        weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
+        warmup=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+    )
+    d.call("out", "module(torch.ones(2, 5, 3))")
+
+
+def loss(name: str) -> Strategy:
+    """A loss that refuses what broadcasts."""
+
+    def strategy(d: Draw) -> None:
+        n = d.pick([4, 1, 7])
+        if name == "node_cross_entropy":
+            logits, target = Arg(f"torch.randn({n}, 3)", wrong_tensors(n, 3)), f"torch.zeros({n}).long()"
+            logits = Arg(logits.right, [w for w in logits.wrong if w.what not in ("a longer last dimension",)])
+            wrong = [Wrong(f"torch.zeros({n})", "floats"), Wrong(f"torch.full(({n},), 9)", "beyond the classes")]
+            wrong += [Wrong(f"torch.full(({n},), -1)", "no label"), Wrong(f"torch.zeros({n}) > 0", "bools")]
+            wrong += [
+                Wrong(f"torch.zeros({n + 1}).long()", "too long"),
+                Wrong(f"torch.zeros({n}, 1).long()", "of rank two"),
+            ]
+            wrong += [Wrong(f"torch.zeros({n}, dtype=torch.long, device='meta')", "on the meta device")]
+            wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}).to(torch.complex64)", "complex")]
+            d.call("out", "train.node_cross_entropy({args})", logits=logits, target=Arg(target, wrong))
+            return
+        like = Arg(f"torch.randn({n})", wrong_tensors(n))
+        d.call(
+            "out",
+            "train.mean_squared_error({args})",
+            prediction=like,
+            target=Arg(f"torch.randn({n})", wrong_tensors(n)),
+        )
+
+    return strategy
+
+
+def weighted_accuracy(d: Draw) -> None:
+    """A score."""
+    sizes = count(d, 3, 2)
+    d.call("metric", "train.weighted_accuracy({args})", num_classes=Arg(sizes.right, [*sizes.wrong, Wrong("1", "one")]))
+    d.call("out", "metric(torch.randn(5, metric.num_classes), torch.zeros(5).long())")
+
+
+def digits_module(d: Draw) -> None:
+    """The digits as a data module."""
+    d.call(
+        "module",
+        "train.DigitsDataModule({args})",
+        per_class=count(d, 5, 2, optional=True),
+        num_val=count(d, 500, 10, optional=True, zero=True),
+        num_neighbors=count(d, 5, optional=True),
+        seed=seed(d),
+    )
+    d.call("out", "module.data.x")
+
+
+def planetoid_module(d: Draw) -> None:
+    """Cora as a data module, where it is not."""
+    d.call(
+        "module",
+        "train.PlanetoidDataModule({args})",
+        root=absent(d),
+        name=choice(d, "Cora", "PubMed"),
+        split=choice(d, "random", "public"),
+        seed=seed(d),
+        per_class=count(d, 20, optional=True),
+    )
+    d.call("out", "module.data")
+
+
+TRAIN: dict[str, Strategy] = {
+    "train.NodeClassifier": node_classifier,
+    "train.SequenceClassifier": sequence_classifier,
+    "train.node_cross_entropy": loss("node_cross_entropy"),
+    "train.mean_squared_error": loss("mean_squared_error"),
+    "train.weighted_accuracy": weighted_accuracy,
+    "train.DigitsDataModule": digits_module,
+    "train.PlanetoidDataModule": planetoid_module,
+}
+
+# ---------------------------------------------------------------- ranks
+
+ONE_RANK = (
+    "torch.distributed.is_initialized() or torch.distributed.init_process_group("
+    "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"
+)
+
+
+def sharded_graph(d: Draw) -> None:
+    """A graph over the ranks of one process."""
+    d.sizes = None
+    given = edges(d, objects=False)
+    n = d.nodes
+    wrong = [
+        Wrong("[0]", "too short"),
+        Wrong(f"[0, {n + 1}]", "beyond N"),
+        Wrong("'ab'", "a string"),
+        Wrong("3", "a number"),
+    ]
+    wrong += [Wrong("[None, 3]", "None"), Wrong(f"[1, {n}]", "not from zero"), Wrong(f"[0.5, {n}]", "a fraction")]
+    d.call("ranks", ONE_RANK)
+    edge_index = Arg(given["edge_index"].right, [w for w in given["edge_index"].wrong if "graph" not in w.what])
+    d.call(
+        "graph",
+        "distributed.ShardedGraph({args})",
+        edge_index=edge_index,
+        num_nodes=fixed(n, *count(d, zero=True).wrong),
+        edge_weight=given["edge_weight"],
+        bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
+        device=options(d, "'cpu'", wrong=[Wrong("'nowhere'", "no device"), Wrong("3.5", "a number")], optional=True),
+    )
+    d.call("out", "[graph.degree(), graph.rows, graph.total(torch.ones(2))]")
+
+
+def node_parallel(d: Draw) -> None:
+    """A model on one rank."""
+    d.call("ranks", ONE_RANK)
+    group = [Wrong("'group'", "a string"), Wrong("[0]", "a list")]
+    d.call("out", "distributed.node_parallel({args})", model=module("nn.Linear(2, 2)"), group=Arg(None, group, True))
+
+
+DISTRIBUTED: dict[str, Strategy] = {
+    "distributed.ShardedGraph": sharded_graph,
+    "distributed.node_parallel": node_parallel,
+}
