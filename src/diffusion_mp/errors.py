@@ -109,6 +109,16 @@ def check_tensor(value: object, name: str, shape: str) -> None:
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
 
 
+def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+    """Ones of a floating dtype on a device, for options ``dtype`` and ``device`` that say where something lives."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
+    try:
+        return torch.ones(shape, dtype=dtype, device=device)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"device must be a torch.device or its name; got {describe(device)}: {error}.") from error
+
+
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
     """Raise unless ``value`` lies on ``device``, which is that of ``other``."""
     if value.device != device:

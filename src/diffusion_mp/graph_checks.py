@@ -26,7 +26,7 @@ EMPTY_GRAPHS = 1 << 16
 
 def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
-    if isinstance(num_nodes, torch.SymInt):  # under torch.compile
+    if torch.compiler.is_compiling():  # a symbol there
         return cast("int", num_nodes)
     if isinstance(num_nodes, bool) or not hasattr(num_nodes, "__index__") or isinstance(num_nodes, Tensor):
         raise TypeError(f"num_nodes must be an integer; got {describe(num_nodes)}.")
@@ -71,7 +71,8 @@ def as_batch(batch: object, num_nodes: int) -> Tensor:
 def as_ptr(ptr: object) -> Tensor:
     """Row boundaries [B + 1] of a ragged batch, on the CPU."""
     bounds = as_tensor(ptr, "ptr", "a one-dimensional integer tensor [num_graphs + 1]")
-    if bounds.dim() != 1 or bounds.dtype not in INTEGERS or bounds.is_meta or not bounds.numel():
+    empty = not torch.compiler.is_compiling() and bounds.numel() == 0  # the number of graphs is a value there
+    if bounds.dim() != 1 or bounds.dtype not in INTEGERS or bounds.is_meta or empty:
         raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(ptr)}.")
     return bounds.cpu().long()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -14,7 +14,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_device, check_flags, check_kind, check_number, check_pairs, check_values, describe
+from diffusion_mp.errors import (
+    check_counts,
+    check_device,
+    check_flags,
+    check_kind,
+    check_number,
+    check_pairs,
+    check_values,
+    describe,
+)
+from diffusion_mp.graph_checks import as_num_nodes
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -51,7 +61,10 @@ class Coupling(ABC):
         nonnegative: bool = False,
     ) -> None:
         check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
-        self.num_nodes = num_nodes
+        if not torch.compiler.is_compiling():  # they may be symbols there
+            check_counts(heads=heads)
+            check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
+        self.num_nodes = as_num_nodes(num_nodes)
         self.heads = heads
         self.dtype = like.dtype
         self.device = like.device
@@ -280,6 +293,8 @@ class SumCoupling(Coupling):
     """S₁ + S₂ + …; a term with one head is added to every head of the others."""
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
+        if not isinstance(terms, Iterable):
+            raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
         terms = list(terms)
         if not terms:
             raise ValueError("terms must hold a coupling at least; got none.")

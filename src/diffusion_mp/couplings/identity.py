@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.graph_checks import as_num_nodes
+from diffusion_mp.errors import floating
 
 
 class IdentityCoupling(Coupling):
@@ -16,8 +16,8 @@ class IdentityCoupling(Coupling):
     def __init__(
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
-        like = torch.empty(0, dtype=dtype, device=device)
-        super().__init__(as_num_nodes(num_nodes), 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
+        like = floating((0,), dtype, device)
+        super().__init__(num_nodes, 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v

@@ -12,6 +12,7 @@ from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, check_features
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
+from diffusion_mp.errors import check_flags, check_number
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product, pooled
 
@@ -49,6 +50,10 @@ class LinearAttentionCoupling(PooledCoupling):
         nonnegative: bool = False,
     ) -> None:
         check_features(query, key)
+        check_flags(unit=unit)
+        if not torch.compiler.is_compiling():  # numbers may be symbols there
+            check_number(constant, "constant")
+            check_number(own, "own")
         super().__init__(
             query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=True, nonnegative=nonnegative
         )

@@ -13,7 +13,7 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.low_rank import check_features
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import check_tensor, describe
+from diffusion_mp.errors import check_flags, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.log_linear_attention import (
@@ -53,7 +53,8 @@ class LogLowRankCoupling(PooledCoupling):
         normalize: bool = True,
         symmetric: bool = False,
     ) -> None:
-        check_features(log_query, log_key)
+        check_features(log_query, log_key, "log_")
+        check_flags(normalize=normalize)
         if log_weight is None:
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
         else:

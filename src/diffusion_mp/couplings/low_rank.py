@@ -9,7 +9,7 @@ from torch import Tensor
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.linear_attention import linear_product, pooled
@@ -101,7 +101,8 @@ class UniformCoupling(LowRankCoupling):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        one = torch.ones(as_num_nodes(num_nodes), 1, 1, dtype=dtype, device=device)
+        check_flags(normalize=normalize)
+        one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
         ptr = row_bounds(ptr, one.size(0))
         query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
@@ -124,18 +125,20 @@ def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(empty, torch.zeros_like(degree), 1 / torch.where(empty, torch.ones_like(degree), degree))
 
 
-def check_features(query: Tensor, key: Tensor) -> None:
+def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
     """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device."""
     for name, features in (("query", query), ("key", key)):
-        check_tensor(features, name, "[num_nodes, heads, features]")
+        check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
     if query.dim() != 3 or query.shape != key.shape:
         raise ValueError(
-            f"query and key must both be [num_nodes, heads, features] of one shape; "
+            f"{prefix}query and {prefix}key must both be [num_nodes, heads, features] of one shape; "
             f"got {describe(query)} and {describe(key)}."
         )
     if query.dtype != key.dtype:
-        raise TypeError(f"query and key must have one dtype; got {describe(query)} and {describe(key)}.")
-    check_device(key, "key", query.device, "query")
+        raise TypeError(
+            f"{prefix}query and {prefix}key must have one dtype; got {describe(query)} and {describe(key)}."
+        )
+    check_device(key, f"{prefix}key", query.device, f"{prefix}query")
 
 
 def block_mask(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Bool[Tensor, "N N"] | None:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_tensor, describe
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_tensor, describe
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.reference import stencils
@@ -62,6 +62,7 @@ class NeumannCoupling(Coupling):
         transposed: bool = False,
     ) -> None:
         check_stencil(strides, boundary)
+        check_flags(transposed=transposed)
         num_nodes = as_num_nodes(num_nodes)
         check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
@@ -121,6 +122,8 @@ class NeumannCoupling(Coupling):
 def check_stencil(strides: Sequence[int], boundary: str) -> None:
     """Raise unless strides are positive integers, at least one, and the boundary is one of the five."""
     check_choice(boundary, "boundary", get_args(Boundary))
+    if isinstance(strides, str) or not isinstance(strides, Sequence):
+        raise TypeError(f"strides must be a sequence of integers, such as (1,) or (1, 2, 4); got {describe(strides)}.")
     if len(strides) == 0:
         raise ValueError("strides must name at least one stride, such as (1,) or (1, 2, 4); got none.")
     check_counts(**{f"strides[{k}]": stride for k, stride in enumerate(strides)})

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.low_rank import block_mask, check_features
 from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_flags
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
@@ -45,6 +45,7 @@ class PairwiseCoupling(Coupling):
     ) -> None:
         check_choice(score, "score", SCORES)
         check_features(query, key)
+        check_flags(normalize=normalize)
         super().__init__(
             query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
         )

@@ -71,7 +71,7 @@ class SparseFlowCoupling(Coupling):
             raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")
         if friction_query is None or friction_key is None:
             friction_query = friction_key = query[:, :, :0]
-        check_features(friction_query, friction_key)
+        check_features(friction_query, friction_key, "friction_")
         if friction_query.shape[:2] != query.shape[:2]:
             raise ValueError(
                 f"friction_query must have the nodes and heads of query, {list(query.shape[:2])}; "

@@ -84,6 +84,7 @@ class GatedGCNConv(nn.Module):
         return_coupling: bool = False,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the gates."""
+        check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         if graph.edge_index is None:

@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_kind, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.norm import Norm, make_norm
@@ -93,6 +93,7 @@ class GPSBlock(nn.Module):
         return_coupling: bool = False,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the coupling."""
+        check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         total, edges, coupling = x.new_zeros(()), edge_attr, None

@@ -91,6 +91,7 @@ class PDEDiffusion1d(nn.Module):
         self, x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None, *, return_coupling: bool = False
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator that moved it."""
+        check_flags(return_coupling=return_coupling)
         self._check(x, mask, batch)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))

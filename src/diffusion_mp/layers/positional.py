@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import NoneType
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_counts
+from diffusion_mp.errors import check_counts, check_kind, check_mask, check_state
 
 
 class LaplacianEncoder(nn.Module):
@@ -52,7 +54,10 @@ class LaplacianEncoder(nn.Module):
         mask: Bool[Tensor, "N R"] | None = None,
     ) -> Float[Tensor, "N C"]:
         """The encoding of every node."""
+        check_state(eigenvectors, "eigenvectors", module=self)
         values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
+        check_state(values, "eigenvalues", module=self)
+        check_kind(mask, "mask", (Tensor, NoneType), f"a bool tensor {list(eigenvectors.shape)}")
         for name, other in (("eigenvalues", values), ("mask", mask)):
             if other is not None and other.shape != eigenvectors.shape:
                 raise ValueError(
@@ -60,6 +65,7 @@ class LaplacianEncoder(nn.Module):
                 )
         both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(torch.stack([-eigenvectors, values], -1))
         if mask is not None:
+            check_mask(mask, eigenvectors)
             both = both.masked_fill(~mask.unsqueeze(-1), 0.0)
         encoded: Tensor = self.rho(both.sum(dim=1))
         return encoded

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_state
 from diffusion_mp.graph import Graph
 
 
@@ -41,6 +41,7 @@ class GraphModel(nn.Module, ABC):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
+        check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
         logits, couplings = self.propagate(x, Graph.coerce(x, edge_index, edge_weight, batch))
         return (logits, couplings) if return_coupling else logits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, describe
+from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_kind, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models.base import GraphModel
@@ -100,6 +100,7 @@ class BlockStack(GraphModel):
         """Predictions; with ``return_coupling`` also the operator of every block."""
         if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             raise ValueError("edge_attr goes with edge_index [2, E]; the edges of a sparse adjacency have no order.")
+        check_flags(return_coupling=return_coupling)
         check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
