@@ -81,6 +81,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     ) -> None:
         super().__init__(channels, heads, projection, head_channels, normalize)
         check_counts(channels=channels, num_features=num_features)
+        check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
         if num_samples != 0:
             check_counts(num_samples=num_samples)
         check_positive(tau, "tau")
