@@ -43,7 +43,7 @@ class Diffusivity(nn.Module, ABC):
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> Coupling:
         """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges."""
-        check_state(x)
+        check_state(x, module=self)
         graph = Graph.coerce(x, graph)
         if self.needs_graph and graph.edge_index is None:
             raise ValueError(

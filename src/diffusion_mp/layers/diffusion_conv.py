@@ -11,7 +11,15 @@ from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_finite, check_probability, check_state, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_device,
+    check_finite,
+    check_probability,
+    check_state,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -114,7 +122,7 @@ class DiffusionConv(nn.Module):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         if self.validate:
             check_finite(x, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
@@ -146,6 +154,7 @@ class DiffusionConv(nn.Module):
         """The source by head; by default where the layer starts from."""
         if source is not None:
             check_state(source, "source")
+            check_device(source, "source", state.device, "x")
             return self._by_head(source)
         return state if getattr(self.update, "beta", 0.0) else None
 

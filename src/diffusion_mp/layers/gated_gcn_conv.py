@@ -76,7 +76,7 @@ class GatedGCNConv(nn.Module):
         return_coupling: bool = False,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the gates."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         if graph.edge_index is None:
             raise ValueError(
@@ -86,7 +86,7 @@ class GatedGCNConv(nn.Module):
         source, target = graph.edge_index
         logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:
-            check_state(edge_attr, "edge_attr", self.in_channels)
+            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
             check_edge_rows(edge_attr, graph.num_edges)
             logits = logits + self.edge(edge_attr)
         gates = self._gates(logits, graph)

@@ -91,7 +91,7 @@ class GPSBlock(nn.Module):
         return_coupling: bool = False,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the coupling."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         total, edges, coupling = x.new_zeros(()), edge_attr, None
         if (

@@ -120,11 +120,11 @@ class PDEDiffusion1d(nn.Module):
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
         if x.dim() == 3:
-            check_sequences(x, mask, self.in_channels)
+            check_sequences(x, mask, self.in_channels, self)
             if batch is not None:
                 raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
             return
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         if mask is not None:
             raise ValueError(f"mask goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
 

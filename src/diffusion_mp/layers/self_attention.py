@@ -79,7 +79,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
         """The state after routing."""
-        check_sequences(x, mask, self.channels)
+        check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         allowed = self._allowed(mask)
         heads = scaled_dot_product_attention(
@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B H L length"]:
         """A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` never forms it."""
-        check_sequences(x, mask, self.channels)
+        check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
         scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
         allowed = self._allowed(mask)

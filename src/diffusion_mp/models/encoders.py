@@ -43,7 +43,7 @@ class FeatureEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The states [N, out_channels]."""
         if self.linear is not None:
-            check_state(x, self.name, self.channels)
+            check_state(x, self.name, self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x).unbind(1)
         total: Tensor = self.tables[0](columns[0])
