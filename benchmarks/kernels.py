@@ -28,6 +28,8 @@ from fresh import allocated, in_fresh_process
 from operations import OPERATIONS
 from tqdm import tqdm
 
+from diffusion_mp.extras import needed_by
+
 
 class Case(NamedTuple):
     """One measurement, which a process is told by its name."""
@@ -133,10 +135,11 @@ def slopes(results: dict[Case, dict[str, float]]) -> str:
 
 def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
     """Time of a step and memory over N, a column per operation."""
-    import matplotlib
+    with needed_by("The picture", "diffusion-mp[plot]"):
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
     operations = list(dict.fromkeys(case.operation for case in sorted(results, key=order)))
     figure, axes = plt.subplots(

@@ -14,16 +14,19 @@ import argparse
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
-from sfi_former import BENCHMARKS, Run, make_model, predict
+from runs import extra
 from torch_geometric.data import Batch
 
 from diffusion_mp import Coupling, SparseFlowCoupling
 from diffusion_mp.diagnostics import plot_attention
+
+with extra("train"):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from sfi_former import BENCHMARKS, Run, make_model, predict
 
 
 def attentions(checkpoint: Path, peptides: Path, index: int) -> list[tuple[SparseFlowCoupling, Coupling]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from runs import extra
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
@@ -51,6 +52,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/energy_descent.png"))
     args = parser.parse_args()
+    with extra("plot"):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
     generator = torch.Generator().manual_seed(args.seed)
     x = torch.nn.functional.normalize(torch.randn(args.nodes, 8, generator=generator, dtype=torch.double), dim=1)
@@ -65,11 +71,6 @@ def main() -> None:
             lambda x: penalty.coupling(x, normalize=True),
         ),
     }
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(cases), figsize=(11, 4), layout="constrained")
     for ax, (name, (subject, energy, coupling_at)) in zip(axes, cases.items(), strict=True):

@@ -28,10 +28,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
-from runs import chosen, count, grouped, save, spread, train_all
+from runs import chosen, count, extra, grouped, save, spread, train_all
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
@@ -40,7 +38,16 @@ from tqdm import tqdm
 from diffusion_mp import PDEDiffusion1d, PDETransformer
 from diffusion_mp.data import IMDb, ListOps, Pathfinder, SequenceDataset, pad
 from diffusion_mp.diagnostics import PlacementReport, diagnose, perturbation_bound
-from diffusion_mp.train import SequenceClassifier
+
+with extra("train"):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
+
+    from diffusion_mp.train import SequenceClassifier
 
 PLACEMENTS = ("none", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
 SITES = {  # the names of a placement's places in the plain encoder
@@ -325,11 +332,6 @@ def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[floa
 
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its bound."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     quantities = ("relative_roughness", "commutator", "bound")
     tasks = list(dict.fromkeys(run.task for run in results))
     figure, axes = plt.subplots(

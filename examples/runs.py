@@ -1,12 +1,14 @@
-"""What the training scripts of this folder share: tables of runs, several at a time, and their numbers in print."""
+"""What the scripts of this folder share: their extras, tables of runs, several at a time, and numbers in print."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import statistics
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,7 +16,20 @@ from typing import Any, TypeVar
 
 import torch
 
+from diffusion_mp.extras import needed_by
+
 R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around imports: without the packages of this extra the script ends in a sentence, with exit status 2."""
+    try:
+        with needed_by("This example", f"diffusion-mp[{name}]"):
+            yield
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def count(text: str) -> int:

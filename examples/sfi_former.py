@@ -24,24 +24,28 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from runs import chosen, count, grouped, save, spread, train_all
+from runs import chosen, count, extra, grouped, save, spread, train_all
 from torch import Tensor, nn
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.utils.smiles import e_map, x_map
-from torchmetrics import Metric
-from torchmetrics.classification import MultilabelAveragePrecision
 from tqdm import tqdm
 
 from diffusion_mp import GPS, Coupling, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.data import AddLaplacianPE, PeptidesFunctional, SBMDataset
-from diffusion_mp.train import weighted_accuracy
+
+with extra("train"):
+    from torchmetrics import Metric
+    from torchmetrics.classification import MultilabelAveragePrecision
+
+    from diffusion_mp.train import weighted_accuracy
 
 MODELS: dict[str, type[nn.Module]] = {"SFi": SFiFormer, "DFi": DFiFormer, "GPS": GPS, "GatedGCN": GatedGCN}
 EIGENVECTORS, PE_CHANNELS, HEADS = 10, 8, 4
@@ -340,6 +344,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Trains what is missing and prints the table; returns the exit code."""
     args = parse(argv)
+    if "peptides" in args.dataset:
+        with extra("molecules"):
+            import_module("rdkit")
     args.out.mkdir(parents=True, exist_ok=True)
     runs = [
         Run(dataset, model, seed, **chosen(Run, args))

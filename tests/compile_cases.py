@@ -159,6 +159,7 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     for _ in range(2):
         got, expected = compiled(module, x, edge_index), step(eager, x, edge_index)
         assert got[1] > 0
+        assert torch.equal(auxiliary_loss(module), got[1])  # what the captured step left is there outside of it
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
         outputs.append(got[0])

@@ -275,15 +275,15 @@ def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Mo
     check_mask(mask, x)
 
 
-def check_mask(mask: Tensor | None, x: Tensor) -> None:
+def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     """Raise unless ``mask`` is None or says for each position of ``x`` [B, L, …] whether it is a token."""
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"mask must be a bool tensor, true where there is a token; got {describe(mask)}.")
+        raise TypeError(f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}.")
     if mask.shape != x.shape[:2]:
-        raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
-    check_device(mask, "mask", x.device, "x")
+        raise ValueError(f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
+    check_device(mask, name, x.device, "x")
 
 
 def check_edge_rows(edge_attr: Tensor, num_edges: int) -> None:

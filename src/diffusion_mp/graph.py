@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice, check_counts, check_device, describe
+from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, describe
 from diffusion_mp.graph_checks import (
     as_batch,
     as_edge_index,
@@ -176,6 +177,7 @@ class Graph(Rows):
 
         Passing a ``Graph`` keeps its cached compressed forms from layer to layer and from call to call.
         """
+        check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
                 raise ValueError(
@@ -248,6 +250,7 @@ class Graph(Rows):
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
+        check_kind(like, "like", Tensor, "a tensor")
         if self.edge_weight is None:
             return like.new_ones(self.edges.size(1))
         return self.edge_weight.to(like)
@@ -288,6 +291,7 @@ class Graph(Rows):
         In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
         """
         check_choice(direction, "direction", ["in", "out"])
+        check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
             return self.full_degree[:, 0 if direction == "in" else 1].to(dtype or self.full_degree.dtype)
         node = self.edges[1 if direction == "in" else 0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -209,3 +211,36 @@ def test_copies_pickles_and_state_dicts_start_empty(x):
         assert copied.value is None
     assert model.auxiliary.value is not None
     assert set(model.state_dict()) == {"attention.query.weight", "attention.key.weight"}
+
+
+def test_each_thread_collects_what_its_own_forward_passes_left(x):
+    """All threads have run the shared module before any of them collects."""
+    model, threads = Recorder(), 4
+    states = [x + k * x.cos() for k in range(threads)]
+    ready = Barrier(threads)
+
+    def collected(state: Tensor) -> Tensor:
+        model(state, EDGES)
+        ready.wait(timeout=60)
+        loss = auxiliary_loss(model)
+        loss.backward()
+        return loss.detach()
+
+    expected = [edge_loss(model.attention(state), Graph(5, EDGES)).detach() for state in states]
+    with ThreadPoolExecutor(threads) as pool:
+        got = list(pool.map(collected, states))
+    torch.testing.assert_close(torch.stack(got), torch.stack(expected))
+    assert len(set(torch.stack(got).tolist())) == threads
+
+
+def test_a_loss_that_only_other_threads_have_is_not_taken_for_zero(x):
+    """As under DataParallel, whose replicas share the holder and run in threads of their own."""
+    model = Recorder()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(model, x, EDGES).result()
+        with pytest.raises(RuntimeError, match="belongs to the thread whose forward pass recorded it"):
+            auxiliary_loss(model)
+        assert pool.submit(auxiliary_loss, model).result() > 0
+    assert auxiliary_loss(copy.deepcopy(model)) == 0
+    model.eval()(x, EDGES)
+    assert auxiliary_loss(model) == 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.library import opcheck
 
-from diffusion_mp.kernels.gumbel import RUN, gumbel
+from diffusion_mp.kernels.gumbel import RUN, gumbel, take_step
 
 STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 
@@ -31,3 +33,13 @@ def test_the_distribution() -> None:
     assert abs(noise.mean() - 0.5772156649) < error * math.pi / math.sqrt(6)
     assert abs(noise.var() - math.pi**2 / 6) < error * math.sqrt(4.4) * math.pi**2 / 6  # excess kurtosis 12/5
     assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5
+
+
+def test_a_step_is_taken_once_by_whoever_comes() -> None:
+    """Every step is handed out exactly once, whatever the threads."""
+    state = STATE.clone()
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda _: take_step(state).tolist(), range(400)))
+    assert sorted(taken) == [[7, 3 + k] for k in range(400)]
+    assert state.tolist() == [7, 403]
+    opcheck(take_step, (state,))

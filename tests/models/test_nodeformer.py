@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -133,6 +134,30 @@ def test_two_training_steps_see_different_noise():
     assert not torch.equal(model(x, edge_index), model(x, edge_index))
     model.eval()
     assert torch.equal(model(x, edge_index), model(x, edge_index))
+
+
+def test_threads_that_share_a_model_train_as_one_would():
+    """Four threads have, in some order, the losses that one thread has: each call its own noise, each its own losses.
+
+    With one layer: who comes first in one layer may come second in the next.
+    """
+    x, edge_index = problem()
+    shared = NodeFormer(4, 6, 3, 1, heads=2).double().train()
+    alone, calls = copy.deepcopy(shared), 40
+
+    def step(model: NodeFormer) -> tuple[float, float]:
+        logits = model(x, edge_index)
+        edges = auxiliary_loss(model)
+        gradients = torch.autograd.grad(logits.square().sum() + edges, list(model.parameters()))
+        return float(logits.detach().square().sum()), float(torch.cat([g.flatten() for g in gradients]).sum())
+
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: step(shared), range(calls)))
+    expected = [step(alone) for _ in range(calls)]
+    assert len(set(got)) == calls
+    assert sorted(got) == sorted(expected)
+    for name, buffer in alone.named_buffers():
+        assert torch.equal(buffer, shared.get_buffer(name))
 
 
 def test_a_model_in_the_middle_of_training_is_copied_and_saved():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -57,9 +59,8 @@ class SparseCoupling(Coupling):
         if self._symmetric is None:
             edges = self.graph.edges
             forth, back = self._at(edges).detach(), self._at(edges.flip(0)).detach()
-            self._symmetric = torch.allclose(
-                forth, back, rtol=1e-5, atol=1e-6 * float(forth.abs().max()) if len(forth) else 0
-            )
+            scale = float(forth.abs().max()) if len(forth) else 0.0
+            self._symmetric = math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)
         return self._symmetric
 
     @symmetric.setter

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from diffusion_mp.extras import needed_by
+
 
 def load_digits(num_neighbors: int = 5) -> Data:
     """Scikit-learn's 1 797 images of 8 × 8 pixels, joined to their nearest neighbours in pixel space.
@@ -17,13 +19,9 @@ def load_digits(num_neighbors: int = 5) -> Data:
     Shapes: x [1797, 64] in [0, 1], y [1797] in 0..9, edge_index [2, E], sorted, without self-loops.
     Errors: ValueError when `num_neighbors` is not between 1 and 1 796; ModuleNotFoundError without scikit-learn.
     """
-    try:
+    with needed_by("load_digits", "diffusion-mp[train]"):
         from sklearn.datasets import load_digits as sklearn_digits
         from sklearn.neighbors import NearestNeighbors
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "The digits come with scikit-learn, which is not installed: pip install 'diffusion-mp[train]'."
-        ) from error
 
     pixels, labels = sklearn_digits(return_X_y=True)
     if not 1 <= num_neighbors < len(pixels):

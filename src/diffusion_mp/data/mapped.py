@@ -28,11 +28,11 @@ class ArrayFolder:
         """An array of zeros, which take no space on the disk before they are written."""
         np.lib.format.open_memmap(self._file(name), "w+", dtype=dtype, shape=shape)
 
-    def write(self, name: str, where: Any, block: Shaped[np.ndarray, ...]) -> None:
+    def write(self, name: str, where: Any, block: Shaped[np.ndarray, " ..."]) -> None:
         """`array[where] = block`; the pages leave the memory of this process at once."""
         np.load(self._file(name), mmap_mode="r+", allow_pickle=False)[where] = block
 
-    def put(self, name: str, array: Shaped[np.ndarray, ...]) -> None:
+    def put(self, name: str, array: Shaped[np.ndarray, " ..."]) -> None:
         """A whole array."""
         np.save(self._file(name), array, allow_pickle=False)
 

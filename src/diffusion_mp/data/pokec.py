@@ -98,7 +98,7 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
     """Writes x, edge_index and y, one after another: each is in memory once. MATLAB's format holds no code."""
     from scipy.io import loadmat
 
-    def variable(name: str) -> Shaped[np.ndarray, ...]:
+    def variable(name: str) -> Shaped[np.ndarray, " ..."]:
         found = loadmat(path, variable_names=[name])
         if name not in found:
             raise ValueError(

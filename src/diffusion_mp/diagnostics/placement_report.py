@@ -16,6 +16,7 @@ from diffusion_mp.diagnostics.hooks import evaluating, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
 from diffusion_mp.diagnostics.roughness import roughness
 from diffusion_mp.errors import check_choice
+from diffusion_mp.extras import needed_by
 from diffusion_mp.layers import PDEDiffusion1d
 
 Columns = dict[str, list[Any]]
@@ -54,7 +55,8 @@ class PlacementReport:
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
         if ax is None:
-            import matplotlib.pyplot as plt
+            with needed_by("A plot", "diffusion-mp[plot]"):
+                import matplotlib.pyplot as plt
 
             ax = plt.figure().add_subplot()
         drawn = ("truth", "bound", "roughness_bound") if quantity == "bound" else (quantity,)

@@ -8,6 +8,7 @@ import torch
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_positive, describe
+from diffusion_mp.extras import needed_by
 
 
 def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8) -> Any:
@@ -27,7 +28,8 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
     Raises:
         TypeError, ValueError: not a coupling, a head that it does not have, an entry that is negative.
     """
-    from matplotlib.colors import LogNorm
+    with needed_by("plot_attention", "diffusion-mp[plot]"):
+        from matplotlib.colors import LogNorm
 
     if not isinstance(coupling, Coupling):
         raise TypeError(f"coupling must be a Coupling, such as return_coupling=True gives; got {describe(coupling)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import reduce
 
 import torch
@@ -52,27 +53,57 @@ def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
 class AuxiliaryLoss:
     """Where a module leaves the auxiliary loss of its last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
 
-    ``value`` is a 0-dimensional tensor, or ``None`` where nothing is to be added: a module sets it anew on every
-    forward pass, to ``None`` in evaluation. Copies and pickles of a module start with an empty one, since a tensor in
-    the middle of a computation can be neither copied nor saved.
+    A module sets ``value`` anew on every forward pass, to ``None`` in evaluation. Threads that share a module do not
+    see each other's: a value belongs to the thread whose forward pass left it. Copies and pickles of a module start
+    with an empty one, since a tensor in the middle of a computation can be neither copied nor saved.
     """
 
     def __init__(self) -> None:
-        self.value: Tensor | None = None
+        # An attribute, not a base class: Dynamo writes back what a graph leaves in a plain threading.local only.
+        self._of_thread = threading.local()
+        self._recorded = False
+
+    @property
+    def value(self) -> Tensor | None:
+        """A 0-dimensional tensor, or ``None`` where nothing is to be added.
+
+        Raises:
+            RuntimeError: the module ran in other threads only, so that what they left would be taken for nothing.
+        """
+        if hasattr(self._of_thread, "value"):
+            value: Tensor | None = self._of_thread.value
+            return value
+        if self._recorded:
+            raise RuntimeError(
+                "an auxiliary loss belongs to the thread whose forward pass recorded it; the module ran in other "
+                "threads, never in this one. Call auxiliary_loss(model) where the model is called; under "
+                "DataParallel, add it to the loss inside the module that is replicated."
+            )
+        return None
+
+    @value.setter
+    def value(self, value: Tensor | None) -> None:
+        self._of_thread.value = value
+        if value is not None:
+            self._recorded = True
 
     def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
         return AuxiliaryLoss, ()
 
 
 def auxiliary_loss(model: nn.Module) -> Tensor:
-    """The sum of what the last forward pass left in any module of ``model``; zero where that is nothing.
+    """The sum of what this thread's last forward pass left in any module of ``model``; zero where that is nothing.
 
     >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
 
     Weights (λ/L) are already in it. A module that ran several times in one pass counts with its last run.
+
+    Raises:
+        RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
     """
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]
-    values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss) and holder.value is not None]
-    if not values:
+    values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
+    recorded = [value for value in values if value is not None]
+    if not recorded:
         return next(model.parameters(), torch.zeros(())).new_zeros(())
-    return reduce(torch.add, values)
+    return reduce(torch.add, recorded)

@@ -16,7 +16,7 @@ from diffusion_mp.diffusivities.query_key import Normalization, Projection, Quer
 from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
 from diffusion_mp.errors import check_choice, check_counts, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.gumbel import gumbel
+from diffusion_mp.kernels.gumbel import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating
 
 # Seeds that every torch.Generator accepts.
@@ -41,7 +41,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     The features and the state of the noise are buffers: they move, save and load with the module, and a resumed run
     repeats. The noise is a function of that state, which every training call advances; the global random state is never
-    touched (N3). A forward pass that is repeated (activation checkpointing) draws new noise: do not checkpoint it.
+    touched (N3). Calls from several threads each take a state of their own, in the order in which they come. A forward
+    pass that is repeated (activation checkpointing) draws new noise: do not checkpoint it.
 
     Args:
         channels: C of the state.
@@ -81,6 +82,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     ) -> None:
         super().__init__(channels, heads, projection, head_channels, normalize)
         check_counts(channels=channels, num_features=num_features)
+        check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
         if num_samples != 0:
             check_counts(num_samples=num_samples)
         check_positive(tau, "tau")
@@ -131,8 +133,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             if regularized:
                 self.auxiliary.value = self.edge_regularization * edge_loss(graph.share(coupling), graph)
         if noisy:
-            noise = gumbel(self.noise_state, k, self.num_samples, graph.first_node) / self.tau
-            self.noise_state[1] += 1
+            noise = gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node) / self.tau
             coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight + noise)
         return coupling
 

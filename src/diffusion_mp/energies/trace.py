@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.extras import needed_by
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class EnergyTrace:
     def plot(self, ax: Any = None) -> Any:
         """Energy against layer, the incoming state first, on a matplotlib ``ax`` (a new one by default); returns it."""
         if ax is None:
-            import matplotlib.pyplot as plt
+            with needed_by("A plot", "diffusion-mp[plot]"):
+                import matplotlib.pyplot as plt
 
             ax = plt.figure().add_subplot()
         start = [self.records[0].before] if self.records else []

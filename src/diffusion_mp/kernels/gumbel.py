@@ -1,5 +1,7 @@
 """Gumbel noise as a function of an explicit state: no generator object to copy, save or trace, no global state."""
 
+import threading
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -11,6 +13,23 @@ RUN = 1024
 # Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits that torch's generator on
 # the CPU is seeded with. With 10⁵ runs two of them share a seed after tens of thousands of steps at the earliest.
 STRIDE = 0x9E3779B9
+
+# Held while a state is read and advanced: no two threads may read the same one.
+_ADVANCE = threading.Lock()
+
+
+@torch.library.custom_op("diffusion_mp::take_step", mutates_args=("state",))
+def take_step(state: Tensor) -> Tensor:
+    """The state [seed, step] as it is; it has taken a step when this returns. Threads that share one take turns."""
+    with _ADVANCE:
+        now = state.clone()
+        state[1] += 1
+    return now
+
+
+@take_step.register_fake
+def _(state: Tensor) -> Tensor:
+    return torch.empty_like(state)
 
 
 @torch.library.custom_op("diffusion_mp::gumbel", mutates_args=())

@@ -14,7 +14,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import check_choice, check_counts, check_flags
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler
@@ -77,5 +77,7 @@ class DIFFormerConv(DiffusionConv):
                 diffusivity, AdjacencyDiffusivity("sym", self_loops=self_loops), graph
             )
         update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
-        shared = heads if options.get("transform", True) else 1
+        transform = options.get("transform", True)
+        check_flags(transform=transform)
+        shared = heads if transform else 1
         super().__init__(in_channels, out_channels, diffusivity, update, shared, **options)

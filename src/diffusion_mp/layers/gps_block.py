@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_edge_rows, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.norm import Norm, make_norm
@@ -96,6 +96,9 @@ class GPSBlock(nn.Module):
         check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        if edge_attr is not None:
+            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
+            check_edge_rows(edge_attr, graph.num_edges)
         total, edges, coupling = x.new_zeros(()), edge_attr, None
         if (
             self.local is not None

@@ -36,6 +36,7 @@ class LaplacianEncoder(nn.Module):
 
     def __init__(self, out_channels: int, hidden_channels: int | None = None) -> None:
         super().__init__()
+        check_counts(out_channels=out_channels)
         hidden = 2 * out_channels if hidden_channels is None else hidden_channels
         check_counts(out_channels=out_channels, hidden_channels=hidden)
         self.out_channels, self.hidden_channels = out_channels, hidden

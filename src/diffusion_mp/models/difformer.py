@@ -65,7 +65,7 @@ class DIFFormer(GraphModel):
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["relu", None])
         check_probability(dropout, "dropout")
-        check_flags(source=source, layer_norm=layer_norm)
+        check_flags(transform=transform, source=source, layer_norm=layer_norm)
         self.activation, self.source, self.dropout = activation, source, dropout
         self.encoder = nn.Linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(

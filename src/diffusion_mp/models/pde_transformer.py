@@ -155,28 +155,31 @@ class PDETransformer(nn.Module):
             )
         read = self.encode(x, mask)
         if other is not None:
-            second = self.encode(other, other_mask)
+            second = self.encode(other, other_mask, name="other")
             read = torch.cat([read, second, read * second, read - second], 1)
         return self.head(read)
 
-    def encode(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B C"]:
-        """The pooled states of the sequences, before the head."""
-        state = self.embed(x, mask)
+    def encode(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B C"]:
+        """The pooled states of the sequences, which sentences call ``name``, before the head."""
+        state = self.embed(x, mask, name=name)
         for block in self.blocks:
             state = block(state, mask)
         tokens = torch.ones_like(state[..., 0], dtype=torch.bool) if mask is None else mask
         return POOLINGS[self.pooling](self.norm(state), tokens)
 
-    def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
+    def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
         """The first state: embedding and position, smoothed under P1."""
+        check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
         tokens, columns = self.encoder.sizes is not None, self.encoder.channels
         if x.shape[2:] != (columns,) and not (tokens and columns == 1 and x.dim() == 2):
             wanted = "[batch, length]" if tokens and columns == 1 else f"[batch, length, {columns}]"
-            raise ValueError(f"x must be {wanted}, as in_channels says; got {describe(x)}.")
-        check_mask(mask, x)
+            raise ValueError(f"{name} must be {wanted}, as in_channels says; got {describe(x)}.")
+        check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         length, limit = x.size(1), self.positions.size(0)
         if length > limit:
-            raise ValueError(f"x must not be longer than max_length={limit}; got {describe(x)}. Cut it, or raise it.")
+            raise ValueError(
+                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it, or raise it."
+            )
         if mask is None:
             positions = self.positions[:length]
         else:

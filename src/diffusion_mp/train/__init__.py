@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from diffusion_mp.extras import needed_by
+
 from .losses import mean_squared_error, node_cross_entropy
 
 if TYPE_CHECKING:
@@ -36,4 +38,5 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    with needed_by(name, "diffusion-mp[train]"):
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)

@@ -1,0 +1,94 @@
+"""A core installation: everything public is imported without any extra, and whatever needs one says which."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from diffusion_mp.extras import needed_by
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def without_extras() -> dict[str, dict[str, list[object]]]:
+    """What without_extras.py found in a process of its own; that it ended well means that all imports were possible."""
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("without_extras.py"))],
+        env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    found: dict[str, dict[str, list[object]]] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "package", "install"),
+    [
+        ("plot_attention", "matplotlib", "'diffusion-mp[plot]'"),
+        ("EnergyTrace.plot", "matplotlib", "'diffusion-mp[plot]'"),
+        ("PlacementReport.plot", "matplotlib", "'diffusion-mp[plot]'"),
+        ("load_digits", "sklearn", "'diffusion-mp[train]'"),
+        ("find_clusters", "pymetis", "diffusion-mp[metis]"),
+        ("PathfinderFiles", "Pillow", "pillow"),
+        ("train.NodeClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
+        ("train.SequenceClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
+        ("train.DigitsDataModule", "pytorch_lightning", "'diffusion-mp[train]'"),
+        ("train.PlanetoidDataModule", "pytorch_lightning", "'diffusion-mp[train]'"),
+        ("train.weighted_accuracy", "torchmetrics", "'diffusion-mp[train]'"),
+    ],
+)
+def test_a_function_names_its_extra(without_extras, function, package, install):
+    sentence = without_extras["functions"][function]
+    assert package in sentence
+    assert f"pip install {install}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("example", "extra"),
+    [
+        ("energy_descent.py", "plot"),
+        ("attention.py", "train"),
+        ("sfi_former.py", "train"),
+        ("pde_transformer.py", "train"),
+    ],
+)
+def test_an_example_names_its_extra_and_fails(without_extras, example, extra):
+    status, written = without_extras["examples"][example]
+    assert status == 2
+    assert written.startswith("This example needs ")
+    assert written.endswith(f"pip install 'diffusion-mp[{extra}]'.\n")
+    assert written.count("\n") == 1
+
+
+@pytest.mark.parametrize("example", ["cora.py", "pokec.py", "custom_layer.py"])
+def test_an_example_that_needs_none_starts(without_extras, example):
+    assert without_extras["examples"][example][0] == 0
+
+
+def test_nothing_is_said_where_nothing_is_missing():
+    with needed_by("This test", "diffusion-mp[test]"):
+        import json  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"), needed_by("This test", "diffusion-mp[test]"):
+        from json import nothing  # noqa: F401
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_licence_and_the_marker_of_types(tmp_path):
+    """Built by pip, which fetches the build backend."""
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "diffusion_mp/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    assert sources == {name for name in names if name.endswith(".py")}

@@ -1,0 +1,99 @@
+"""What happens without the packages of the extras: run by test_extras.py in a process that cannot import them.
+
+Prints, as JSON, the sentence of every library function that needs one and the exit status and words of every example.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+EXTRAS = (
+    "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "torchmetrics",
+    "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
+    "pytest", "hypothesis", "beartype",
+)  # fmt: skip
+PUBLIC = ("couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "layers", "models",
+          "testing", "train", "updates")  # fmt: skip
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+sys.modules.update(dict.fromkeys(EXTRAS))  # `import rdkit` now says that there is none, and so does find_spec
+
+import diffusion_mp  # noqa: E402
+
+for package in PUBLIC:
+    importlib.import_module(f"diffusion_mp.{package}")
+
+import torch  # noqa: E402
+from torch_geometric.data import Data  # noqa: E402
+
+from diffusion_mp import train  # noqa: E402
+from diffusion_mp.data import PathfinderFiles, find_clusters, load_digits  # noqa: E402
+from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
+
+
+def picture() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in ("imgs/0", "metadata"):
+            (root / name).mkdir(parents=True)
+        (root / "imgs/0/sample_0.png").write_bytes(b"an image")
+        (root / "metadata/0.npy").write_text("imgs/0 sample_0.png 0 1 x\n" * 10)
+        PathfinderFiles(root)[0]
+
+
+def sentence(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ImportError as error:
+        return str(error)
+    return "no error"
+
+
+def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
+    """Exit status, and what the script wrote."""
+    sys.argv, written, status = [name, *arguments], io.StringIO(), 0
+    with redirect_stdout(written), redirect_stderr(written):
+        try:
+            runpy.run_path(str(EXAMPLES / name), run_name=run_name)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return status, written.getvalue()
+
+
+coupling = diffusion_mp.SimpleDiffusivity()(torch.eye(3))
+graph = Data(edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
+report = PlacementReport({"layer": ["a"], "commutator": [1.0]}, {"layer": []})
+functions: dict[str, Callable[[], object]] = {
+    "plot_attention": lambda: plot_attention(coupling),
+    "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(diffusion_mp.DIFFormerConv(3, 3)).plot(),
+    "PlacementReport.plot": lambda: report.plot(),
+    "load_digits": load_digits,
+    "find_clusters": lambda: find_clusters(graph, 2),
+    "PathfinderFiles": picture,
+    **{f"train.{name}": lambda name=name: getattr(train, name) for name in train._LAZY},
+}
+sys.path.insert(0, str(EXAMPLES))
+print(
+    json.dumps(
+        {
+            "functions": {name: sentence(call) for name, call in functions.items()},
+            "examples": {
+                "energy_descent.py": script("energy_descent.py"),
+                "attention.py": script("attention.py", "--help"),
+                "sfi_former.py": script("sfi_former.py", "--help"),
+                "pde_transformer.py": script("pde_transformer.py", "--help"),
+                "cora.py": script("cora.py", "--help"),
+                "pokec.py": script("pokec.py", "--help"),
+                "custom_layer.py": script("custom_layer.py", run_name="imported"),
+            },
+        }
+    )
+)
