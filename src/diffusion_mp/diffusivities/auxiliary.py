@@ -8,8 +8,9 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.errors import check_kind
 from diffusion_mp.graph import Graph
 
 
@@ -30,6 +31,8 @@ def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
     Raises:
         ValueError: the graph has no ``edge_index`` at all, or other nodes than the coupling.
     """
+    check_coupling_kind(coupling)
+    check_kind(graph, "graph", Graph, "a Graph")
     if graph.edge_index is None:
         raise ValueError(
             "edge_loss compares the coupling with observed edges; got a graph without edge_index. "
@@ -101,6 +104,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
     Raises:
         RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
     """
+    check_kind(model, "model", nn.Module, "a module")
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]
     values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
     recorded = [value for value in values if value is not None]
