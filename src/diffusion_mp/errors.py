@@ -142,6 +142,14 @@ def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.de
         raise TypeError(f"device must be a torch.device or its name; got {describe(device)}: {error}.") from error
 
 
+def as_device(device: object) -> torch.device:
+    """A device, from what names one."""
+    try:
+        return torch.device(device)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"device must be a torch.device or the name of one; got {describe(device)}.") from error
+
+
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
     """Raise unless ``value`` lies on ``device``, which is that of ``other``."""
     if value.device != device:
