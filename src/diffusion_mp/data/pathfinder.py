@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.data.dashed_paths import Path, Point, Room
 from diffusion_mp.data.draws import item_random
-from diffusion_mp.data.sequences import Item, SequenceDataset
+from diffusion_mp.data.sequences import Item, SequenceDataset, check_index
 from diffusion_mp.errors import check_choice, check_counts
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
@@ -94,8 +94,7 @@ class Pathfinder(SequenceDataset):
 
     def scene(self, index: int) -> Scene:
         """Image `index`, its class, and what the image does not show."""
-        if not 0 <= index < self._num:
-            raise IndexError(f"index must lie in 0 .. {self._num - 1}; got {index}.")
+        index = check_index(index, 0, self._num)
         random = item_random("pathfinder", self.seed, self.split, index)
         paths = self._paths(random)
         label, first = index % 2, int(random.random() * 2)
