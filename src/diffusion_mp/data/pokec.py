@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 from torch_geometric.data import Data
 
+from diffusion_mp.data.graph_arrays import check_graph_arrays
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
 from diffusion_mp.data.pokec_profiles import read_profiles
 from diffusion_mp.data.text_tables import count_lines, number_blocks
@@ -68,7 +69,9 @@ def load_pokec(
         else:
             _read_mat(files[0], arrays)
 
-    return Data(**mapped_arrays(folder, make, files, made_by=f"pokec {source} {_VERSION}"))
+    arrays = mapped_arrays(folder, make, files, made_by=f"pokec {source} {_VERSION}")
+    check_graph_arrays(folder, arrays, {"x", "edge_index", "y"} | ({"user_id"} if source == "snap" else set()), 2)
+    return Data(**arrays)
 
 
 def _snap_files(root: Path) -> list[Path]:
