@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from diffusion_mp.couplings import (
@@ -17,6 +19,7 @@ from diffusion_mp.couplings import (
     PolynomialCoupling,
     ReweightedCoupling,
     SparseCoupling,
+    SumCoupling,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -31,8 +34,17 @@ from diffusion_mp.diffusivities import (
 from diffusion_mp.energies import Energy, certify
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import APPNPConv, DIFFormerConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, SGFormerConv
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SGFormer
+from diffusion_mp.layers import (
+    APPNPConv,
+    DIFFormerConv,
+    DiffusionConv,
+    GATConv,
+    GCNConv,
+    GCNIIConv,
+    GINConv,
+    SGFormerConv,
+)
+from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SFiFormer, SGFormer
 from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
@@ -361,6 +373,97 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"coupling must have 5 nodes",
     ),
     "certificate for a module": (lambda: certify(nn.Linear(3, 3), X, 0.5), TypeError, r"certify takes a Coupling"),
+    # kinds, dtypes and devices, the same sentences everywhere
+    "state in double for a layer in single precision": (
+        lambda: conv(X.double()),
+        TypeError,
+        r"x must be float32, as the parameters of GCNConv are; got a float64 tensor.*x\.to\(torch\.float32\)",
+    ),
+    "state in double for a model": (
+        lambda: DIFFormer(3, 4, 2)(X.double()),
+        TypeError,
+        r"x must be float32, as the parameters of DIFFormer",
+    ),
+    "state in double for a projection": (
+        lambda: SimpleDiffusivity(3, projection="tied")(X.double()),
+        TypeError,
+        r"x must be float32, as the parameters of SimpleDiffusivity",
+    ),
+    "complex state": (lambda: conv(X.cfloat()), TypeError, r"x must be floating point; got a complex64.*real part"),
+    "sparse state": (lambda: conv(X.to_sparse()), TypeError, r"x must be a dense tensor.*sparse_coo.*x\.to_dense"),
+    "state on the meta device": (
+        lambda: conv(X.to("meta")),
+        ValueError,
+        r"x must be on the device of the parameters of GCNConv, cpu; it is on meta",
+    ),
+    "edges on the meta device": (
+        lambda: conv(X, EDGES.to("meta")),
+        ValueError,
+        r"edge_index must be on the device of x, cpu; it is on meta",
+    ),
+    "weights on the meta device": (
+        lambda: conv(X, EDGES, torch.ones(3, device="meta")),
+        ValueError,
+        r"edge_weight must be on the device of edge_index, cpu; it is on meta",
+    ),
+    "values on the meta device": (
+        lambda: IdentityCoupling(4) @ V.to("meta"),
+        ValueError,
+        r"v must be on the device of the coupling, cpu; it is on meta",
+    ),
+    "key on the meta device": (lambda: LowRankCoupling(V, V.to("meta")), ValueError, r"key must be on the device"),
+    "edge_index as words": (lambda: conv(X, "edges"), TypeError, r"edge_index must be a tensor.*got 'edges' \(str\)"),
+    "batch as words": (
+        lambda: conv(X, EDGES, None, "one"),
+        TypeError,
+        r"batch must be a tensor.*of integers; got 'one'",
+    ),
+    "batch of words": (lambda: conv(X, EDGES, None, ["a"] * 4), TypeError, r"batch must be a tensor.*which is none"),
+    "batch of a hundred million graphs": (
+        lambda: conv(X, EDGES, None, torch.tensor([0, 0, 0, 10**8])),
+        ValueError,
+        r"batch must number the graphs of 4 nodes; it reaches 100000000.*torch\.unique",
+    ),
+    "number of nodes missing": (lambda: Graph(None), TypeError, r"num_nodes must be an integer; got None"),
+    "number of nodes a word": (lambda: Graph("a"), TypeError, r"num_nodes must be an integer; got 'a'"),
+    "half a node": (lambda: Graph(2.5), TypeError, r"num_nodes must be an integer; got 2\.5"),
+    "entry of a node that does not exist": (
+        lambda: ring().at(torch.tensor([[4], [0]])),
+        ValueError,
+        r"edge_index must lie in \[0, 3\] for 4 nodes; it reaches from 0 to 4",
+    ),
+    "entry of the identity beyond N": (
+        lambda: IdentityCoupling(3).at(torch.tensor([[-1], [0]])),
+        ValueError,
+        r"edge_index must lie in \[0, 2\]",
+    ),
+    "entries of floats": (lambda: ring().at(EDGES.float()), TypeError, r"edge_index must hold integers"),
+    "ptr of a coupling beyond N": (
+        lambda: LowRankCoupling(V, V, torch.tensor([0, 9])),
+        ValueError,
+        r"ptr must rise from 0 to num_nodes = 4",
+    ),
+    "features of a coupling that are integers": (
+        lambda: PairwiseCoupling(V.long(), V.long()),
+        TypeError,
+        r"query must be floating point",
+    ),
+    "query and key of two dtypes": (lambda: LowRankCoupling(V, V.double()), TypeError, r"must have one dtype"),
+    "a sum of nothing": (lambda: SumCoupling([]), ValueError, r"terms must hold a coupling at least"),
+    "a module for a coupling": (
+        lambda: ExplicitEuler(0.5)(V, nn.Linear(3, 3)),
+        TypeError,
+        r"coupling must be a Coupling; got a module \(Linear\)",
+    ),
+    "pairs to score beyond N": (
+        lambda: SFiFormer(3, 4, 2, task="link")(X, EDGES, edge_label_index=torch.tensor([[-1], [0]])),
+        ValueError,
+        r"edge_label_index must lie in \[0, 3\].*from -1 to 0",
+    ),
+    "GIN's eps NaN": (lambda: GINConv(3, nn.Identity(), eps=float("nan")), ValueError, r"eps must be finite; got nan"),
+    "a word for a flag": (lambda: GCNConv(3, 2, bias="no"), TypeError, r"bias must be True or False; got 'no'"),
+    "a number for a flag": (lambda: DIFFormer(3, 4, 2, source=1), TypeError, r"source must be True or False; got 1"),
+    "a scale that is NaN": (lambda: float("nan") * IdentityCoupling(3), ValueError, r"scale must be finite; got nan"),
     # labels
     "labels of floats": (lambda: LabelPropagation()(torch.rand(4), EDGES), TypeError, r"y must hold class labels"),
     "mask of integers": (
@@ -389,3 +492,30 @@ def test_an_asymmetric_step_gets_no_certificate() -> None:
     certificate = certify(skewed(), X, 0.5)
     assert not certificate
     assert "not symmetric" in certificate.reason
+
+
+def test_lists_and_arrays_beside_the_state_are_taken() -> None:
+    layer = GCNConv(3, 2)
+    as_tensors = layer(X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0]))
+    for weight, batch in (([1.0, 0.5, 2.0], [0, 0, 0, 0]), (np.array([1, 0.5, 2]), np.zeros(4, np.int32))):
+        assert torch.equal(layer(X, EDGES, weight, batch), as_tensors)
+    assert ring().at([[0, 1], [1, 0]]).tolist() == ring().at(torch.tensor([[0, 1], [1, 0]])).tolist()
+    assert Graph(np.int64(4), ptr=[0, 1, 4]).num_graphs == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_narrow_indices_do_not_overflow(dtype: torch.dtype) -> None:
+    """Keys of pairs are source · N + target: beyond N = 46 340 they need more than 32 bits."""
+    generator = torch.Generator().manual_seed(0)
+    nodes = 200 if dtype == torch.uint8 else 30_000 if dtype == torch.int16 else 70_000
+    edges = torch.randint(nodes, (2, 20_000), generator=generator)
+    narrow, wide = Graph(nodes, edges.to(dtype)), Graph(nodes, edges)
+    assert torch.equal(narrow.within(1).edges, wide.within(1).edges)
+    assert narrow.within(1).edges.min() >= 0
+    assert torch.equal(SparseCoupling(narrow).at(edges.to(dtype)), SparseCoupling(wide).at(edges))
+
+
+def test_an_edge_index_of_pyg_is_a_plain_tensor_inside() -> None:
+    edges = EdgeIndex(EDGES, sparse_size=(4, 4))
+    assert type(Graph(4, edges).edge_index) is Tensor
+    assert ring().at(edges).shape == (3, 1)

@@ -6,11 +6,16 @@ Every sentence names the argument, says what came and what was expected, and sho
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex, Index
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class CouplingMismatchError(ValueError):
@@ -30,17 +35,21 @@ class BackendError(RuntimeError):
 
 
 def describe(value: object) -> str:
-    """What came, in words: type, and for tensors dtype and shape."""
+    """What came, in words: for tensors dtype and shape, for anything else its value, if short, and its type."""
     if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
-    return f"{value!r} ({type(value).__name__})"
+        kind = "tensor" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} tensor"
+        place = "" if value.device.type != "meta" else " on the meta device"
+        return f"a {str(value.dtype).removeprefix('torch.')} {kind} of shape {list(value.shape)}{place}"
+    if isinstance(value, nn.Module):
+        return f"a module ({type(value).__name__})"
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     options = list(choices)
-    if value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {value!r}.")
+    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 
 def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
@@ -49,6 +58,14 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
+
+
+def check_number(value: float, name: str) -> None:
+    """Raise unless ``value`` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {describe(value)}.")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite; got {value}.")
 
 
 def check_counts(**counts: int) -> None:
@@ -60,14 +77,83 @@ def check_counts(**counts: int) -> None:
             raise ValueError(f"{name} must be at least 1; got {value}.")
 
 
+def check_flags(**flags: bool) -> None:
+    """Raise unless every named value is True or False; any other object would count as one of them without a word."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False; got {describe(value)}.")
+
+
+def check_kind(value: object, name: str, kind: type | tuple[type, ...], what: str) -> None:
+    """Raise ``TypeError`` unless ``value`` is of ``kind``, which a reader knows as ``what``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {what}; got {describe(value)}.")
+
+
 def check_probability(value: float, name: str) -> None:
     """Raise unless ``value`` lies in [0, 1)."""
-    if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {describe(value)}.")
+    if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be a probability in [0, 1); got {value!r}.")
 
 
-def check_state(x: Tensor, name: str = "x", channels: int | None = None) -> None:
-    """Raise unless ``x`` is a floating-point state [N, C] (with C = ``channels`` where that is known)."""
+def check_tensor(value: object, name: str, shape: str) -> None:
+    """Raise unless ``value`` is a dense floating-point tensor; ``shape`` says in words which one was expected."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense().")
+    if not value.is_floating_point():
+        way = "Pass its real part." if value.is_complex() else f"Convert it with {name}.float()."
+        raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
+
+
+def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
+    """Raise unless ``value`` lies on ``device``, which is that of ``other``."""
+    if value.device != device:
+        raise ValueError(
+            f"{name} must be on the device of {other}, {device}; it is on {value.device}. "
+            f"Move one of them with .to(device)."
+        )
+
+
+def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
+    """Raise unless ``x`` has the device and, without autocast, the dtype of the parameters of ``module``."""
+    if torch.compiler.is_compiling():
+        return
+    parameter = _first_array(module)
+    if parameter is None:
+        return
+    if x.device != parameter.device:
+        check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
+    if x.dtype != parameter.dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{name} must be {_named(parameter.dtype)}, as the parameters of {type(module).__name__} are; got "
+            f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+        )
+
+
+def _first_array(module: nn.Module) -> Tensor | None:
+    """A parameter that is no scalar, for scalars go with any dtype. (``parameters()`` takes ten times as long.)"""
+    for parameter in module._parameters.values():
+        if parameter is not None and parameter.dim():
+            return parameter
+    for child in module._modules.values():
+        if child is not None and (found := _first_array(child)) is not None:
+            return found
+    return None
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, module: nn.Module | None = None) -> None:
+    """Raise unless ``x`` is a floating-point state [N, C], with C = ``channels`` where that is known.
+
+    With ``module``, unless it also has the dtype and the device of its parameters.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.")
     if x.dim() != 2:
@@ -75,18 +161,105 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None) -> None
             f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. "
             f"Flatten a padded batch to its real rows and pass `batch`."
         )
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be floating point; got {describe(x)}. Convert it with {name}.float().")
+    check_tensor(x, name, "[num_nodes, channels]")
     if channels is not None and x.size(1) != channels:
         raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
+    if module is not None:
+        check_fits(x, module, name)
 
 
-def check_sequences(x: Tensor, mask: Tensor | None, channels: int) -> None:
-    """Raise unless ``x`` is a floating-point state [B, L, C] and ``mask`` is [B, L] of bool, or None."""
-    if not x.is_floating_point():
-        raise TypeError(f"x must be floating point; got {describe(x)}. Convert it with x.float().")
+def index_vector(value: object, name: str, length: str) -> Tensor:
+    """Indices [length] as int64: a tensor of any integer type, or a list or array of integers.
+
+    Raises:
+        TypeError, ValueError: anything else.
+    """
+    indices = as_tensor(value, name, f"a tensor {length} of integers")
+    if indices.dtype not in INTEGERS:
+        raise TypeError(f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long().")
+    if indices.dim() != 1:
+        raise ValueError(f"{name} must be one-dimensional, {length}; got {describe(indices)}.")
+    return indices.long()
+
+
+def float_vector(value: object, name: str, device: torch.device) -> Tensor:
+    """A floating-point tensor on ``device``; a list or an array is taken there in the default precision.
+
+    Raises:
+        TypeError, ValueError: anything else.
+    """
+    vector = as_tensor(value, name, "a floating-point tensor")
+    if not isinstance(value, Tensor):
+        vector = vector.to(device, torch.get_default_dtype())
+    check_tensor(vector, name, "of one dimension")
+    check_device(vector, name, device, "edge_index")
+    return vector
+
+
+def check_pairs(
+    pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
+) -> Tensor:
+    """Listed pairs [2, E] of nodes on ``device`` as int64, the first row sends, the second receives; also from a list.
+
+    Raises:
+        TypeError, ValueError: another shape, no integers, or, unless ``torch.compile`` is looking, a node that does not
+            exist.
+    """
+    listed = as_tensor(pairs, name, f"a tensor {shape}")
+    if not isinstance(plain(pairs), Tensor):
+        listed = listed.to(device)
+    check_integer_pairs(listed, name, shape)
+    check_device(listed, name, device, "the coupling")
+    if listed.numel() and not torch.compiler.is_compiling():
+        check_range(listed, name, num_nodes)
+    return listed.long()
+
+
+def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]") -> None:
+    """Raise unless ``pairs`` is a dense integer tensor [2, E]."""
+    if pairs.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
+    if pairs.dim() != 2 or pairs.size(0) != 2:
+        hint = f" It looks transposed: pass {name}.t()." if pairs.dim() == 2 and pairs.size(1) == 2 else ""
+        raise ValueError(f"{name} must be {shape}; got {describe(pairs)}.{hint}")
+    if pairs.dtype not in INTEGERS:
+        raise TypeError(f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long().")
+
+
+def check_range(pairs: Tensor, name: str, num_nodes: int) -> None:
+    """Raise unless every index lies in 0 … N − 1."""
+    low, high = (int(end) for end in pairs.aminmax())
+    if low < 0 or high >= num_nodes:
+        raise ValueError(
+            f"{name} must lie in [0, {num_nodes - 1}] for {num_nodes} nodes; it reaches from {low} to {high}."
+        )
+
+
+def plain(value: object) -> object:
+    """A plain tensor out of PyG's ``EdgeIndex`` and ``Index``, tensors that know more; any other object as it is."""
+    return value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value
+
+
+def as_tensor(value: object, name: str, what: str) -> Tensor:
+    """A plain tensor out of PyG's subclasses, a list, a tuple or an array."""
+    value = plain(value)
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (list, tuple, np.ndarray)):
+        try:
+            return torch.as_tensor(value if len(value) else [], dtype=None if len(value) else torch.long)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name} must be {what}; got {describe(value)}, which is none: {error}.") from error
+    raise TypeError(f"{name} must be {what}; got {describe(value)}.")
+
+
+def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None) -> None:
+    """Raise unless ``x`` is a state [B, L, C] that fits ``module``, and ``mask`` is [B, L] of bool, or None."""
+    check_tensor(x, "x", f"[batch, length, {channels}]")
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")
+    if module is not None:
+        check_fits(x, module)
     check_mask(mask, x)
 
 
@@ -94,29 +267,28 @@ def check_mask(mask: Tensor | None, x: Tensor) -> None:
     """Raise unless ``mask`` is None or says for each position of ``x`` [B, L, …] whether it is a token."""
     if mask is None:
         return
-    if mask.dtype != torch.bool:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise TypeError(f"mask must be a bool tensor, true where there is a token; got {describe(mask)}.")
     if mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
+    check_device(mask, "mask", x.device, "x")
 
 
 def check_edge_rows(edge_attr: Tensor, num_edges: int) -> None:
     """Raise unless ``edge_attr`` has a row for every edge."""
-    if edge_attr.size(0) != num_edges:
+    check_kind(edge_attr, "edge_attr", Tensor, f"a tensor [{num_edges}, channels], one row per edge")
+    if not edge_attr.dim() or edge_attr.size(0) != num_edges:
         raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
 
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
-    if not isinstance(v, Tensor):
-        raise TypeError(f"{name} must be a tensor [num_nodes, heads, channels]; got {describe(v)}.")
-    if v.dim() != 3:
+    if isinstance(v, Tensor) and v.dim() != 3:
         raise ValueError(
             f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. "
             f"For one head use {name}.unsqueeze(1)."
         )
-    if not v.is_floating_point():
-        raise TypeError(f"{name} must be floating point; got {describe(v)}.")
+    check_tensor(v, name, "[num_nodes, heads, channels]")
     if v.size(0) != num_nodes:
         raise ValueError(f"{name} must have {num_nodes} rows, one per node of the coupling; got {describe(v)}.")
     if heads != 1 and v.size(1) not in (1, heads):

@@ -9,8 +9,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice, describe
-from diffusion_mp.graph_checks import check_edge_index, check_edges, check_form, check_segments
+from diffusion_mp.errors import check_choice, check_counts, check_device, describe
+from diffusion_mp.graph_checks import (
+    as_batch,
+    as_edge_index,
+    as_edge_weight,
+    as_num_nodes,
+    as_ptr,
+    check_batch,
+    check_edges,
+    check_full_degree,
+    check_ptr,
+)
 from diffusion_mp.graph_ops import batch_pointers, walk_pairs
 from diffusion_mp.rows import Rows
 
@@ -53,10 +63,12 @@ class Graph(Rows):
 
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target, or ``None`` for a graph without observed edges.
+        edge_index: [2, E] of integers, source → target, or ``None`` for a graph without observed edges. PyG's
+            ``EdgeIndex`` is one; narrow integers are widened to int64.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
+            Weights, ``batch`` and ``ptr`` may also be lists or arrays.
         full_degree: [N, 2], in- and out-degree of the nodes in the whole graph of which this one is a part;
             :meth:`degree` then returns these, and so a degree normalisation is that of the whole graph.
         validate: also look at values whose check needs a pass over the data: index range, order of ``batch``,
@@ -79,21 +91,29 @@ class Graph(Rows):
     ) -> None:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
-        self.num_nodes = num_nodes
-        self.edge_index = edge_index
-        self.edge_weight = edge_weight
+        self.num_nodes = as_num_nodes(num_nodes)
+        self.edge_index = None if edge_index is None else as_edge_index(edge_index)
+        self.edge_weight = None if edge_weight is None else as_edge_weight(edge_weight, self.edge_index)
+        self._batch = None if batch is None else as_batch(batch, self.num_nodes)
+        self._ptr = None if ptr is None else as_ptr(ptr)
+        if full_degree is not None:
+            check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
-        self._batch = batch
-        self._ptr = ptr
         # Filled when first asked for. (Plain attributes: torch.compile cannot enter functools.cached_property's lock.)
         self._segments: Tensor | None = None
         self._csr: Compressed | None = None
         self._csc: Compressed | None = None
         self._derived: dict[str, Graph] = {}
-        check_form(num_nodes, edge_index, edge_weight, batch, ptr, full_degree)
         if validate and not torch.compiler.is_compiling():
-            check_segments(num_nodes, batch, ptr)
-            check_edges(num_nodes, edge_index, edge_weight, None if self.is_single else self.batch)
+            self._validate()
+
+    def _validate(self) -> None:
+        """What takes a look at values."""
+        if self._batch is not None:
+            check_batch(self.num_nodes, self._batch)
+        if self._ptr is not None:
+            check_ptr(self.num_nodes, self._ptr)
+        check_edges(self.num_nodes, self.edge_index, self.edge_weight, None if self.is_single else self.batch)
 
     # ---------------------------------------------------------------- constructors
 
@@ -106,15 +126,15 @@ class Graph(Rows):
         **kwargs: Any,
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
-        check_edge_index(edge_index)
+        edges = as_edge_index(edge_index)
         if num_nodes is None:
-            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-        return cls(num_nodes, _plain(edge_index), edge_weight, **kwargs)
+            num_nodes = int(edges.max()) + 1 if edges.numel() else 0
+        return cls(num_nodes, edges, edge_weight, **kwargs)
 
     @classmethod
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
-        if adjacency.layout == torch.strided:
+        if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
             raise TypeError(
                 f"adjacency must be a sparse tensor; got {describe(adjacency)}. "
                 f"Pass edge_index, or convert with .to_sparse_csr()."
@@ -142,7 +162,7 @@ class Graph(Rows):
             return cls.from_sparse(adj_t, **kwargs)
         edge_index = getattr(data, "edge_index", None)
         edge_weight = getattr(data, "edge_weight", None)
-        return cls(int(data.num_nodes), None if edge_index is None else _plain(edge_index), edge_weight, **kwargs)
+        return cls(int(data.num_nodes), edge_index, edge_weight, **kwargs)
 
     @classmethod
     def coerce(
@@ -171,10 +191,11 @@ class Graph(Rows):
                 raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            check_edge_index(edge_index)
-            graph = cls(x.size(0), _plain(edge_index), edge_weight, batch=batch)
+            graph = cls(x.size(0), edge_index, edge_weight, batch=batch)
         if graph.num_nodes != x.size(0):
             raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
+        if graph.edge_index is not None and graph.edge_index.device != x.device:
+            check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
     # ---------------------------------------------------------------- membership
@@ -314,6 +335,7 @@ class Graph(Rows):
 
         Its degrees are its own, also in a part of a graph: the walks of the whole graph are not known there.
         """
+        check_counts(hops=hops)
         weight = self._own_weights().detach()
         return self._derive(
             f"within {hops}", lambda: self._with_edges(walk_pairs(self.edges, weight, self.num_nodes, hops), None)
@@ -369,8 +391,3 @@ def _kept(make: Callable[[], T]) -> T:
         return make()
     with torch.inference_mode(False), torch.no_grad():
         return make()
-
-
-def _plain(edge_index: Tensor) -> Tensor:
-    """A plain tensor out of PyG's ``EdgeIndex`` subclass."""
-    return edge_index if type(edge_index) is Tensor else edge_index.as_subclass(Tensor)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_values, describe
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_number, check_pairs, check_values, describe
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -27,8 +27,8 @@ class Coupling(ABC):
     r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
     Row i receives, column j sends. A new kind writes three methods, ``_product``, ``_transpose`` and ``degree``, passes
-    its size and promises to ``super().__init__``, and inherits the rest; it overrides ``at`` and ``to_dense`` where
-    it knows its entries. One head broadcasts over any number of heads of the values.
+    its size and promises to ``super().__init__``, and inherits the rest; it overrides ``_at`` and ``to_dense``
+    where it knows its entries. One head broadcasts over any number of heads of the values.
 
     Args:
         num_nodes: N.
@@ -50,6 +50,7 @@ class Coupling(ABC):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
+        check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
         self.num_nodes = num_nodes
         self.heads = heads
         self.dtype = like.dtype
@@ -84,6 +85,8 @@ class Coupling(ABC):
         (What a layer calls: under ``torch.compile`` the operator ``@`` would ask the tensor on its right first.)
         """
         check_values(v, self.num_nodes, self.heads)
+        if v.device != self.device:
+            check_device(v, "v", self.device, "the coupling")
         return self._product(v.expand(-1, max(v.size(1), self.heads), -1))
 
     @property
@@ -94,17 +97,25 @@ class Coupling(ABC):
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
 
-        The inherited form multiplies with one unit vector per distinct source; kinds that know their entries do it in
-        O(E).
+        Raises:
+            TypeError, ValueError: no pairs [2, E] of nodes that exist.
         """
+        return self._at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """log s_ij of listed pairs; kinds that hold logarithms give them where s_ij itself would underflow."""
+        return self._log_at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """Entries of pairs that were checked: one product with a unit vector per distinct source; a kind that knows its
+        entries does it in O(E)."""
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device)
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """log s_ij of listed pairs; kinds that hold logarithms give them where s_ij itself would underflow."""
-        return self.at(edge_index).log()
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._at(edge_index).log()
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         """[H, N, N], the oracle of every test; warns above 2²⁶ entries."""
@@ -127,7 +138,8 @@ class Coupling(ABC):
 
         ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
         """
-        values = x.unsqueeze(1) if x.dim() == 2 else x
+        values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
+        check_values(values, self.num_nodes, self.heads, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # The form does not see a shift; removing the mean keeps the two terms from cancelling.
         values = values - values.mean(0, keepdim=True)
@@ -148,6 +160,7 @@ class Coupling(ABC):
         """SciPy's view of one head (float64, N×N): spectra by ``scipy.sparse.linalg.eigsh`` without a matrix."""
         from scipy.sparse.linalg import LinearOperator
 
+        check_kind(head, "head", int, "an integer")
         if not 0 <= head < self.heads:
             raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 
@@ -190,6 +203,29 @@ class Coupling(ABC):
         return f"{type(self).__name__}({', '.join(facts)})"
 
 
+def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
+    """Raise ``TypeError`` unless a coupling came."""
+    if not isinstance(coupling, Coupling):
+        raise TypeError(
+            f"{name} must be a Coupling; got {describe(coupling)}. A diffusivity makes one, D(x, graph); a layer "
+            f"returns its own with return_coupling=True."
+        )
+
+
+def check_scale(scale: object, heads: int) -> None:
+    """Raise unless ``scale`` is a finite number, or a tensor of one number or of one per head."""
+    if not isinstance(scale, Tensor):
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+            raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
+        if not torch.compiler.is_compiling():  # a number may be a symbol there
+            check_number(scale, "scale")
+        return
+    if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
+        raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
+    if scale.dim() > 1 or not scale.numel() or (scale.dim() == 1 and heads != 1 and scale.numel() not in (1, heads)):
+        raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
+
+
 class ScaledCoupling(Coupling):
     """a S with a number, a 0-dimensional tensor or one factor per head [H].
 
@@ -197,16 +233,14 @@ class ScaledCoupling(Coupling):
     """
 
     def __init__(self, scale: float | Tensor, coupling: Coupling) -> None:
+        check_coupling_kind(coupling)
         heads = coupling.heads
+        check_scale(scale, heads)
         if isinstance(scale, Tensor):
-            if scale.dim() > 1 or (scale.dim() == 1 and heads != 1 and scale.numel() not in (1, heads)):
-                raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
             heads = max(heads, scale.numel())
             nonnegative = unchanged = False
-        elif isinstance(scale, (int, float)):
-            nonnegative, unchanged = scale >= 0, scale == 1
         else:
-            raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
+            nonnegative, unchanged = scale >= 0, scale == 1
         super().__init__(
             coupling.num_nodes,
             heads,
@@ -235,8 +269,8 @@ class ScaledCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._by_head(self.coupling.degree(), 1)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self._by_head(self.coupling.at(edge_index), 1)
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._by_head(self.coupling._at(edge_index), 1)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_head(self.coupling.to_dense(), 0)
@@ -246,6 +280,11 @@ class SumCoupling(Coupling):
     """S₁ + S₂ + …; a term with one head is added to every head of the others."""
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
+        terms = list(terms)
+        if not terms:
+            raise ValueError("terms must hold a coupling at least; got none.")
+        for term in terms:
+            check_coupling_kind(term, "every one of terms")
         self.terms: list[Coupling] = [
             part for term in terms for part in (term.terms if isinstance(term, SumCoupling) else [term])
         ]
@@ -292,8 +331,8 @@ class SumCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return reduce(add, (term.degree() for term in self.terms))
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return reduce(add, (term.at(edge_index) for term in self.terms))
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return reduce(add, (term._at(edge_index) for term in self.terms))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return reduce(add, (term.to_dense() for term in self.terms))

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.graph_checks import as_num_nodes
 
 
 class IdentityCoupling(Coupling):
@@ -16,7 +17,7 @@ class IdentityCoupling(Coupling):
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         like = torch.empty(0, dtype=dtype, device=device)
-        super().__init__(num_nodes, 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
+        super().__init__(as_num_nodes(num_nodes), 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v
@@ -27,7 +28,7 @@ class IdentityCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return torch.ones(self.num_nodes, 1, dtype=self.dtype, device=self.device)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:

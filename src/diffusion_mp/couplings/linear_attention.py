@@ -12,6 +12,7 @@ from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling, check_features
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
+from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product, pooled
 
 
@@ -51,7 +52,7 @@ class LinearAttentionCoupling(PooledCoupling):
         super().__init__(
             query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=True, nonnegative=nonnegative
         )
-        self.query, self.key, self.ptr = query, key, ptr
+        self.query, self.key, self.ptr = query, key, row_bounds(ptr, query.size(0))
         self.constant, self.own, self.unit = constant, own, unit
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -97,8 +98,8 @@ class LinearAttentionCoupling(PooledCoupling):
         with torch.no_grad():
             return (self._product(ones) != 0).squeeze(2).to(self.dtype)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self._by_entries().at(edge_index)
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._by_entries()._at(edge_index)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_entries().to_dense()

@@ -13,8 +13,9 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.low_rank import check_features
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_tensor, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.log_linear_attention import (
     log_linear_entries,
     log_linear_logsumexp,
@@ -55,14 +56,16 @@ class LogLowRankCoupling(PooledCoupling):
         check_features(log_query, log_key)
         if log_weight is None:
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
-        elif log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
+        else:
+            check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]")
+        if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
             raise ValueError(
                 f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "
                 f"and a sample at least; got {describe(log_weight)}."
             )
         nodes, heads = log_query.shape[:2]
         super().__init__(nodes, heads, log_query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
-        self.log_query, self.log_key, self.ptr = log_query, log_key, ptr
+        self.log_query, self.log_key, self.ptr = log_query, log_key, row_bounds(ptr, nodes)
         # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns. The rows' are their log-normalisers,
         # computed when somebody asks: who reads sums does not.
         self.col_shift = log_weight
@@ -110,19 +113,21 @@ class LogLowRankCoupling(PooledCoupling):
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
         return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        log_entries = log_linear_entries(Graph(self.num_nodes, edge_index).pattern, self.log_query, self.log_key)
+        log_entries = log_linear_entries(
+            Graph(self.num_nodes, edge_index, validate=False).pattern, self.log_query, self.log_key
+        )
         log_entries = log_entries + (self.row_shift[target] + self.col_shift[source]).logsumexp(2)
         if self.ptr is None:
             return log_entries
         return log_entries.masked_fill(~same_graph(self.ptr, target, source).unsqueeze(1), -torch.inf)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self.log_at(edge_index).exp()
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._log_at(edge_index).exp()
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         nodes = torch.arange(self.num_nodes, device=self.device)
         pairs = torch.stack([nodes.repeat(self.num_nodes), nodes.repeat_interleave(self.num_nodes)])
-        return self.at(pairs).t().reshape(self.heads, self.num_nodes, self.num_nodes)
+        return self._at(pairs).t().reshape(self.heads, self.num_nodes, self.num_nodes)

@@ -9,8 +9,9 @@ from torch import Tensor
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.linear_attention import linear_product, pooled
 from diffusion_mp.kernels.spmm import sddmm
 
@@ -46,7 +47,7 @@ class LowRankCoupling(PooledCoupling):
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
         )
-        self.query, self.key, self.ptr = query, key, ptr
+        self.query, self.key, self.ptr = query, key, row_bounds(ptr, query.size(0))
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
@@ -68,8 +69,8 @@ class LowRankCoupling(PooledCoupling):
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
         return linear_product(self.query, self.key, ones, self.ptr).squeeze(2)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        pairs = Graph(self.num_nodes, edge_index)
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        pairs = Graph(self.num_nodes, edge_index, validate=False)
         entries = sddmm(pairs.pattern, self.query, self.key)
         if self.ptr is None:
             return entries
@@ -100,7 +101,8 @@ class UniformCoupling(LowRankCoupling):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        one = torch.ones(num_nodes, 1, 1, dtype=dtype, device=device)
+        one = torch.ones(as_num_nodes(num_nodes), 1, 1, dtype=dtype, device=device)
+        ptr = row_bounds(ptr, one.size(0))
         query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
 
@@ -123,12 +125,17 @@ def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def check_features(query: Tensor, key: Tensor) -> None:
-    """Raise unless both are [N, H, F] of equal shape."""
+    """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device."""
+    for name, features in (("query", query), ("key", key)):
+        check_tensor(features, name, "[num_nodes, heads, features]")
     if query.dim() != 3 or query.shape != key.shape:
         raise ValueError(
             f"query and key must both be [num_nodes, heads, features] of one shape; "
             f"got {describe(query)} and {describe(key)}."
         )
+    if query.dtype != key.dtype:
+        raise TypeError(f"query and key must have one dtype; got {describe(query)} and {describe(key)}.")
+    check_device(key, "key", query.device, "query")
 
 
 def block_mask(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Bool[Tensor, "N N"] | None:

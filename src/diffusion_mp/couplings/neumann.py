@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import check_choice, check_counts, describe
+from diffusion_mp.errors import check_choice, check_counts, check_tensor, describe
+from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.reference import stencils
 
@@ -61,6 +62,8 @@ class NeumannCoupling(Coupling):
         transposed: bool = False,
     ) -> None:
         check_stencil(strides, boundary)
+        num_nodes = as_num_nodes(num_nodes)
+        check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
         symmetric = is_symmetric(strides, boundary)
@@ -68,7 +71,7 @@ class NeumannCoupling(Coupling):
         self.alpha = alpha
         self.strides = tuple(strides)
         self.boundary: Boundary = boundary
-        self.ptr = ptr
+        self.ptr = row_bounds(ptr, self.num_nodes)
         self.transposed = transposed
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -92,7 +95,7 @@ class NeumannCoupling(Coupling):
             return self._product(ones).squeeze(2)
         return (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         column, row = edge_index.flip(0) if self.transposed else edge_index
         left, right = neighbours(self.num_nodes, self.strides, self.boundary, self.ptr, self.device)
         count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(self.dtype)

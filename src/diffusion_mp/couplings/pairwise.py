@@ -13,6 +13,7 @@ from diffusion_mp.couplings.low_rank import block_mask, check_features
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.spmm import sddmm
 
@@ -47,7 +48,8 @@ class PairwiseCoupling(Coupling):
         super().__init__(
             query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
         )
-        self.query, self.key, self.ptr, self.score = query, key, ptr, score
+        self.query, self.key, self.score = query, key, score
+        self.ptr = row_bounds(ptr, query.size(0))
         self._shifts: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -79,12 +81,12 @@ class PairwiseCoupling(Coupling):
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
         return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self.log_at(edge_index).exp()
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._log_at(edge_index).exp()
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        s = sddmm(Graph(self.num_nodes, edge_index).pattern, self.query, self.key)
+        s = sddmm(Graph(self.num_nodes, edge_index, validate=False).pattern, self.query, self.key)
         row_shift, col_shift = self.shifts
         log_entries = log_score(s, self.score) + row_shift[target] + col_shift[source]
         if self.ptr is not None:

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import describe
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.errors import check_tensor, describe
 
 
 class PolynomialCoupling(Coupling):
@@ -23,6 +23,8 @@ class PolynomialCoupling(Coupling):
     """
 
     def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
+        check_coupling_kind(coupling)
+        check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]")
         by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
         fits = by_head.dim() == 2 and by_head.numel() > 0
         if not fits or (1 not in (coupling.heads, by_head.size(1)) and by_head.size(1) != coupling.heads):
@@ -66,11 +68,11 @@ class PolynomialCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """O(E) for P = 1; beyond, an entry counts walks, and the inherited products with unit vectors do that."""
         if self.coefficients.size(0) > 1:
-            return super().at(edge_index)
-        return self.coefficients[0].to(self.dtype) * self.coupling.at(edge_index)
+            return super()._at(edge_index)
+        return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()

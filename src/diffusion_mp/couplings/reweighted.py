@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank import reciprocal
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_tensor, describe
 
 
 class ReweightedCoupling(Coupling):
@@ -33,10 +33,12 @@ class ReweightedCoupling(Coupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
+        check_coupling_kind(coupling)
         heads = coupling.heads
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
                 continue
+            check_tensor(weight, name, "[num_nodes, heads]")
             fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
             if not fits or (1 not in (heads, weight.size(1)) and weight.size(1) != heads):
                 raise ValueError(
@@ -70,9 +72,9 @@ class ReweightedCoupling(Coupling):
         )
         return (inner if self.row is None else self.row * inner).expand(-1, self.heads)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        entries = self.coupling.at(edge_index)
+        entries = self.coupling._at(edge_index)
         entries = entries if self.row is None else self.row[target] * entries
         return entries if self.column is None else entries * self.column[source]
 

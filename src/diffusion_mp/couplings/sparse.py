@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm import spmm
 
@@ -31,9 +31,11 @@ class SparseCoupling(Coupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
+        check_kind(graph, "graph", Graph, "a Graph")
         if weight is None:
             own = graph.edge_weight
             weight = own if own is not None else torch.ones(graph.num_edges, device=graph.edges.device)
+        check_tensor(weight, "weight", "[num_edges] or [num_edges, heads]")
         if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
             raise ValueError(
                 f"weight must be [num_edges] or [num_edges, heads] with {graph.num_edges} edges; "
@@ -54,7 +56,7 @@ class SparseCoupling(Coupling):
     def symmetric(self) -> bool:
         if self._symmetric is None:
             edges = self.graph.edges
-            forth, back = self.at(edges).detach(), self.at(edges.flip(0)).detach()
+            forth, back = self._at(edges).detach(), self._at(edges.flip(0)).detach()
             self._symmetric = torch.allclose(
                 forth, back, rtol=1e-5, atol=1e-6 * float(forth.abs().max()) if len(forth) else 0
             )
@@ -80,7 +82,7 @@ class SparseCoupling(Coupling):
         zeros = total.new_zeros(self.num_nodes, self.heads)
         return zeros.index_add(0, self.graph.edges[1], total)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         # Sum parallel edges once, then look each pair up among the distinct ones: O(E log E).
         source, target = self.graph.edges
         pairs, place = torch.unique(target * self.num_nodes + source, return_inverse=True)

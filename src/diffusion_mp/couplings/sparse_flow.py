@@ -15,6 +15,7 @@ from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.couplings.sparse import SparseCoupling
 from diffusion_mp.errors import check_positive, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import (
     entries,
@@ -83,7 +84,7 @@ class SparseFlowCoupling(Coupling):
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
         super().__init__(query.size(0), query.size(1), query, row_stochastic=conserved, nonnegative=True)
-        self.ptr = ptr
+        self.ptr = ptr = row_bounds(ptr, query.size(0))
         (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
         self._features = (q, k, friction_q, friction_k)
         self.lam = self._by_row(lam, "lam", q)
@@ -129,7 +130,7 @@ class SparseFlowCoupling(Coupling):
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """s and u of listed pairs, and λ, a and w of their rows."""
         source, target = edge_index
-        pattern = Graph(self.num_nodes, edge_index).pattern
+        pattern = Graph(self.num_nodes, edge_index, validate=False).pattern
         q, k, friction_q, friction_k = self._features
         s, u = sddmm(pattern, q, k), sddmm(pattern, friction_q, friction_k)
         if self.ptr is not None:  # before any exp
@@ -137,10 +138,10 @@ class SparseFlowCoupling(Coupling):
             s, u = s.masked_fill(apart, -math.inf), u.masked_fill(apart, 0.0)
         return s, u, self.lam[target], self.row_shift[target], self.threshold[target]
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return entries(*self._listed(edge_index)).to(self.dtype)
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return log_entries(*self._listed(edge_index)).to(self.dtype)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
@@ -188,7 +189,7 @@ class SparseFlowCoupling(Coupling):
             edge_index = support(q, k, friction_q, friction_k, self.lam, self.row_shift, self.threshold, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         return SparseCoupling(
-            graph, self.at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
+            graph, self._at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
         )
 
 
@@ -211,11 +212,11 @@ class _Transposed(Coupling):
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
         return self._product(ones).squeeze(2)
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self.flow.at(edge_index.flip(0))
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.flow._at(edge_index.flip(0))
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self.flow.log_at(edge_index.flip(0))
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.flow._log_at(edge_index.flip(0))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self.flow.to_dense().transpose(1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
 
 
@@ -42,6 +42,7 @@ class AdjacencyEnhancedDiffusivity(Diffusivity):
 
     def __init__(self, attention: Diffusivity, *, gamma: float = 1.0, self_loops: SelfLoops = "remaining") -> None:
         super().__init__()
+        check_kind(attention, "attention", Diffusivity, "a Diffusivity")
         check_positive(gamma, "gamma")
         self.attention = attention
         self.adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops)

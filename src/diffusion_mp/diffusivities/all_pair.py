@@ -11,7 +11,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
-from diffusion_mp.errors import check_choice, check_positive
+from diffusion_mp.errors import check_choice, check_flags, check_positive
 from diffusion_mp.graph import Graph
 
 
@@ -58,6 +58,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         row_stochastic: bool = True,
     ) -> None:
         super().__init__(channels, heads, projection, head_channels, normalize)
+        check_flags(row_stochastic=row_stochastic)
         check_choice(form, "form", ["inner", "distance"])
         self.form = form
         self.row_stochastic = row_stochastic

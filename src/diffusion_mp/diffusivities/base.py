@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
-from diffusion_mp.errors import check_state, describe
+from diffusion_mp.couplings.base import check_scale
+from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class ScaledDiffusivity(Diffusivity):
 
     def __init__(self, scale: float | Tensor, diffusivity: Diffusivity) -> None:
         super().__init__()
+        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        check_scale(scale, diffusivity.heads)
         if isinstance(scale, nn.Parameter):
             self.scale: float | Tensor = scale
             self._initial: Tensor | None = scale.detach().clone()
@@ -116,7 +119,10 @@ class SumDiffusivity(Diffusivity):
         super().__init__()
         flat: list[Diffusivity] = []
         for term in terms:
+            check_kind(term, "every one of terms", Diffusivity, "a Diffusivity")
             flat += term.flat() if isinstance(term, SumDiffusivity) else [term]
+        if not flat:
+            raise ValueError("terms must hold a diffusivity at least; got none.")
         self.terms = nn.ModuleList(flat)
         self.needs_graph = any(term.needs_graph for term in flat)
         self.symmetric = all(term.symmetric for term in flat)

@@ -13,7 +13,7 @@ from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.penalties import Penalty, get_penalty
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import check_choice, check_counts, check_fits, check_flags, check_number
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.kernels.spmm import sddmm
 
@@ -45,6 +45,7 @@ class GATDiffusivity(Diffusivity):
         if channels % heads:
             raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
         check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_number(negative_slope, "negative_slope")
         self.heads = heads
         self.negative_slope = negative_slope
         self.self_loops: SelfLoops = self_loops
@@ -63,6 +64,7 @@ class GATDiffusivity(Diffusivity):
                 f"GATDiffusivity was built for {heads * width} channels; got {x.size(1)}. "
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
+        check_fits(x, self)
         graph = graph.with_self_loops(self.self_loops)
         source, target = graph.edges
         by_head = x.unflatten(1, (heads, width))
@@ -97,6 +99,7 @@ class EdgeDiffusivity(Diffusivity):
     ) -> None:
         super().__init__()
         check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
         self.row_stochastic = row_stochastic
         self.self_loops: SelfLoops = self_loops

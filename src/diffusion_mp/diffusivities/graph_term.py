@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_kind
 from diffusion_mp.graph import Graph
 
 
@@ -29,6 +29,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Literal["sum", "mean"] = "sum") -> None:
         super().__init__()
+        check_kind(attention, "attention", Diffusivity, "a Diffusivity")
+        check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
         check_choice(mix, "mix", ["sum", "mean"])
         self.attention = attention
         self.graph_term = graph_term

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import check_choice, check_counts, check_fits
 from diffusion_mp.graph import Graph
 
 Projection = Literal["separate", "tied"] | None
@@ -71,6 +71,7 @@ class QueryKeyDiffusivity(Diffusivity):
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
             q = x.unflatten(1, (self.heads, -1))
         else:
+            check_fits(x, self)
             q = self.query(x).unflatten(1, (self.heads, -1))
         k = self.key(x).unflatten(1, (self.heads, -1)) if self.projection == "separate" else q
         if self.normalize == "row":

@@ -40,7 +40,7 @@ class _OverRanks(Coupling):
             "need none; run others in one process."
         )
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
         raise NotImplementedError(
             "the entries of a coupling over several ranks are not available, but for log_at of attention through log "
             "features. Export attention in one process: the state dict is the same."
@@ -60,10 +60,10 @@ class SummedCoupling(_OverRanks):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij for edges of the graph: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
-            return super().log_at(edge_index)
+            return super()._log_at(edge_index)
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
         nothing = log_key.new_zeros(*log_key.shape[:2], 0)
         counts = all_merged(self.coupling.pool(nothing), self.group)

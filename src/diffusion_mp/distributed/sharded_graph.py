@@ -15,8 +15,9 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, S
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
+from diffusion_mp.errors import check_integer_pairs
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph_checks import check_edges, check_form
+from diffusion_mp.graph_checks import as_edge_weight, as_num_nodes, check_edges
 
 # Edges looked at together, so that a memory-mapped edge_index is never copied whole.
 CHUNK = 1 << 22
@@ -70,7 +71,11 @@ class ShardedGraph(Graph):
                 "a ShardedGraph is one rank's part of a graph, and there are no ranks yet. Call "
                 "torch.distributed.init_process_group first (torchrun starts the processes), or use Graph."
             )
-        check_form(num_nodes, edge_index, edge_weight, None, None, None)
+        num_nodes = as_num_nodes(num_nodes)
+        if edge_index is not None:
+            check_integer_pairs(edge_index, "edge_index")  # widened a chunk at a time
+        if edge_weight is not None:
+            edge_weight = as_edge_weight(edge_weight, edge_index)
         rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
         self.bounds = _even(num_nodes, ranks) if bounds is None else [int(bound) for bound in bounds]
         _check_bounds(self.bounds, num_nodes, ranks)

@@ -14,7 +14,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler
@@ -68,6 +68,7 @@ class DIFFormerConv(DiffusionConv):
         leak: float = 0.0,
         **options: Any,
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
         diffusivity: Diffusivity = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize)

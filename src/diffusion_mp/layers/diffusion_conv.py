@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Literal
 
 import torch
@@ -11,7 +12,16 @@ from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_finite, check_probability, check_state, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_device,
+    check_finite,
+    check_flags,
+    check_kind,
+    check_probability,
+    check_state,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -72,10 +82,9 @@ class DiffusionConv(nn.Module):
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values"])
         check_probability(dropout, "dropout")
-        if not isinstance(diffusivity, Diffusivity):
-            raise TypeError(f"diffusivity must be a Diffusivity; got {describe(diffusivity)}.")
-        if update is not None and not isinstance(update, StateUpdate):
-            raise TypeError(f"update must be a StateUpdate; got {describe(update)}.")
+        check_flags(concat=concat, transform=transform, bias=bias, validate=validate)
+        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}.")
         total = out_channels * max(heads, diffusivity.heads) if concat else out_channels
@@ -114,7 +123,7 @@ class DiffusionConv(nn.Module):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         if self.validate:
             check_finite(x, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
@@ -146,6 +155,7 @@ class DiffusionConv(nn.Module):
         """The source by head; by default where the layer starts from."""
         if source is not None:
             check_state(source, "source")
+            check_device(source, "source", state.device, "x")
             return self._by_head(source)
         return state if getattr(self.update, "beta", 0.0) else None
 

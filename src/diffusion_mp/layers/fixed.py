@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, reset
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, GATDiffusivity, IdentityDiffusivity
-from diffusion_mp.errors import check_counts, check_positive
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler
@@ -58,6 +58,7 @@ class SGConv(DiffusionConv):
     references = ("wu2019sgc",)
 
     def __init__(self, in_channels: int, out_channels: int, K: int = 2, *, bias: bool = True) -> None:
+        check_counts(K=K)
         update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, out_channels, _gcn_adjacency(), update, bias=bias, steps=K)
 
@@ -75,6 +76,10 @@ class GINConv(DiffusionConv):
     references = ("xu2019gin",)
 
     def __init__(self, in_channels: int, mlp: nn.Module, eps: float = 0.0, *, train_eps: bool = False) -> None:
+        check_counts(in_channels=in_channels)
+        check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
+        check_number(eps, "eps")
+        check_flags(train_eps=train_eps)
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
         update = ExplicitEuler(1.0, "residual")
@@ -106,6 +111,7 @@ class GATConv(DiffusionConv):
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         super().__init__(
             in_channels,
             out_channels,
@@ -125,6 +131,7 @@ class APPNPConv(DiffusionConv):
     references = ("klicpera2019appnp",)
 
     def __init__(self, channels: int, K: int = 10, alpha: float = 0.1) -> None:
+        check_counts(channels=channels, K=K)
         super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False, steps=K)
 
 
@@ -140,6 +147,7 @@ class GCNIIConv(DiffusionConv):
     references = ("chen2020gcnii",)
 
     def __init__(self, channels: int, alpha: float = 0.1, theta: float | None = None, layer: int | None = None) -> None:
+        check_counts(channels=channels)
         super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False)
         if (theta is None) != (layer is None):
             raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}.")

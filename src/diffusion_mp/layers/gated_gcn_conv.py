@@ -9,7 +9,14 @@ from torch.nn.functional import dropout, relu
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.errors import check_counts, check_edge_rows, check_positive, check_probability, check_state
+from diffusion_mp.errors import (
+    check_counts,
+    check_edge_rows,
+    check_flags,
+    check_positive,
+    check_probability,
+    check_state,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.norm import Norm, make_norm
 
@@ -55,6 +62,7 @@ class GatedGCNConv(nn.Module):
         check_counts(channels=channels)
         check_probability(dropout, "dropout")
         check_positive(eps, "eps")
+        check_flags(residual=residual)
         self.in_channels = self.out_channels = channels
         self.residual, self.dropout, self.eps = residual, dropout, eps
         self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
@@ -76,7 +84,7 @@ class GatedGCNConv(nn.Module):
         return_coupling: bool = False,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the gates."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         if graph.edge_index is None:
             raise ValueError(
@@ -86,7 +94,7 @@ class GatedGCNConv(nn.Module):
         source, target = graph.edge_index
         logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:
-            check_state(edge_attr, "edge_attr", self.in_channels)
+            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
             check_edge_rows(edge_attr, graph.num_edges)
             logits = logits + self.edge(edge_attr)
         gates = self._gates(logits, graph)

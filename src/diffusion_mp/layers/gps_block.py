@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch.nn.functional import dropout
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.norm import Norm, make_norm
@@ -58,6 +59,7 @@ class GPSBlock(nn.Module):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
+            check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
             sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
             if sizes != [channels, channels]:
                 raise ValueError(f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}.")
@@ -91,7 +93,7 @@ class GPSBlock(nn.Module):
         return_coupling: bool = False,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the coupling."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         total, edges, coupling = x.new_zeros(()), edge_attr, None
         if (

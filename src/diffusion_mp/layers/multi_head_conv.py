@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.errors import check_counts, check_flags
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler
@@ -37,6 +38,8 @@ class MultiHeadConv(DiffusionConv):
         bias: bool = True,
         **options: Any,
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, head_channels=head_channels)
+        check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
             raise ValueError(
                 f"residual adds x to the output, so both must have the same channels; got {in_channels} and "

@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities import (
     RelationalBias,
 )
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 
 
@@ -59,8 +59,9 @@ class NodeFormerConv(MultiHeadConv):
         bias: bool = True,
         **options: Any,
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
-        width = head_channels or out_channels
+        width = out_channels if head_channels is None else head_channels
         diffusivity: Diffusivity = KernelizedSoftmaxDiffusivity(
             in_channels,
             heads=heads,

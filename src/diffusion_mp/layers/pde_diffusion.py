@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_sequences, check_state, describe
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_sequences, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -64,6 +64,7 @@ class PDEDiffusion1d(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(channels=channels, heads=heads)
+        check_flags(norm=norm)
         check_choice(per, "per", ["layer", "head", "channel"])
         if channels % heads:
             raise ValueError(f"heads must divide channels={channels}; got {heads}.")
@@ -120,11 +121,11 @@ class PDEDiffusion1d(nn.Module):
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
         if x.dim() == 3:
-            check_sequences(x, mask, self.in_channels)
+            check_sequences(x, mask, self.in_channels, self.norm)
             if batch is not None:
                 raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
             return
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self.norm)
         if mask is not None:
             raise ValueError(f"mask goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
 

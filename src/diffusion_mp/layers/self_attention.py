@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_counts, check_probability, check_sequences
+from diffusion_mp.errors import check_counts, check_flags, check_probability, check_sequences
 
 Place = Callable[[str, int], nn.Module]
 
@@ -64,6 +64,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         check_counts(channels=channels, heads=heads)
         check_probability(dropout, "dropout")
+        check_flags(causal=causal)
         if channels % heads:
             raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
         self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
@@ -79,7 +80,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
         """The state after routing."""
-        check_sequences(x, mask, self.channels)
+        check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         allowed = self._allowed(mask)
         heads = scaled_dot_product_attention(
@@ -96,7 +97,7 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B H L length"]:
         """A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` never forms it."""
-        check_sequences(x, mask, self.channels)
+        check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
         scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
         allowed = self._allowed(mask)

@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities import (
     SparseFlowDiffusivity,
 )
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
-from diffusion_mp.errors import check_counts
+from diffusion_mp.errors import check_counts, check_flags
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 
@@ -66,6 +66,7 @@ class SFiConv(MultiHeadConv):
         **options: Any,
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        check_flags(adjacency=adjacency, residual=residual, bias=bias)
         if head_channels is None and out_channels % heads:
             raise ValueError(
                 f"heads must divide out_channels; got {heads} heads, {out_channels} channels. Or pass head_channels."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from diffusion_mp.diffusivities import SGFormerDiffusivity
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import check_counts, check_flags, check_positive
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import teleport
 
@@ -46,6 +46,8 @@ class SGFormerConv(DiffusionConv):
         bias: bool = False,
         **options: Any,
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
+        check_flags(transform=transform)
         check_positive(beta, "beta", allow_zero=True)
         if not 0 < beta <= 1:
             raise ValueError(

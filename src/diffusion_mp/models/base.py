@@ -41,7 +41,7 @@ class GraphModel(nn.Module, ABC):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
-        check_state(x, channels=self.in_channels)
+        check_state(x, channels=self.in_channels, module=self)
         logits, couplings = self.propagate(x, Graph.coerce(x, edge_index, edge_weight, batch))
         return (logits, couplings) if return_coupling else logits
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.difformer_conv import Kernel
@@ -65,6 +65,7 @@ class DIFFormer(GraphModel):
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["relu", None])
         check_probability(dropout, "dropout")
+        check_flags(source=source, layer_norm=layer_norm)
         self.activation, self.source, self.dropout = activation, source, dropout
         self.encoder = nn.Linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_counts, check_state, describe
+from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_state, describe
+
+
+def feature_columns(channels: int | Sequence[int], name: str) -> int:
+    """How many columns features have that are numbers (``channels`` of them) or categories (a list of table sizes)."""
+    if isinstance(channels, (int, str)) or not isinstance(channels, Sequence):
+        check_counts(**{name: channels})
+        return channels
+    if not channels:
+        raise ValueError(f"{name} must be a number of channels or a list with a table size per column; got none.")
+    check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
+    return len(channels)
 
 
 class FeatureEncoder(nn.Module):
@@ -29,9 +40,9 @@ class FeatureEncoder(nn.Module):
     def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
         super().__init__()
         self.name = name
+        self.channels = feature_columns(channels, "channels")
         self.sizes = None if isinstance(channels, int) else tuple(channels)
-        self.channels = channels if isinstance(channels, int) else len(self.sizes or ())
-        check_counts(channels=self.channels, out_channels=out_channels)
+        check_counts(out_channels=out_channels)
         self.linear = nn.Linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
@@ -43,9 +54,10 @@ class FeatureEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The states [N, out_channels]."""
         if self.linear is not None:
-            check_state(x, self.name, self.channels)
+            check_state(x, self.name, self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x).unbind(1)
+        check_device(x, self.name, self.tables[0].weight.device, f"the tables of {self.name}")  # type: ignore[arg-type]
         total: Tensor = self.tables[0](columns[0])
         for table, column in zip(self.tables[1:], columns[1:], strict=True):
             total = total + table(column)
@@ -53,7 +65,8 @@ class FeatureEncoder(nn.Module):
 
     def _columns(self, x: Tensor) -> Tensor:
         """x as [N, F], its categories checked unless ``torch.compile`` is looking."""
-        if x.is_floating_point() or x.dtype == torch.bool:
+        check_kind(x, self.name, Tensor, f"a tensor [rows, {self.channels}] of integers")
+        if x.dtype not in INTEGERS:
             raise TypeError(f"{self.name} must hold categories (integers); got {describe(x)}. Convert it with .long().")
         columns = x.unsqueeze(1) if x.dim() == 1 else x
         if columns.dim() != 2 or columns.size(1) != self.channels:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+from diffusion_mp.layers.fixed import teleport
 from diffusion_mp.models.base import GraphModel
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
@@ -116,6 +117,8 @@ class DiffusionGNN(GraphModel):
         check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", CONVS)
         check_probability(dropout, "dropout")
+        teleport(alpha)
+        check_positive(theta, "theta")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
         self.dropout = dropout

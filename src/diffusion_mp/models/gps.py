@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 from torch import nn
 
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_flags, check_kind, describe
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
 from diffusion_mp.layers.norm import Norm
 from diffusion_mp.models.stack import BlockStack
@@ -81,6 +82,8 @@ class GPS(BlockStack):
         attention_dropout: float = 0.0,
         **options: Any,
     ) -> None:
+        check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
+        check_flags(local=local, adjacency=adjacency)
         attention = attention or {}
 
         def block() -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_pairs
 from diffusion_mp.graph import Graph
 
 Task = Literal["node", "graph", "link"]
@@ -64,8 +64,7 @@ class LinkHead(Head):
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         if pairs is None:
             raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
-        if pairs.dim() != 2 or pairs.size(0) != 2 or pairs.dtype != torch.long:
-            raise ValueError(f"edge_label_index must be [2, L] of int64; got {describe(pairs)}.")
+        pairs = check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
         embedding = self.mlp(x)
         return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import NoneType
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
-from diffusion_mp.errors import check_counts, describe
+from diffusion_mp.errors import INTEGERS, check_counts, check_kind, check_number, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.fixed import teleport
 
@@ -29,6 +31,8 @@ class LabelPropagation(nn.Module):
     def __init__(self, num_layers: int = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
         super().__init__()
         check_counts(num_layers=num_layers)
+        check_number(alpha, "alpha")
+        check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha must lie in (0, 1]; got {alpha}.")
         self.num_layers = num_layers
@@ -45,12 +49,13 @@ class LabelPropagation(nn.Module):
         batch: Tensor | None = None,
     ) -> Tensor:
         """Soft labels of every node."""
+        check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
         if y.dim() == 1:
-            if y.is_floating_point():
+            if y.dtype not in INTEGERS:
                 raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
             y = one_hot(y.clamp(min=0)).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
         if mask is not None:
-            if mask.dtype != torch.bool or mask.shape != y.shape[:1]:
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
                 raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
             y = y * mask.unsqueeze(1)
         coupling = self.diffusivity(y, Graph.coerce(y, edge_index, edge_weight, batch))

@@ -9,7 +9,7 @@ from torch.nn.functional import dropout, elu
 from torch_geometric.nn import JumpingKnowledge
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv
 from diffusion_mp.models.base import GraphModel
@@ -64,6 +64,7 @@ class NodeFormer(GraphModel):
         check_choice(jump, "jump", ["cat", "max", None])
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_probability(dropout, "dropout")
+        check_flags(residual=residual, layer_norm=layer_norm)
         self.residual, self.activation, self.dropout = residual, activation, dropout
         self.encoder = nn.Linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(

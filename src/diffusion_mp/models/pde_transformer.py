@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,15 @@ from torch.nn.functional import dropout
 from torch_geometric.nn import PositionalEncoding
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_choice, check_counts, check_mask, check_probability, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_mask,
+    check_probability,
+    describe,
+)
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.self_attention import NoDiffusion
 from diffusion_mp.layers.transformer_block import TransformerBlock
@@ -92,6 +101,8 @@ class PDETransformer(nn.Module):
         check_counts(
             hidden_channels=hidden_channels, out_channels=out_channels, num_layers=num_layers, max_length=max_length
         )
+        check_flags(causal=causal)
+        check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", POOLINGS)
         check_choice(task, "task", ["classify", "retrieve"])

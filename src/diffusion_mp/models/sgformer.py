@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.models.base import GraphModel
@@ -65,6 +65,9 @@ class SGFormer(GraphModel):
         check_counts(num_gnn_layers=num_gnn_layers)
         check_choice(gnn, "gnn", CONVS)
         check_probability(dropout, "dropout")
+        check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
+        if gnn_dropout is not None:
+            check_probability(gnn_dropout, "gnn_dropout")
         check_positive(alpha, "alpha", allow_zero=True)
         if alpha > 1:
             raise ValueError(f"alpha must lie in [0, 1], the weight of the GNN beside the attention; got {alpha}.")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, describe
+from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_kind, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models.base import GraphModel
-from diffusion_mp.models.encoders import FeatureEncoder
+from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import HEADS, Task
 
 Encodings = Tensor | tuple[Tensor, ...]
@@ -63,10 +64,13 @@ class BlockStack(GraphModel):
         pe_encoder: nn.Module | None = None,
         task: Task = "node",
     ) -> None:
-        columns = in_channels if isinstance(in_channels, int) else len(in_channels)
-        super().__init__(columns, hidden_channels, out_channels)
+        super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(task, "task", HEADS)
+        if edge_dim is not None:
+            feature_columns(edge_dim, "edge_dim")
+        check_kind(pe_channels, "pe_channels", int, "an integer")
+        check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
         if not 0 <= pe_channels < hidden_channels:
             raise ValueError(
                 f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
@@ -96,6 +100,9 @@ class BlockStack(GraphModel):
         """Predictions; with ``return_coupling`` also the operator of every block."""
         if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             raise ValueError("edge_attr goes with edge_index [2, E]; the edges of a sparse adjacency have no order.")
+        check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
+        if not x.dim():
+            raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         out, couplings = self.propagate(x, graph, edge_attr, pe, edge_label_index)
         return (out, couplings) if return_coupling else out

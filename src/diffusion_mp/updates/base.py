@@ -1,6 +1,5 @@
 """``StateUpdate``: what every update promises, and the Laplacian product that most of them share."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -9,8 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import CouplingMismatchError, check_choice, check_positive, check_values, describe
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.errors import (
+    CouplingMismatchError,
+    check_choice,
+    check_number,
+    check_positive,
+    check_values,
+    describe,
+)
 
 Form = Literal["conservative", "residual"]
 
@@ -41,6 +47,7 @@ class StateUpdate(nn.Module, ABC):
         """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10."""
         if not isinstance(x, Tensor) or x.dim() != 2:
             return self.step(x, coupling, values, source)
+        check_coupling_kind(coupling)
         heads = coupling.heads
         if x.size(1) % heads:
             raise ValueError(f"the coupling's {heads} heads must divide the channels of x; got {describe(x)}.")
@@ -71,6 +78,7 @@ class StateUpdate(nn.Module, ABC):
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check everything that came and return the values (the state where none were given)."""
+        check_coupling_kind(coupling)
         self.check(coupling)
         check_values(x, coupling.num_nodes, coupling.heads, "x")
         for name, tensor in (("values", values), ("source", source)):
@@ -103,8 +111,7 @@ class LaplacianUpdate(StateUpdate):
     def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:
         super().__init__()
         check_choice(form, "form", ("conservative", "residual"))
-        if not isinstance(beta, (int, float)) or not math.isfinite(beta):
-            raise ValueError(f"beta must be a finite number; got {describe(beta)}.")
+        check_number(beta, "beta")
         check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta, self.leak = float(beta), float(leak)
