@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 _MEMBERS = 1 << 18
 _AT_ONCE = 1 << 20  # bytes

@@ -34,7 +34,7 @@ def check_graph_arrays(folder: Path, arrays: Mapping[str, Tensor], names: set[st
                 f"{list(array.shape)}. {way_out}"
             )
     for name, values, low, high in (("edge_index", edges, 0, len(labels)), ("y", labels, -1, classes)):
-        if values.numel() and not low <= int(values.min()) <= int(values.max()) < high:
-            raise ValueError(
-                f"{folder}: {name} must lie in {low}..{high - 1}; got {int(values.min())}..{int(values.max())}. {way_out}"
-            )
+        if values.numel():
+            least, most = (int(end) for end in values.aminmax())
+            if least < low or most >= high:
+                raise ValueError(f"{folder}: {name} must lie in {low}..{high - 1}; got {least}..{most}. {way_out}")

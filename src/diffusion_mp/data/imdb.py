@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from diffusion_mp.data.archives import members
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.reading import reading
 from diffusion_mp.data.sequences import Item, SequenceDataset, byte_tokens, check_index
 from diffusion_mp.errors import check_choice, check_counts
@@ -40,7 +41,7 @@ class IMDb(SequenceDataset):
         check_choice(split, "split", ("train", "test"))
         check_counts(max_length=max_length)
         self.split, self.max_length = split, max_length
-        path = Path(path).expanduser()
+        path = as_path(path, "path")
         reviews = _from_archive(path, split, max_length) if path.is_file() else _from_folder(path, split, max_length)
         self._reviews = [(text, label) for label, _, text in sorted(reviews)]
         if not self._reviews:

@@ -10,12 +10,13 @@ from typing import Literal
 
 import torch
 
+from diffusion_mp.data.arguments import as_path, as_whole
 from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.listops_grammar import OPERATORS, TOKENS, encode, tokens_of
 from diffusion_mp.data.reading import reading
 from diffusion_mp.data.sequences import Item, SequenceDataset, check_index
 from diffusion_mp.data.text_tables import line_blocks
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import check_choice, check_counts, check_kind
 
 _SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
 _OPERATION = 0.25  # VALUE_P of the published generators, which is the share of operations, not of values
@@ -75,11 +76,12 @@ class ListOps(SequenceDataset):
             raise ValueError(
                 f"lengths must be in order and at least {_SHORTEST}, that of [MAX 1 2 ]; got {min_length, max_length}."
             )
+        check_kind(operators, "operators", (list, tuple), "a list of names")
         if not operators:
             raise ValueError(f"operators must name at least one of {', '.join(OPERATORS)}; got none.")
         for operator in operators:
             check_choice(operator, "operators", OPERATORS)
-        self.split, self.seed, self.operators, self._num = split, seed, tuple(operators), num
+        self.split, self.seed, self.operators, self._num = split, as_whole(seed, "seed"), tuple(operators), num
         self.min_length, self.max_length = min_length, max_length
         self.max_depth, self.max_args = max_depth, max_args
 
@@ -156,7 +158,7 @@ class ListOpsFile(SequenceDataset):
     classes = 10
 
     def __init__(self, path: str | Path) -> None:
-        path = Path(path).expanduser()
+        path = as_path(path, "path")
         if not path.is_file():
             raise FileNotFoundError(f"No ListOps file at {path}: a .tsv of Nangia & Bowman or of the Long Range Arena.")
         self._items: list[Item] = []

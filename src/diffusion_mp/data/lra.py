@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.reading import reading
 from diffusion_mp.data.sequences import Item, SequenceDataset, byte_tokens, check_index
 from diffusion_mp.data.text_tables import line_blocks, line_ends
@@ -48,7 +49,7 @@ class RetrievalPairs(SequenceDataset):
 
     def __init__(self, path: str | Path, *, max_length: int = 4000) -> None:
         check_counts(max_length=max_length)
-        self.path, self.max_length = Path(path).expanduser(), max_length
+        self.path, self.max_length = as_path(path, "path"), max_length
         if not self.path.is_file():
             raise FileNotFoundError(
                 f"No retrieval pairs at {self.path}: name the Arena's new_aan_pairs.train.tsv, .eval.tsv or .test.tsv."
@@ -97,7 +98,7 @@ class GreyCIFAR10(SequenceDataset):
 
     def __init__(self, root: str | Path, split: Split = "train") -> None:
         check_choice(split, "split", _SPLITS)
-        root = Path(root).expanduser()
+        root = as_path(root, "root")
         missing = [name for name in _BATCHES[split] if not (root / name).is_file()]
         if missing:
             raise FileNotFoundError(
@@ -144,7 +145,7 @@ class PathfinderFiles(SequenceDataset):
 
     def __init__(self, root: str | Path, split: Split = "train") -> None:
         check_choice(split, "split", _SPLITS)
-        root = Path(root).expanduser()
+        root = as_path(root, "root")
         files = sorted((root / "metadata").glob("*.npy"), key=lambda file: (len(file.stem), file.stem))
         if not files:
             raise FileNotFoundError(

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.graph_arrays import check_graph_arrays
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
 from diffusion_mp.data.text_tables import count_lines, number_blocks
@@ -90,7 +91,7 @@ def load_ogb(
     """
     check_choice(name, "name", _BENCHMARKS)
     benchmark = _BENCHMARKS[name]
-    folder = Path(root).expanduser() / name.replace("-", "_")
+    folder = as_path(root, "root") / name.replace("-", "_")
     tables = {_raw(folder, file): table for file, table in benchmark.tables.items()}
     splits = {folder / "split" / benchmark.split / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()}
 
@@ -115,7 +116,7 @@ def load_ogb(
         _read_masks(splits, counts["node"], arrays)
 
     made_by = f"{name} {_VERSION}"
-    where = Path(cache).expanduser() if cache else folder / "processed" / "arrays"
+    where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
     arrays = mapped_arrays(where, make, [*tables, *splits], made_by=made_by)
     names = {table.name for table in tables.values()} | {f"{mask}_mask" for mask in splits.values()}
     check_graph_arrays(where, arrays, names, max(table.classes or 0 for table in tables.values()))

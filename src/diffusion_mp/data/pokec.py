@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.graph_arrays import check_graph_arrays
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
 from diffusion_mp.data.pokec_profiles import read_profiles
@@ -54,8 +55,8 @@ def load_pokec(
     of somebody without a profile; FileNotFoundError saying which files are missing and where to get them.
     """
     check_choice(source, "source", ("snap", "linkx"))
-    root = Path(root).expanduser()
-    folder = Path(cache).expanduser() if cache else root / "processed" / f"pokec-{source}"
+    root = as_path(root, "root")
+    folder = as_path(cache, "cache") if cache else root / "processed" / f"pokec-{source}"
     files = _snap_files(root) if source == "snap" else [root / _LINKX]
 
     def make(arrays: ArrayFolder) -> None:

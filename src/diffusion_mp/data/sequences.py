@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from operator import index as whole_number
-from typing import Any, ClassVar, SupportsIndex, cast
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int
@@ -13,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from diffusion_mp.errors import check_counts, describe
+from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import check_counts, check_kind, describe
 
 Item = tuple[Any, ...]  # one sequence of tokens [L] or two, then the label, an int
 
@@ -45,12 +45,7 @@ class SequenceDataset(Dataset[Item]):
 
 def check_index(index: object, low: int, high: int) -> int:
     """The index as an int, low .. high − 1; any whole number will do, numpy's and PyTorch's too."""
-    try:
-        number = whole_number(cast("SupportsIndex", index))
-    except TypeError as error:
-        raise TypeError(
-            f"index must be one whole number; got {describe(index)}. torch.utils.data.Subset takes several items."
-        ) from error
+    number = as_whole(index, "index", "torch.utils.data.Subset takes several items.")
     if not low <= number < high:
         raise IndexError(f"index must lie in {low} .. {high - 1}; got {number}.")
     return number
@@ -71,8 +66,7 @@ def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, .
     Errors: ValueError for an empty batch or a `max_length` below 1; TypeError for items of different kinds, tokens or
     labels that are no whole numbers.
     """
-    if not isinstance(batch, list | tuple):
-        raise TypeError(f"batch must be a list of items; got {describe(batch)}.")
+    check_kind(batch, "batch", (list, tuple), "a list of items")
     if not batch:
         raise ValueError("batch must hold at least one item; got none.")
     if max_length is not None:
@@ -95,7 +89,4 @@ def _check_item(item: object, first: Item) -> None:
     for tokens in item[:-1]:
         if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex():
             raise TypeError(f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}.")
-    try:
-        whole_number(item[-1])
-    except TypeError as error:
-        raise TypeError(f"the label of an item of batch must be a whole number; got {describe(item[-1])}.") from error
+    as_whole(item[-1], "the label of an item of batch")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from copy import copy
-from numbers import Real
-from operator import index as whole_number
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.errors import describe
+from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import check_kind, check_number, describe, index_vector
 
 
 class Split(NamedTuple):
@@ -42,7 +40,7 @@ class Split(NamedTuple):
             if mask.dim() not in (1, 2) or len(mask) != len(labelled):
                 raise ValueError(f"{name} must have a row for each of {len(labelled)} nodes; got {describe(mask)}.")
             if mask.dim() == 2:
-                place = _whole("column", column)
+                place = as_whole(column, "column")
                 if not 0 <= place < mask.size(1):
                     raise ValueError(f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {place}.")
                 mask = mask[:, place]
@@ -54,8 +52,7 @@ class Split(NamedTuple):
 
         Errors: TypeError for what is no `Data`; ValueError where it has another number of labels.
         """
-        if not isinstance(data, Data):
-            raise TypeError(f"data must be a torch_geometric Data; got {describe(data)}.")
+        check_kind(data, "data", Data, "a torch_geometric Data")
         if data.y is not None and len(data.y) != len(self.train):
             raise ValueError(f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}.")
         data = copy(data)
@@ -88,8 +85,8 @@ def random_split_per_class(
     when a class, or what is left of all of them, has too few nodes.
     """
     _check_generator(generator)
-    per_class, num_val = _whole("per_class", per_class), _whole("num_val", num_val)
-    num_test = None if num_test is None else _whole("num_test", num_test)
+    per_class, num_val = as_whole(per_class, "per_class"), as_whole(num_val, "num_val")
+    num_test = None if num_test is None else as_whole(num_test, "num_test")
     if per_class < 1 or num_val < 0 or (num_test is not None and num_test < 0):
         raise ValueError(
             f"per_class must be at least 1 and num_val, num_test at least 0, got {per_class}, {num_val}, {num_test}."
@@ -130,8 +127,7 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
     """
     _check_generator(generator)
     for name, share in (("train", train), ("val", val)):
-        if not isinstance(share, Real) or isinstance(share, bool):
-            raise TypeError(f"{name} must be a number, a share of the labelled nodes; got {describe(share)}.")
+        check_number(share, name)
     if not (train > 0 and val >= 0 and train + val <= 1):
         raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
     labels, labelled = _labelled(y)
@@ -147,18 +143,10 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
 
 def _labels(y: object) -> Int[Tensor, " N"]:
     """Labels as long; a list or an array will do."""
-    if isinstance(y, list | tuple | np.ndarray):
-        try:
-            y = torch.as_tensor(y)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"y must hold whole numbers, a label for every node; {error}.") from error
-    plain = isinstance(y, Tensor) and y.layout == torch.strided and not y.is_meta
-    if not plain or y.dim() != 1 or y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
-        raise TypeError(
-            f"y must be a dense tensor of whole numbers [N], a label for every node and -1 for none; got {describe(y)}. "
-            "Of classes in floats or bools make y.long()."
-        )
-    return y.detach().long()
+    labels = index_vector(y, "y", "[num_nodes]")
+    if labels.layout != torch.strided or labels.is_meta:
+        raise TypeError(f"y must be a dense tensor [num_nodes] with values; got {describe(labels)}.")
+    return labels.detach()
 
 
 def _labelled(y: object) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
@@ -169,16 +157,6 @@ def _labelled(y: object) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
         which = "every entry is negative" if len(labels) else "it is empty"
         raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
     return labels, labelled
-
-
-def _whole(name: str, value: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else whole_number(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise TypeError(f"{name} must be a whole number; got {describe(value)}.")
-    return number
 
 
 def _check_generator(generator: object) -> None:

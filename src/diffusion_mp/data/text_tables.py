@@ -25,7 +25,9 @@ _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 LONGEST = 1 << 24  # bytes of a line
 _NUMBER = 64  # bytes of a number
-_WAY_OUT = "Fetch the file again, as it was published; a name that ends in .gz must be gzipped text, any other plain text."
+_WAY_OUT = (
+    "Fetch the file again, as it was published; a name that ends in .gz must be gzipped text, any other plain text."
+)
 
 
 @contextmanager
@@ -139,4 +141,6 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
 
 
 def _too_long(path: Path, line: int, longest: int) -> ValueError:
-    return ValueError(f"{path}, line {line + 1}: a line must have at most {longest} bytes; this one has more. {_WAY_OUT}")
+    return ValueError(
+        f"{path}, line {line + 1}: a line must have at most {longest} bytes; this one has more. {_WAY_OUT}"
+    )
