@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_kind, describe, index_vector
+from diffusion_mp.errors import check_choice, describe, index_vector
 from diffusion_mp.graph import Graph
 
 
@@ -74,8 +74,8 @@ def observed(data: Data) -> Graph:
     """The graph of `data`, checked: in range, on the CPU, and by `edge_index`, whose edges have an order."""
     if not isinstance(data, Data):
         raise TypeError(f"data must be one graph, a torch_geometric Data; got {type(data).__name__}.")
-    if data.edge_index is not None:
-        check_kind(data.edge_index, "edge_index", Tensor, "a tensor [2, num_edges]")
+    if data.edge_index is not None and not isinstance(data.edge_index, Tensor):
+        raise TypeError(f"edge_index must be a tensor [2, num_edges]; got {describe(data.edge_index)}.")
     if data.edge_index is None and getattr(data, "adj_t", None) is not None:
         raise ValueError("data must have edge_index; got adj_t, whose edges have no order to follow. Set edge_index.")
     if data.edge_index is not None and data.edge_index.device.type != "cpu":
