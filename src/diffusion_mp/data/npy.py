@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Shaped
@@ -44,7 +45,7 @@ class Header:
             raise ValueError(f"an array {self.dtype} of shape {self.shape} does not fill {size} bytes")
 
 
-def read_header(stream: IO[bytes]) -> Header:
+def read_header(stream: io.BufferedIOBase) -> Header:
     """The header at the beginning of a .npy file; it is matched, never evaluated. ValueError where it is none."""
     magic = stream.read(8)
     if len(magic) != 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
@@ -62,7 +63,7 @@ def read_header(stream: IO[bytes]) -> Header:
     return Header(order, code, in_columns == "True", lengths, 8 + width + length)
 
 
-def read_array(stream: IO[bytes], size: int) -> Shaped[np.ndarray, ...]:
+def read_array(stream: io.BufferedIOBase, size: int) -> Shaped[np.ndarray, ...]:
     """The array of a .npy file of `size` bytes."""
     header = read_header(stream)
     header.check_size(size)

@@ -7,10 +7,12 @@ be made of what: `Made("numpy.dtype", ("i4", False, True), …)`. What becomes o
 
 from __future__ import annotations
 
+import io
+import mmap
 import pickletools
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 _PUSHED = {  # instructions that bring their value along
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
@@ -41,11 +43,11 @@ class Made:
 PERSISTENT = "persistent id"  # the name of what torch keeps beside the pickle
 
 
-def read_pickle(stream: IO[bytes], names: Collection[str]) -> Any:
+def read_pickle(stream: io.BytesIO | mmap.mmap, names: Collection[str]) -> Any:
     """The object that the next pickle in `stream` describes: plain values and `Made`, up to and with its STOP.
 
-    `names` are those it may ask for; strings of Python 2 are read as Latin-1, one character per byte. `stream` should
-    be a `BytesIO` or a memory map, whose `read` never makes room for more than there is.
+    `names` are those it may ask for; strings of Python 2 are read as Latin-1, one character per byte. (A `stream` of
+    these two kinds never makes room for more than there is.)
     Errors: ValueError for another name or an instruction that no data needs; ValueError, IndexError or KeyError for a
     pickle that is damaged.
     """

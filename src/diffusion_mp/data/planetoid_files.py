@@ -37,11 +37,11 @@ class _Parts:
     x: csr_matrix
     tx: csr_matrix
     allx: csr_matrix
-    y: Shaped[np.ndarray, "n classes"]
-    ty: Shaped[np.ndarray, "n classes"]
-    ally: Shaped[np.ndarray, "n classes"]
-    graph: dict[int, Int64[np.ndarray, " n"]]
-    test_index: Int64[np.ndarray, " n"]
+    y: Shaped[np.ndarray, "y _"]
+    ty: Shaped[np.ndarray, "ty _"]
+    ally: Shaped[np.ndarray, "ally _"]
+    graph: dict[int, Int64[np.ndarray, _]]
+    test_index: Int64[np.ndarray, tested]
 
 
 def read_graph(prefix: Path) -> Data:
@@ -120,7 +120,7 @@ def _labels(path: Path) -> Shaped[np.ndarray, "n classes"]:
     return labels
 
 
-def _neighbours(path: Path) -> dict[int, Int64[np.ndarray, " n"]]:
+def _neighbours(path: Path) -> dict[int, Int64[np.ndarray, _]]:
     lists = as_mapping(_pickled(path))
     if lists.keys() != set(range(len(lists))):
         raise ValueError(f"it must list the neighbours of every number from 0 to {len(lists) - 1}")
@@ -131,7 +131,7 @@ def _numbers(path: Path) -> Int64[np.ndarray, " n"]:
     return np.array([int(line) for line in path.read_text("ascii").split()], np.int64)
 
 
-def _edges(graph: dict[int, Int64[np.ndarray, " n"]]) -> Tensor:
+def _edges(graph: dict[int, Int64[np.ndarray, _]]) -> Tensor:
     """Every pair once, without loops, sorted as PyG sorts them."""
     row = np.repeat(np.arange(len(graph)), [len(neighbours) for neighbours in graph.values()])
     edge_index = torch.from_numpy(np.stack([row, np.concatenate(list(graph.values()))]))
