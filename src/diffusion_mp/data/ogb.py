@@ -10,6 +10,7 @@ import numpy as np
 from torch_geometric.data import Data
 
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp.data.mapped_graph import check_graph
 from diffusion_mp.data.text_tables import count_lines, number_blocks
 from diffusion_mp.errors import check_choice
 
@@ -103,6 +104,7 @@ def load_ogb(
     made_by = f"{name} {_VERSION}"
     where = Path(cache).expanduser() if cache else folder / "processed" / "arrays"
     arrays = mapped_arrays(where, make, [*tables, *splits], made_by=made_by)
+    check_graph(where, arrays)
     return Data(num_nodes=len(arrays["y"]), **arrays)
 
 

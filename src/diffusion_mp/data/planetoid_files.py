@@ -56,10 +56,14 @@ def read_graph(prefix: Path) -> Data:
             return parse(_path(prefix, part))
 
     parts = _Parts(
-        *(read(part, _features) for part in ("x", "tx", "allx")),
-        *(read(part, _labels) for part in ("y", "ty", "ally")),
-        read("graph", _neighbours),
-        read("test.index", _numbers),
+        x=read("x", _features),
+        tx=read("tx", _features),
+        allx=read("allx", _features),
+        y=read("y", _labels),
+        ty=read("ty", _labels),
+        ally=read("ally", _labels),
+        graph=read("graph", _neighbours),
+        test_index=read("test.index", _numbers),
     )
     for part, wrong in _disagreements(parts):
         raise ValueError(f"{_path(prefix, part)}: {wrong}. {_WAY_OUT}")
