@@ -31,8 +31,10 @@ class Header:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        if self.code == "O":
+            raise ValueError("it holds objects, which NumPy reads with allow_pickle=True only, since they can run code")
         if self.code not in _TYPES:
-            raise ValueError(f"it holds {self.code}, which torch has no numbers for")
+            raise ValueError(f"it holds numbers of type {self.code}, which torch does not have")
         return np.dtype(f"{self.order}{self.code}")
 
     @property
@@ -63,11 +65,12 @@ def read_header(stream: io.BufferedIOBase) -> Header:
     return Header(order, code, in_columns == "True", lengths, 8 + width + length)
 
 
-def read_array(stream: io.BufferedIOBase, size: int) -> Shaped[np.ndarray, ...]:
-    """The array of a .npy file of `size` bytes."""
+def read_array(stream: io.BytesIO) -> Shaped[np.ndarray, ...]:
+    """The array of a .npy file that is in memory."""
     header = read_header(stream)
-    header.check_size(size)
-    numbers = np.frombuffer(stream.read(size - header.start), header.dtype)
+    data = stream.read()
+    header.check_size(header.start + len(data))
+    numbers = np.frombuffer(data, header.dtype)
     return numbers.reshape(header.shape, order=header.layout).astype(header.dtype.newbyteorder("="))
 
 
