@@ -10,8 +10,8 @@ import numpy as np
 from torch_geometric.data import Data
 
 from diffusion_mp.data.arguments import as_path
-from diffusion_mp.data.graph_arrays import check_graph_arrays
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp.data.mapped_graph import check_graph
 from diffusion_mp.data.text_tables import count_lines, number_blocks
 from diffusion_mp.errors import check_choice
 
@@ -118,8 +118,7 @@ def load_ogb(
     made_by = f"{name} {_VERSION}"
     where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
     arrays = mapped_arrays(where, make, [*tables, *splits], made_by=made_by)
-    names = {table.name for table in tables.values()} | {f"{mask}_mask" for mask in splits.values()}
-    check_graph_arrays(where, arrays, names, max(table.classes or 0 for table in tables.values()))
+    check_graph(where, arrays, classes=max(table.classes or 0 for table in tables.values()))
     return Data(num_nodes=len(arrays["y"]), **arrays)
 
 

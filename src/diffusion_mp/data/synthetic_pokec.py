@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from diffusion_mp.data.arguments import as_path, as_whole, check_share
-from diffusion_mp.data.graph_arrays import check_graph_arrays
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp.data.mapped_graph import check_graph
 from diffusion_mp.errors import check_counts, check_positive
 
 _BLOCK = 1 << 22  # edges, or numbers of features, in memory at a time
@@ -88,7 +88,7 @@ def synthetic_pokec(
     sizes = (num_nodes, num_edges, num_features, seed, homophily, signal, spread, unlabelled)
     folder = as_path(cache, "cache")
     arrays = mapped_arrays(folder, make, made_by=f"synthetic_pokec {_VERSION} {sizes}")
-    check_graph_arrays(folder, arrays, {"edge_index", "x", "y"}, 2)
+    check_graph(folder, arrays, classes=2)
     return Data(**arrays)
 
 
