@@ -58,7 +58,7 @@ def _garbage(blob: bytes, rng: random.Random) -> bytes:
 
 
 def _text(blob: bytes, rng: random.Random) -> bytes:
-    return "<!doctype html><title>404 Not Found – Größe</title>\n".encode("latin-1")
+    return "<!doctype html><title>404 Not Found - Größe</title>\n".encode("latin-1")
 
 
 def _doubled(blob: bytes, rng: random.Random) -> bytes:

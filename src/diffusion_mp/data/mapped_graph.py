@@ -17,7 +17,8 @@ def check_graph(cache: Path, arrays: dict[str, Tensor], *, classes: int) -> None
     """Raise ValueError unless the arrays in the folder `cache` are a graph of as many nodes as `y` has.
 
     edge_index must be [2, E] within the nodes, other arrays of edges (`edge_…`) have E rows, and all others one for
-    each node; labels are −1 .. classes − 1, and both are long. The edges are read once, block by block, and their pages leave the memory of this process again.
+    each node; labels are −1 .. classes − 1, and both are long. The edges are read once, block by block, and their
+    pages leave the memory of this process again.
     """
     with reading(cache, "Delete the folder, and it is made anew."):
         num_nodes, (ends, num_edges) = len(arrays["y"]), arrays["edge_index"].shape
