@@ -169,8 +169,7 @@ def test_the_cache_is_read_and_nothing_is_made_twice(tmp_path, monkeypatch):
     assert all(same(first[i], again[i]) for i in range(2))
     assert sorted(path.name for path in Path(again.processed_dir).iterdir()) == [
         "graphs.pt",
-        "pre_filter.pt",
-        "pre_transform.pt",
+        "pre_transform.txt",
     ]
 
 
