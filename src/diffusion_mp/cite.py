@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from diffusion_mp.errors import check_kind
+
 REFERENCES: dict[str, str] = {
     "wu2025transformers": """@article{wu2025transformers,
   title   = {Transformers from Diffusion: A Unified Framework for Neural Message Passing},
@@ -142,6 +144,7 @@ def cite(model: nn.Module) -> str:
 
     A module names its papers in a class attribute ``references``, keys of ``diffusion_mp.cite.REFERENCES``.
     """
+    check_kind(model, "model", nn.Module, "a torch.nn.Module")
     keys = dict.fromkeys(key for module in model.modules() for key in getattr(module, "references", ()))
     text = "\n\n".join(REFERENCES[key] for key in keys)
     print(text)

@@ -84,6 +84,29 @@ def check_flags(**flags: bool) -> None:
             raise TypeError(f"{name} must be True or False; got {describe(value)}.")
 
 
+def check_seed(seed: int, name: str = "seed") -> None:
+    """Raise unless ``seed`` is an integer that a generator takes, −2⁶³ … 2⁶³ − 1."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{name} must be an integer; got {describe(seed)}.")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise ValueError(f"{name} must fit into 64 bits; got {seed}.")
+
+
+def check_generator(generator: object) -> None:
+    """Raise unless ``generator`` is a source of randomness, or ``None``."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator or None; got {describe(generator)}. "
+            f"torch.Generator().manual_seed(0) makes one."
+        )
+
+
+def check_function(value: object, name: str, what: str) -> None:
+    """Raise unless ``value`` can be called; ``what`` says with what."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, {what}; got {describe(value)}.")
+
+
 def check_kind(value: object, name: str, kind: type | tuple[type, ...], what: str) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, which a reader knows as ``what``."""
     if not isinstance(value, kind):
@@ -117,6 +140,14 @@ def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.de
         return torch.ones(shape, dtype=dtype, device=device)
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"device must be a torch.device or its name; got {describe(device)}: {error}.") from error
+
+
+def as_device(device: object) -> torch.device:
+    """A device, from what names one."""
+    try:
+        return torch.device(device)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"device must be a torch.device or the name of one; got {describe(device)}.") from error
 
 
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:

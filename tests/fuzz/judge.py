@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import dis
 import math
@@ -37,6 +38,8 @@ ROLES = {
     "coupling": ["couplings", "entries", "symmetric"],
     "other": ["coupling", "diffusivity", "terms"],
     "policy": ["self_loops"],
+    "subject": ["coupling", "diffusivity", "layer", "layer_or_update"],
+    "penalty": ["Penalty"],
     "attention": ["alpha"],
     "in_channels": ["channels"],
     "out_channels": ["channels"],
@@ -56,6 +59,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     exec(_PRELUDE, space)
     expected: bool | None = True
     names: list[str] = []
+    documented = (*DOCUMENTED, *(getattr(builtins, error) for error in request.get("errors", [])))
     before = _memory()
     for number, step in enumerate(request["steps"]):
         expected = False if False in (expected, step["valid"]) else None if None in (expected, step["valid"]) else True
@@ -63,7 +67,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         try:
             exec(compile(step["line"], "<program>", "exec"), space)
         except Exception as error:
-            return {"step": number, **_judge_error(error, expected, names)}
+            return {"step": number, **_judge_error(error, expected, names, documented)}
         if _memory() - before > GROWTH:
             return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
         result = space[step["line"].split(" = ", 1)[0]]
@@ -74,11 +78,13 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     return {"verdict": "right", "step": len(request["steps"]) - 1}
 
 
-def _judge_error(error: Exception, expected: bool | None, names: list[str]) -> dict[str, Any]:
+def _judge_error(
+    error: Exception, expected: bool | None, names: list[str], documented: tuple[type[Exception], ...]
+) -> dict[str, Any]:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return _bad(None, "memory", text, _place(error))
-    if not _raised_by_us(error) or not isinstance(error, (*DOCUMENTED, *ABSENT)):
+    if not _raised_by_us(error) or not isinstance(error, (*documented, *ABSENT)):
         return _bad(None, type(error).__name__, text, _place(error))
     words = {word for name in names for word in (name, *ROLES.get(name, []))}
     if (

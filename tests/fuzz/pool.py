@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -20,11 +21,12 @@ STARTUP = 120.0  # seconds to import torch and the library, on a busy machine
 
 
 class Worker:
-    """One process, started when it is first needed. ``timeout`` seconds and ``memory`` bytes are for one program."""
+    """One worker, started when it is first needed. ``timeout`` seconds and ``memory`` bytes are for one program."""
 
     def __init__(self, timeout: float = 10.0, memory: int = 4 << 30) -> None:
         self.timeout, self.memory = timeout, memory
         self._process: subprocess.Popen[bytes] | None = None
+        self._serving = 0  # the child that runs programs
         self._rest = b""
         self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")  # where programs may write
         self._errors = Path(self._folder.name) / "errors"
@@ -32,67 +34,93 @@ class Worker:
     def judge(self, program: dict[str, Any]) -> dict[str, Any]:
         """The verdict on one program (`Program.as_request`)."""
         self._send({"program": program})
-        return self._answer() or self._buried()
+        return self._verdict()
 
     def judge_drawn(self, seed: int, first: int, last: int, name: str | None) -> Iterator[dict[str, Any]]:
         """The verdicts on the programs ``first`` … ``last`` − 1 of a seed, each with its ``index``."""
         while first < last:
             self._send({"seed": seed, "first": first, "last": last, "name": name})
-            while first < last:
-                answer = self._answer()
-                yield answer or self._buried() | {"index": first}
+            lost = False
+            while first < last and not lost:
+                verdict = self._verdict()
+                lost = "index" not in verdict
+                yield verdict | {"index": first}
                 first += 1
-                if answer is None:
-                    break
 
     def close(self) -> None:
-        """End the process."""
+        """End the processes."""
         if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+            self._kill()
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._folder.cleanup()
 
     def _send(self, request: dict[str, Any]) -> None:
         if self._process is None:
             self._start()
-        process = self._running()
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
 
     def _start(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)]
         paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         environment["PYTHONPATH"] = os.pathsep.join(paths)  # the worker runs in another folder
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
                 cwd=self._folder.name,
             )
-        self._rest = b""
-        if self._answer(STARTUP) is None:
-            raise RuntimeError(f"a worker did not start: {self._last_words()}")
+        self._welcome()
 
-    def _last_words(self) -> str:
-        """The end of what the process said on its error stream."""
-        return self._errors.read_bytes()[-800:].decode(errors="replace")
+    def _welcome(self) -> None:
+        """Wait for the child that serves next."""
+        answer = self._answer(STARTUP)
+        if answer is None or answer["verdict"] != "ready":
+            words = self._errors.read_bytes()[-800:].decode(errors="replace")
+            raise RuntimeError(f"a worker did not start: {words or answer}")
+        self._serving = answer["process"]
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _verdict(self) -> dict[str, Any]:
+        """The answer to a request; if there is none, what became of it, and the next one gets a new child."""
+        answer = self._answer(self.timeout)
+        if answer is not None and answer["verdict"] != "died":
+            return answer
+        if answer is None:
+            self._kill()
+            while (late := self._answer(STARTUP)) is not None and late["verdict"] != "died":
+                pass
+            verdict = {"verdict": "bad", "kind": "time-out", "text": f"no answer within {self.timeout:g} s"}
+        else:
+            status = answer["status"]
+            cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            verdict = {"verdict": "bad", "kind": "crash", "text": f"the process ended with {cause}"}
+        self._welcome()
+        return verdict | {"where": ""}
+
+    def _kill(self) -> None:
+        """End the child that serves."""
+        if self._serving:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._serving, signal.SIGKILL)
+            self._serving = 0
+
+    def _answer(self, timeout: float) -> dict[str, Any] | None:
+        """The next line, or None if it is late."""
         assert self._process is not None
-        return self._process
-
-    def _answer(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """The next line, or None if the process died or is late."""
-        process = self._running()
-        assert process.stdout is not None
-        descriptor = process.stdout.fileno()
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
         while b"\n" not in self._rest:
-            if not select.select([descriptor], [], [], timeout or self.timeout)[0]:
+            if not select.select([descriptor], [], [], timeout)[0]:
                 return None
             part = os.read(descriptor, 1 << 16)
             if not part:
@@ -100,19 +128,6 @@ class Worker:
             self._rest += part
         line, self._rest = self._rest.split(b"\n", 1)
         return json.loads(line)
-
-    def _buried(self) -> dict[str, Any]:
-        """What became of a program that did not answer; the next one gets a new process."""
-        process = self._running()
-        try:
-            status = process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            status = None
-        self.close()
-        if status is None:
-            return {"verdict": "bad", "kind": "time-out", "text": f"no answer within {self.timeout:g} s", "where": ""}
-        cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return {"verdict": "bad", "kind": "crash", "text": f"the process ended with {cause}", "where": ""}
 
 
 def judge_all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -76,7 +76,8 @@ class Program:
 
     name: str
     calls: tuple[Call, ...]
-    wrong: tuple[tuple[int, str], ...] = field(default=())  # which arguments were replaced, as (call, argument)
+    wrong: tuple[tuple[int, str], ...] = ()  # which arguments were replaced, as (call, argument)
+    errors: tuple[str, ...] = ()  # what else it may raise, since it says so
 
     def with_arg(self, place: tuple[int, str], arg: Arg) -> Program:
         """The program with another argument in one place."""
@@ -101,7 +102,7 @@ class Program:
                     "names": list(call.args),
                 }
             )
-        return {"name": self.name, "steps": steps}
+        return {"name": self.name, "steps": steps, "errors": self.errors}
 
 
 class Draw:

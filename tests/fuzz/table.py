@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from .program import Program, Strategy, draw_program
@@ -34,6 +35,9 @@ EXEMPT: dict[str, str] = {
     "distributed.RankLostError": "an error: the library raises it, nobody calls it",
     "testing.TOLERANCES": "a table, read through `tolerance`",
 }
+
+#: Errors that a name documents beside TypeError, ValueError and the library's own.
+ERRORS: dict[str, list[str]] = {"testing.tolerance": ["KeyError"]}
 
 #: How often a name is drawn, compared with the others: what takes long seldom, what has many options often.
 WEIGHTS: dict[str, float] = {
@@ -69,4 +73,4 @@ def drawn(seed: int, index: int, name: str | None = None) -> Program:
         else:
             weights = [WEIGHTS.get(each, 1.0) for each in names]
             (name,) = Random(f"{seed}/{index}").choices(names, weights)
-    return draw_program(name, STRATEGIES[name], seed, index)
+    return replace(draw_program(name, STRATEGIES[name], seed, index), errors=tuple(ERRORS.get(name, ())))

@@ -504,6 +504,7 @@ ONE_RANK = (
 def sharded_graph(d: Draw) -> None:
     """A graph over the ranks of one process."""
     d.sizes = None
+    d.nodes = max(d.nodes, 1)  # every rank has a node
     given = edges(d, objects=False)
     n = d.nodes
     wrong = [

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffusion_mp.diagnostics.hooks import tokens
+from diffusion_mp.errors import check_function, check_kind, check_sequences
 from diffusion_mp.layers import PDEDiffusion1d
 
 
@@ -53,7 +54,10 @@ def commutator(
         x: the state that the attention reads.
         mask: true where there is a token; only tokens count.
     """
-    if getattr(diffusion, "norm", None) is not None:
+    check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
+    check_function(attention, "attention", "called as attention(x, mask)")
+    check_sequences(x, mask, diffusion.in_channels, diffusion)
+    if diffusion.norm is not None:
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
     given = (x,) if mask is None else (x, mask)

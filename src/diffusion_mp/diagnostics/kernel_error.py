@@ -12,7 +12,7 @@ from tqdm import tqdm
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
-from diffusion_mp.errors import check_counts, describe
+from diffusion_mp.errors import check_counts, check_generator, check_kind, describe
 from diffusion_mp.graph import Graph
 
 # Columns of S compared at once: the memory is N times this, never N².
@@ -50,6 +50,8 @@ def kernel_error(
             f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. "
             f"In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
         )
+    check_kind(num_features, "num_features", (list, tuple, range), "a list of numbers of features")
+    check_generator(generator)
     check_counts(draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)})
     exact = diffusivity.exact(x, graph)
     graph = Graph.coerce(x, graph)

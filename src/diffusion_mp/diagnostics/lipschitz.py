@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffusion_mp.errors import ConvergenceError, check_counts, check_positive
+from diffusion_mp.errors import (
+    ConvergenceError,
+    check_counts,
+    check_function,
+    check_generator,
+    check_positive,
+    check_tensor,
+)
 
 
 def lipschitz(
@@ -40,6 +47,9 @@ def lipschitz(
     """
     check_positive(tol, "tol")
     check_counts(max_iter=max_iter)
+    check_function(f, "f", "of one tensor")
+    check_tensor(x, "x", "that f takes")
+    check_generator(generator)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         point = x.detach().requires_grad_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from diffusion_mp.diagnostics.hooks import Call, evaluating, hooked, recorded, tokens
 from diffusion_mp.diagnostics.lipschitz import lipschitz
 from diffusion_mp.diagnostics.roughness import roughness
-from diffusion_mp.errors import check_counts, describe
+from diffusion_mp.errors import check_counts, check_kind, check_positive, describe
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import ExplicitEuler
 
@@ -74,6 +75,10 @@ def perturbation_bound(
         ConvergenceError, RuntimeError: see :func:`lipschitz`.
     """
     check_counts(points=points)
+    check_positive(tol, "tol")
+    check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    check_kind(site, "site", nn.Module, "a module of the model")
+    check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
     layer = site if diffusion is None else diffusion
     if not getattr(layer, "is_diffusion_layer", False):
         raise ValueError(f"diffusion must be given where site is not a diffusion layer; got {describe(layer)}.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import takewhile
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from diffusion_mp.diagnostics.commutator import commutator
 from diffusion_mp.diagnostics.hooks import evaluating, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
 from diffusion_mp.diagnostics.roughness import roughness
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_kind
 from diffusion_mp.extras import needed_by
 from diffusion_mp.layers import PDEDiffusion1d
 
@@ -107,6 +108,9 @@ def diagnose(
         ValueError: no diffusion layer to measure with, or a site that the model does not have.
         ConvergenceError, RuntimeError: see :func:`lipschitz`.
     """
+    check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
+    check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")

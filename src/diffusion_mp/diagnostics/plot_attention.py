@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_positive, describe
+from diffusion_mp.errors import check_positive, check_seed, describe
 from diffusion_mp.extras import needed_by
 
 
@@ -33,6 +33,7 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
 
     if not isinstance(coupling, Coupling):
         raise TypeError(f"coupling must be a Coupling, such as return_coupling=True gives; got {describe(coupling)}.")
+    check_seed(head, "head")
     if not 0 <= head < coupling.heads:
         raise ValueError(f"head must lie in [0, {coupling.heads - 1}]; got {head}.")
     check_positive(threshold, "threshold")

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from diffusion_mp.errors import check_mask, describe
+from diffusion_mp.errors import check_mask, check_tensor, describe
 from diffusion_mp.layers.pde_diffusion import tokens_first
 
 
@@ -19,6 +19,7 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     Raises:
         TypeError, ValueError: x is not [B, L, C], or the mask is not [B, L] of bool.
     """
+    check_tensor(x, "x", "[batch, length, channels]")
     if x.dim() != 3:
         raise ValueError(f"x must be [batch, length, channels]; got {describe(x)}. For one sequence: x.unsqueeze(0).")
     check_mask(mask, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import TypeVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.distributed.collectives import all_reduce, contact
+from diffusion_mp.errors import check_kind
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -26,6 +28,8 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     everywhere, not by a rank's own; then the gradient of every parameter is the one a single process has. The model is
     changed in nothing but hooks on its parameters: its state dict is that of one process, and any rank's will do.
     """
+    check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    check_kind(group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None")
     for tensor in [*model.parameters(), *model.buffers()]:
         with contact(group), torch.no_grad():
             distributed.broadcast(tensor.detach(), group=group, group_src=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from types import NoneType
 from typing import NoReturn
 
 import torch
@@ -15,7 +16,7 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, S
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
-from diffusion_mp.errors import check_integer_pairs
+from diffusion_mp.errors import as_device, as_tensor, check_integer_pairs, check_kind, check_seed
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import as_edge_weight, as_num_nodes, check_edges
 
@@ -73,11 +74,15 @@ class ShardedGraph(Graph):
             )
         num_nodes = as_num_nodes(num_nodes)
         if edge_index is not None:
+            edge_index = as_tensor(edge_index, "edge_index", "a tensor [2, num_edges]")
             check_integer_pairs(edge_index, "edge_index")  # widened a chunk at a time
         if edge_weight is not None:
             edge_weight = as_edge_weight(edge_weight, edge_index)
         rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
-        self.bounds = _even(num_nodes, ranks) if bounds is None else [int(bound) for bound in bounds]
+        check_kind(bounds, "bounds", (list, tuple, range, NoneType), f"a list of {ranks + 1} first nodes or None")
+        self.bounds = _even(num_nodes, ranks) if bounds is None else list(bounds)
+        for k, bound in enumerate(self.bounds):
+            check_seed(bound, f"bounds[{k}]")
         _check_bounds(self.bounds, num_nodes, ranks)
         self.group, self._num_total = group, num_nodes
         self.rows = slice(*self.bounds[rank : rank + 2])
@@ -88,7 +93,7 @@ class ShardedGraph(Graph):
             return
         for part in _chunks(edge_index):  # all edges on every rank, so that every rank refuses what one would
             check_edges(num_nodes, edge_index[:, part], edge_weight if edge_weight is None else edge_weight[part], None)
-        device = edge_index.device if device is None else torch.device(device)
+        device = edge_index.device if device is None else as_device(device)
         arriving = _chosen(edge_index, lambda edges: (edges[1] >= self.rows.start) & (edges[1] < self.rows.stop))
         edges = edge_index[:, arriving].long()
         abroad = (edges[0] < self.rows.start) | (edges[0] >= self.rows.stop)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.spectrum import extreme_eigenvalue, laplacian, smallest_nonzero_eigenvalue, solver_rtol
-from diffusion_mp.errors import CouplingMismatchError, check_positive
+from diffusion_mp.errors import CouplingMismatchError, check_kind, check_positive
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     Raises:
         CouplingMismatchError: S not symmetric or not declared non-negative. ValueError: τ not positive.
     """
+    check_kind(coupling, "coupling", Coupling, "a Coupling")
     check_positive(tau, "tau")
     if not (coupling.symmetric and coupling.nonnegative):
         raise CouplingMismatchError(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.energies.pairs import State, find_distance_above
+from diffusion_mp.energies.pairs import State, check_heads, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import extreme_eigenvalue, laplacian, normalized_laplacian, solver_rtol
-from diffusion_mp.errors import check_choice, check_positive, check_state, describe
+from diffusion_mp.errors import check_choice, check_positive, describe
 
 Form = Literal["conservative", "residual"]
 
@@ -153,8 +153,9 @@ def _certify_penalty(
     """Theorem 7, or without the normalisation Theorem 1 for Ω, which majorises the penalty's energy (Proposition 6)."""
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
-    if x.dim() != 3:
-        check_state(x)
+    check_heads(x)
+    if x.is_meta:
+        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
     reach = penalty.domain[1] * (1 + 16 * torch.finfo(x.dtype).eps)  # unit vectors are of unit norm up to rounding
     beyond = find_distance_above(reach, x, ptr)
     if beyond is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import NoneType
 from typing import Literal, cast
 
 import torch
@@ -10,9 +11,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import State
+from diffusion_mp.energies.pairs import State, check_heads
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty
-from diffusion_mp.errors import CouplingMismatchError, check_choice, check_positive, describe
+from diffusion_mp.errors import (
+    CouplingMismatchError,
+    check_choice,
+    check_device,
+    check_kind,
+    check_number,
+    check_positive,
+    check_tensor,
+    describe,
+)
+from diffusion_mp.graph_checks import as_ptr, check_ptr
 
 
 class Energy:
@@ -73,7 +84,16 @@ class Energy:
         check_choice(form, "form", ["falling", "printed"])
         check_choice(laplacian, "laplacian", ["conservative", "residual"])
         check_choice(activation, "activation", ["relu", None])
-        self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, ptr
+        check_number(beta, "beta")
+        for name, other in (("coupling", coupling), ("graph_term", graph_term)):
+            check_kind(other, name, (Coupling, NoneType), "a Coupling or None")
+        if source is not None:
+            check_heads(source, "source")
+        if metric is not None:
+            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+            if metric.dim() not in (1, 2):
+                raise ValueError(f"metric must be [num_nodes] or [num_nodes, heads]; got {describe(metric)}.")
+        self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, None if ptr is None else as_ptr(ptr)
         self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
         self.source, self.beta, self.leak, self.metric = source, beta, leak, metric
         self.activation, self.form = activation, form
@@ -90,7 +110,8 @@ class Energy:
         By δ̃(f(s)) = f(s)s − δ(s) it needs no N × N matrix: Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s the distances of ``at``.
         """
         self._check(x, x_prev)
-        self._check(at, None)
+        self._check(at, None, "at")
+        check_device(at, "at", x.device, "x")
         return self._assemble(x, x_prev, self._majorant(x, at))
 
     def __repr__(self) -> str:
@@ -159,7 +180,7 @@ class Energy:
         """M x."""
         if self.metric is None:
             return x
-        metric = self.metric.view(self.metric.size(0), -1)
+        metric = self.metric.unsqueeze(1) if self.metric.dim() == 1 else self.metric
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
     def _check_coupling(self) -> None:
@@ -175,13 +196,24 @@ class Energy:
                 f"{self.coupling!r}."
             )
 
-    def _check(self, x: Tensor, x_prev: Tensor | None) -> None:
+    def _check(self, x: Tensor, x_prev: Tensor | None, name: str = "x") -> None:
+        check_heads(x, name)
+        if x_prev is not None:
+            check_heads(x_prev, "x_prev")
+        if self.ptr is not None:
+            check_ptr(x.size(0), self.ptr)
         for name, other in (("x_prev", x_prev), ("source", self.source)):
             if other is not None and other.shape != x.shape:
                 raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
-        if self.metric is not None and self.metric.size(0) != x.size(0):
-            raise ValueError(f"metric must have {x.size(0)} rows, one per node; got {describe(self.metric)}.")
+            if other is not None:
+                check_device(other, name, x.device, "the state")
+        if self.metric is not None:
+            check_device(self.metric, "metric", x.device, "the state")
+            if self.metric.size(0) != x.size(0):
+                raise ValueError(f"metric must have {x.size(0)} rows, one per node; got {describe(self.metric)}.")
         for name, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
+            if coupling is not None and x.device != coupling.device:
+                check_device(x, "x", coupling.device, name)
             if coupling is not None and coupling.num_nodes != x.size(0):
                 raise ValueError(f"{name} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
             if coupling is not None and coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):

@@ -14,27 +14,36 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from diffusion_mp.errors import check_tensor, describe
+from diffusion_mp.graph_checks import row_bounds
+
 CHUNK_ROWS = 8_192  # rows turned to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
 State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]
 
 
-def blocks(x: State, ptr: Tensor | None = None) -> Iterator[Tensor]:
+def check_heads(x: Tensor, name: str = "x") -> None:
+    """Raise unless ``x`` is a floating-point state [N, C] or [N, H, D]."""
+    check_tensor(x, name, "[num_nodes, channels] or [num_nodes, heads, channels]")
+    if x.dim() not in (2, 3):
+        raise ValueError(f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}.")
+
+
+def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """The state of every non-empty graph and every head in turn, [n, D] each: pairs never leave such a block."""
+    check_heads(x)
     heads = x.unsqueeze(1) if x.dim() == 2 else x
-    sizes = [heads.size(0)] if ptr is None else ptr.diff().tolist()
-    if sum(sizes) != heads.size(0):
-        raise ValueError(f"ptr must end at the {heads.size(0)} rows of x; its graphs hold {sum(sizes)} nodes.")
-    for graph in heads.split(sizes):
-        if graph.size(0) > 0:
-            yield from graph.unbind(1)
+    bounds = row_bounds(ptr, heads.size(0))
+    sizes = [heads.size(0)] if bounds is None else bounds.diff().tolist()
+    return [head for graph in heads.split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
 
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
     """Σ_ij z_ij² with z_ij = ‖x_i − x_j‖ over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
+    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
+    for block in parts:
         n, d = block.shape
         sum_a, m = total.new_zeros(()), total.new_zeros(d)
         for rows in _centred_chunks(block):
@@ -50,8 +59,9 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
     Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m is
     zero and nothing cancels: all that is left is positive. (c is held constant, so the gradient comes out exact too.)
     """
+    parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
+    for block in parts:
         n, d = block.shape
         zero = second.new_zeros
         sum_a, sum_aa, m, q, gram = zero(()), zero(()), zero(d), zero(d), zero(d, d)
@@ -69,8 +79,9 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
 
     Time O(N² d), memory O(N d) plus one tile, in the backward pass too: it computes each tile again.
     """
+    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
+    for block in parts:
         block = _centred(block)
         for start, stop in _tiles(block.size(0)):
             tile = functools.partial(_tile_sum, function, start, stop)

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
-from diffusion_mp.energies.pairs import State, sum_distance_powers, sum_over_pairs, sum_squared_distances
-from diffusion_mp.errors import check_choice, check_counts, check_positive
+from diffusion_mp.energies.pairs import State, check_heads, sum_distance_powers, sum_over_pairs, sum_squared_distances
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_tensor
 
 
 class Penalty(ABC):
@@ -42,6 +42,7 @@ class Penalty(ABC):
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
+        check_tensor(z2, "z2", "of squared distances")
         return self.score(-z2 / 2)
 
     def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
@@ -49,6 +50,8 @@ class Penalty(ABC):
 
         Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
         """
+        check_heads(x)
+        check_flags(normalize=normalize)
         values = x.unsqueeze(1) if x.dim() == 2 else x
         return self.score.coupling(values, values, ptr, normalize=normalize, nonnegative=self.domain[1] == math.inf)
 
@@ -57,6 +60,7 @@ class Penalty(ABC):
 
         Beyond the upper end of ``domain`` δ counts as constant there; δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
         """
+        check_tensor(omega, "omega", "of values of f")
         slope_at_zero = self.f(torch.zeros_like(omega))
         return torch.where(omega < 0, -math.inf, self._conjugate(omega.clamp(min=0).minimum(slope_at_zero)))
 
@@ -73,6 +77,7 @@ class QuadraticPenalty(Penalty):
     """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d)."""
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
 
     def _conjugate(self, omega: Tensor) -> Tensor:
@@ -97,6 +102,7 @@ class SimplePenalty(Penalty):
     domain: ClassVar[tuple[float, float]] = (0.0, 4.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        check_tensor(z2, "z2", "of squared distances")
         return z2 * (2 - z2 / 4)
 
     def _conjugate(self, omega: Tensor) -> Tensor:
@@ -116,6 +122,7 @@ class SigmoidPenalty(Penalty):
     """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20)."""
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        check_tensor(z2, "z2", "of squared distances")
         # z² − 2 softplus(z²/2 − 1) rewritten so that nothing cancels for distant pairs.
         return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
 
@@ -142,6 +149,7 @@ class SoftmaxPenalty(Penalty):
         check_counts(dim=self.dim)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        check_tensor(z2, "z2", "of squared distances")
         root = math.sqrt(self.dim)
         return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
 
@@ -164,6 +172,7 @@ class GaussianPenalty(Penalty):
         check_positive(self.bandwidth, "bandwidth")
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        check_tensor(z2, "z2", "of squared distances")
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
 

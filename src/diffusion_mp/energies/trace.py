@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.errors import check_function, check_kind
 from diffusion_mp.extras import needed_by
 
 
@@ -46,6 +47,9 @@ class EnergyTrace:
     """
 
     def __init__(self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None) -> None:
+        check_kind(model, "model", nn.Module, "a torch.nn.Module")
+        if energy is not None:
+            check_function(energy, "energy", "called as energy(x_out, x_in)")
         self.layers = {
             name or type(module).__name__: module
             for name, module in model.named_modules()

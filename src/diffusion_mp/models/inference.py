@@ -15,7 +15,7 @@ from tqdm import tqdm
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
-from diffusion_mp.errors import check_counts, check_state
+from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DiffusionConv
 
@@ -58,8 +58,10 @@ def full_graph_inference(
     Raises:
         TypeError, ValueError: the input does not fit the model, or is a batch of several graphs.
     """
+    check_kind(model, "model", nn.Module, "a model called as model(x, graph)")
     check_state(x)
     check_counts(block_size=block_size)
+    check_flags(progress=progress)
     graph = Graph.coerce(x, edge_index, edge_weight)
     if not graph.is_single:
         raise ValueError(
@@ -67,7 +69,7 @@ def full_graph_inference(
             f"Call the model on batches of such a size that they fit."
         )
     with torch.no_grad(), tqdm(disable=not progress, unit="block", leave=False) as bar:
-        blocks = Blocks(block_size, torch.device(device or x.device), bar)
+        blocks = Blocks(block_size, as_device(x.device if device is None else device), bar)
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Each of these once, as a rule: a pass of a row-wise module, two of a coupling.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
+from diffusion_mp.errors import check_function, check_kind, check_seed
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
 
 
@@ -62,8 +63,11 @@ def check_coupling(
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
     """
+    check_seed(seed)
     if not isinstance(coupling, Coupling):
+        check_function(coupling, "coupling", "that builds a Coupling, or one")
         coupling = coupling()
+    check_kind(coupling, "coupling", Coupling, "a Coupling, or a function that builds one")
     if ptr is None:
         known = getattr(coupling, "ptr", None)
         ptr = known if isinstance(known, Tensor) else None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.errors import check_function
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
 from diffusion_mp.testing.instances import Instance, hub_instance, join
@@ -63,6 +64,8 @@ def check_diffusivity(
         AssertionError: with one sentence per broken law: class, law, got, expected.
     """
     fresh = not isinstance(diffusivity, nn.Module)
+    if fresh:
+        check_function(diffusivity, "diffusivity", "that builds a Diffusivity, or one")
     with seeded(seed):
         sample = diffusivity() if fresh else diffusivity
     if not isinstance(sample, Diffusivity):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import Certificate, Energy, Penalty, QuadraticPenalty, certify
+from diffusion_mp.errors import check_counts, check_function, check_kind, check_seed
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.instances import random_instance
 from diffusion_mp.testing.tolerances import tolerance
@@ -47,6 +48,11 @@ def assert_energy_descent(
         AssertionError: names the step, the instance, the energy before and after; or the certificate's reason when no
             theorem covers the step and no energy was given.
     """
+    check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
+    if energy is not None:
+        check_function(energy, "energy", "called as energy(coupling, x), or an Energy")
+    check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
+    check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
     width = int(getattr(module, "in_channels", channels))
     generator = torch.Generator().manual_seed(seed)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from diffusion_mp.errors import check_seed
 from diffusion_mp.testing.tolerances import tolerance
 
 Case = TypeVar("Case")
@@ -54,6 +55,7 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Run the body from a seed and put the global random state back."""
+    check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import check_function
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.instances import Instance, hub_instance, join
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws, seeded
@@ -66,6 +67,8 @@ def check_layer(
         AssertionError: with one sentence per broken law: class, law, got, expected.
     """
     fresh = not isinstance(layer, nn.Module)
+    if fresh:
+        check_function(layer, "layer", "that builds a torch.nn.Module, or one")
     with seeded(seed):
         sample = layer() if fresh else layer
     if not isinstance(sample, nn.Module):

@@ -17,6 +17,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_function,
+    check_kind,
+    check_positive,
+    check_seed,
+    check_tensor,
+    check_values,
+    describe,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import Form, StateUpdate
 
@@ -52,6 +63,7 @@ class Problem:
 
     def heat(self, t: float) -> Float[Tensor, "N H D"]:
         """exp(−tΔ) x, the state after a time t (``scipy.linalg.expm``)."""
+        check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
         kernel = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
@@ -61,14 +73,22 @@ class Problem:
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
     ) -> Float[Tensor, "N H D"]:
         """(I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
+        _check_rates(tau=tau, leak=leak)
         identity = torch.eye(self.matrix.size(0), dtype=self.matrix.dtype)
         right = self.state if source is None else self.state + tau * beta * source
         return _dense_solve(identity + tau * (self.laplacian + leak * identity), right)
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
         """(Δ + κ)⁻¹ βh, by a dense solve."""
+        _check_rates(leak=leak)
+        check_values(source, self.matrix.size(0), 1, "source")
         identity = torch.eye(self.matrix.size(0), dtype=self.matrix.dtype)
         return _dense_solve(self.laplacian + leak * identity, beta * source)
+
+
+def _check_rates(**rates: float) -> None:
+    for name, rate in rates.items():
+        check_positive(rate, name, allow_zero=True)
 
 
 def _dense_solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -81,6 +101,11 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
 
     Nobody may be isolated. In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as GCN has it.
     """
+    check_choice(form, "form", ["conservative", "residual"])
+    check_seed(seed)
+    check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
+    if adjacency.dim() != 2 or not torch.equal(adjacency, adjacency.mT) or bool((adjacency < 0).any()):
+        raise ValueError(f"adjacency must be a symmetric, non-negative matrix; got {describe(adjacency)}.")
     adjacency = adjacency.double()
     if form == "residual":
         scale = adjacency.sum(1).rsqrt()
@@ -91,6 +116,7 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
 
 def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
     """0 − 1 − … − (N − 1)."""
+    check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes - 1, dtype=torch.float64)
     return ones.diag(1) + ones.diag(-1)
 
@@ -102,18 +128,21 @@ def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
 
 def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
     """Diffusion around a cycle of at least three nodes."""
+    check_counts(num_nodes=num_nodes)
     turn = torch.eye(num_nodes, dtype=torch.float64).roll(1, 0)
     return problem_on_graph(f"cycle of {num_nodes}", turn + turn.T, form)
 
 
 def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem:
     """Everybody with everybody: e^{-tΔ} x is the mean plus e^{-tN} times the rest."""
+    check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes, num_nodes, dtype=torch.float64)
     return problem_on_graph(f"complete graph of {num_nodes}", ones - torch.eye(num_nodes, dtype=torch.float64), form)
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
     """A rectangular grid: the Kronecker sum of two paths."""
+    check_counts(rows=rows, columns=columns)
     along = torch.kron(torch.eye(rows, dtype=torch.float64), path_adjacency(columns))
     across = torch.kron(path_adjacency(rows), torch.eye(columns, dtype=torch.float64))
     return problem_on_graph(f"{rows} x {columns} grid", along + across, form)
@@ -121,6 +150,8 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
 
 def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0) -> Problem:
     """Weights in [½, 3/2] on a random graph of mean degree about six, kept connected by a path through all nodes."""
+    check_counts(num_nodes=num_nodes)
+    check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) < 4.0 / num_nodes
     weight = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) + 0.5
@@ -142,6 +173,8 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
     These are the columns of the DCT-II; diffusion scales the mode by e^{-tλ}, an explicit step by 1 − τλ and an
     implicit one by 1/(1 + τλ), exactly.
     """
+    check_counts(num_nodes=num_nodes)
+    check_seed(k, "k")
     position = torch.arange(num_nodes, dtype=torch.float64) + 0.5
     mode = torch.cos(math.pi * k * position / num_nodes)
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
@@ -154,6 +187,13 @@ def order_of_convergence(
     counts: Sequence[int] = (64, 128, 256),
 ) -> float:
     """The p in error ~ τᵖ when ``step(t / n)`` is applied n times, for n in ``counts``, against `Problem.heat`."""
+    check_function(step, "step", "from a time step to a StateUpdate")
+    check_kind(problem, "problem", Problem, "a Problem")
+    check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
+    check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
+    if len(counts) < 2:
+        raise ValueError(f"counts must hold two numbers of steps at least, for a slope; got {list(counts)}.")
+    check_positive(t, "t")
     exact = problem.heat(t)
     errors = []
     for count in counts:

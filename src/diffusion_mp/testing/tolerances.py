@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from diffusion_mp.errors import check_kind
+
 
 class Tolerance(NamedTuple):
     """|got − expected| ≤ atol + rtol · |expected|, elementwise."""
@@ -50,6 +52,8 @@ def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
 
     Raises `KeyError` when the table has no such row or column.
     """
+    check_kind(operation, "operation", str, "the name of an operation")
+    check_kind(dtype, "dtype", torch.dtype, "a torch.dtype")
     if operation not in TOLERANCES:
         raise KeyError(f"no tolerance for the operation {operation!r}; the table has {sorted(TOLERANCES)}")
     if dtype not in TOLERANCES[operation]:

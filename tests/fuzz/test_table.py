@@ -1,0 +1,55 @@
+"""The table of strategies is complete, and what it draws is the same every time."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+import diffusion_mp
+from diffusion_mp import data, diagnostics, distributed, testing, train
+
+from .program import plain_program
+from .table import EXEMPT, STRATEGIES, WEIGHTS, drawn
+
+PACKAGES = {"": diffusion_mp, "data.": data, "diagnostics.": diagnostics, "distributed.": distributed}
+PACKAGES |= {"testing.": testing, "train.": train}
+
+
+def public(prefix: str, package: ModuleType) -> set[str]:
+    """The public names of a package, as the table writes them."""
+    top = diffusion_mp.__all__ if prefix else []
+    return {name if name in top else f"{prefix}{name}" for name in package.__all__}
+
+
+@pytest.mark.parametrize("prefix", PACKAGES)
+def test_every_public_name_has_a_strategy(prefix: str) -> None:
+    missing = public(prefix, PACKAGES[prefix]) - set(STRATEGIES) - set(EXEMPT)
+    assert not missing, f"write a strategy for each of these, or a reason in EXEMPT: {sorted(missing)}"
+
+
+def test_no_strategy_without_a_public_name() -> None:
+    names = set().union(*(public(prefix, package) for prefix, package in PACKAGES.items()))
+    assert (set(STRATEGIES) | set(EXEMPT)) - names == set()
+    assert set(STRATEGIES) & set(EXEMPT) == set()
+    assert set(WEIGHTS) - set(STRATEGIES) == set()
+
+
+def test_a_program_depends_on_seed_and_index_alone() -> None:
+    first = [drawn(3, index) for index in range(400)]
+    assert first == [drawn(3, index) for index in range(400)]
+    assert first != [drawn(4, index) for index in range(400)]
+    assert {program.name for program in first} == set(STRATEGIES)
+
+
+def test_a_plain_program_has_nothing_wrong() -> None:
+    for name, strategy in STRATEGIES.items():
+        program = plain_program(name, strategy)
+        assert not program.wrong
+        assert all(step["valid"] is not False for step in program.as_request()["steps"]), name
+
+
+def test_about_half_of_the_programs_have_something_wrong() -> None:
+    programs = [drawn(0, index) for index in range(2_000)]
+    wrong = sum(any(step["valid"] is False for step in program.as_request()["steps"]) for program in programs)
+    assert 0.3 < wrong / len(programs) < 0.6
