@@ -5,13 +5,24 @@ A format is a row of `FORMATS` in `hostile_binary.py` or `hostile_text.py`; `tes
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import select
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch_geometric.data import Data
+
+import diffusion_mp
+
+_SECONDS = 20  # for one file
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,58 @@ class Format:
     name: str
     make: Callable[[Path], list[Path]]
     load: Callable[[Path], object]
+
+
+def formats() -> dict[str, Format]:
+    """All formats by name."""
+    modules = [module for module in ("hostile_binary", "hostile_text") if find_spec(module) is not None]
+    return {format.name: format for module in modules for format in import_module(module).FORMATS}
+
+
+class HostileReader:
+    """A process that reads one folder after another; after a crash or a hang, the next one goes on."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._process = log, None
+
+    def read(self, name: str, folder: Path) -> tuple[str, str]:
+        """ "loaded", "refused" or "bad", and what was said of it."""
+        if self._process is None:
+            self._start()
+        self._process.stdin.write(f"{name}\t{folder}\n")
+        self._process.stdin.flush()
+        answer = self._answer(_SECONDS)
+        if answer:
+            return tuple(json.loads(answer))
+        said = f"it took more than {_SECONDS} s" if answer is None else f"it crashed: {self._process.wait()}"
+        self.close()
+        return "bad", f"{said}; {self._log.read_text(errors='replace')[-500:]}"
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> None:
+        source = Path(diffusion_mp.__file__).parents[1]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("hostile_worker.py")),
+            tempfile.mkdtemp(dir=self._log.parent),
+        ]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self._answer(300) == "ready\n", self._log.read_text()[-2000:]
+
+    def _answer(self, seconds: float) -> str | None:
+        """A line, nothing where the process ended, None where it takes too long."""
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        return self._process.stdout.readline() if ready else None
 
 
 def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
@@ -58,7 +121,7 @@ def _garbage(blob: bytes, rng: random.Random) -> bytes:
 
 
 def _text(blob: bytes, rng: random.Random) -> bytes:
-    return "<!doctype html><title>404 Not Found - Größe</title>\n".encode("latin-1")
+    return "<!doctype html><title>404 Not Found: Größe</title>\n".encode("latin-1")
 
 
 def _doubled(blob: bytes, rng: random.Random) -> bytes:

@@ -80,7 +80,7 @@ class CachedDataset(InMemoryDataset):
 
     def load(self, path: str, data_cls: type[BaseData] = Data) -> None:
         """Reads what `save` wrote; ValueError naming the file where it is anything else."""
-        with reading(Path(path), "Delete it, and it is made anew."):
+        with reading(Path(path), "A cache that cannot be read is made anew."):
             loaded = load_tensors(Path(path))
             if not isinstance(loaded, tuple) or len(loaded) != 2:
                 raise ValueError("it is not in this version's format")
@@ -95,14 +95,14 @@ class CachedDataset(InMemoryDataset):
         try:
             self.load(str(folder / _GRAPHS))
         except ValueError as error:
-            warnings.warn(f"{error} That is done now.", stacklevel=4)
+            warnings.warn(str(error), stacklevel=2)
             return None
         note = folder / _NOTE
         if note.is_file() and note.read_bytes() != _printed(self.pre_transform):
             warnings.warn(
                 f"{note} names another pre_transform than the one that was passed; the graphs are those of the former. "
                 "Pass force_reload=True to make them anew.",
-                stacklevel=4,
+                stacklevel=2,
             )
         return True
 

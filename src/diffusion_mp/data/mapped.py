@@ -81,12 +81,16 @@ def mapped_arrays(
         if not _holds_arrays(folder):
             return None
         try:
-            with reading(folder, "It is made anew."):
+            with reading(folder, "A cache that cannot be read is made anew."):
+                if not (folder / _SOURCES).is_file():
+                    raise ValueError(f"it has no {_SOURCES}")
                 record = json.loads((folder / _SOURCES).read_text())
                 current = record["made_by"] == made_by and _unchanged(record["files"], sources)
                 return ArrayFolder(folder).load(record["arrays"]) if current else None
-        except (ValueError, FileNotFoundError) as error:  # the latter also where another process puts a new one there
-            warnings.warn(str(error), stacklevel=4)
+        except FileNotFoundError:  # another process is putting a new one in its place
+            return None
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
             return None
 
     def write(folder: Path) -> None:
@@ -111,7 +115,7 @@ def _holds_arrays(folder: Path) -> bool:
     return bool(names)
 
 
-def _unchanged(known: dict[str, dict[str, Any]], sources: list[Path]) -> bool:
+def _unchanged(known: Any, sources: list[Path]) -> bool:
     return all(
         file.name in known and known[file.name].items() >= _stamp(file).items() for file in sources if file.exists()
     )

@@ -20,9 +20,11 @@ _CSR = {"scipy.sparse.csr.csr_matrix", "scipy.sparse._csr.csr_matrix", "scipy.sp
 _NEW = {"copy_reg._reconstructor", "copyreg._reconstructor", "copyreg.__newobj__"}
 _OBJECT = {"__builtin__.object", "builtins.object"}
 _LIST = {"__builtin__.list", "builtins.list"}
-ENCODE = "_codecs.encode"  # how protocol 2 writes bytes
+_BYTES = {"__builtin__.bytes", "builtins.bytes"}
+_ENCODE = "_codecs.encode"
 
-ARRAYS = {"numpy.ndarray", "numpy.dtype", ENCODE, *_REBUILD, *_FROM_BUFFER, *_SCALAR}
+BYTES = {_ENCODE, *_BYTES}  # how protocols 0 to 2 write bytes, and no bytes
+ARRAYS = {"numpy.ndarray", "numpy.dtype", *BYTES, *_REBUILD, *_FROM_BUFFER, *_SCALAR}
 MATRICES = {*ARRAYS, *_CSR, *_NEW, *_OBJECT}
 MAPPINGS = {"collections.defaultdict", *_LIST}
 
@@ -90,7 +92,9 @@ def as_mapping(value: Any) -> dict[Any, Any]:
 
 def as_bytes(value: Any) -> bytes:
     """Bytes, which protocols 0 to 2 write as strings."""
-    if isinstance(value, Made) and value.name == ENCODE:
+    if isinstance(value, Made) and value.name in _BYTES and not value.arguments:
+        return b""
+    if isinstance(value, Made) and value.name == _ENCODE:
         value, encoding = _unpack(value.arguments, 2)
         if encoding != "latin1":
             raise ValueError("its bytes are not written as Latin-1")

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_mp.data.pickled_arrays import ENCODE, as_bytes
+from diffusion_mp.data.pickled_arrays import BYTES, as_bytes
 from diffusion_mp.data.plain_pickle import PERSISTENT, Made, Name, read_pickle
 
 _REBUILD = "torch._utils._rebuild_tensor_v2"
 _LOAD = "torch.storage._load_from_bytes"
-TENSORS = {_REBUILD, _LOAD, "collections.OrderedDict", ENCODE}
+TENSORS = {_REBUILD, _LOAD, "collections.OrderedDict", *BYTES}
 
 _STORAGES = {
     "torch.BoolStorage": "b1",
