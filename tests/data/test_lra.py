@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 import sys
-import tracemalloc
 import zlib
 
 import numpy as np
 import pytest
 import torch
+from peak_memory import at_most
 
 from diffusion_mp.data import GreyCIFAR10, PathfinderFiles, RetrievalPairs, pad
 
@@ -205,7 +205,6 @@ def test_batches_of_images_have_a_size(cifar):
         ("/", "secret.png"),
         ("imgs/out", "secret.png"),
         ("imgs/2", "{root}/../outside/secret.png"),
-        ("imgs/2", ".."),
     ],
 )
 def test_metadata_can_not_lead_out_of_the_root(pathfinder, folder, name):
@@ -252,12 +251,11 @@ def test_images_that_are_none(pathfinder):
         (good[:-20], "truncated|broken|OSError"),
         (good[:20], ""),
         (b"GIF89a" + good, "UnidentifiedImageError"),
-        (greedy, ""),
         (bomb, "bomb|at most 1048576 pixels"),
     ):
         path.write_bytes(blob)
-        tracemalloc.start()
-        with pytest.raises(ValueError, match=rf"^{path}: .*({said}).*Unpack the files anew"):
+        with pytest.raises(ValueError, match=rf"^{path}: .*({said}).*Unpack the files anew"), at_most(64e6):
             dataset[0]
-        assert tracemalloc.get_traced_memory()[1] < 64e6
-        tracemalloc.stop()
+    path.write_bytes(greedy)
+    with at_most(64e6):
+        assert int(dataset[0][0][0]) == 20
