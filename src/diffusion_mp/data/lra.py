@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ _BATCHES = {split: tuple(f"data_batch_{i}.bin" for i in range(1, 6)) for split i
 _BATCHES["test"] = ("test_batch.bin",)
 _BATCH = 10_000  # images of a file, as it was published
 _PIXELS = 1 << 20  # the most of an image; the Arena's have 32² to 256²
+_IMAGE = 1 << 23  # bytes that are read of a file: eight for every pixel
 _LINES = 1 << 16
 _AS_PUBLISHED = "Unpack the files anew, as they were published."
 
@@ -170,7 +172,9 @@ class PathfinderFiles(SequenceDataset):
                 "PNG files are read with Pillow, which is not installed: pip install pillow."
             ) from error
         path, label = self._images[check_index(index, 0, len(self))]
-        with reading(path, _AS_PUBLISHED), Image.open(path, formats=["PNG"]) as image:
+        with path.open("rb") as file:
+            content = BytesIO(file.read(_IMAGE))  # Pillow asks a file for as much as a chunk claims to have
+        with reading(path, _AS_PUBLISHED), Image.open(content, formats=["PNG"]) as image:
             if image.width * image.height > _PIXELS:
                 raise ValueError(f"an image must have at most {_PIXELS} pixels; this has {image.width}·{image.height}")
             return torch.from_numpy(np.asarray(image.convert("L")).flatten()).long(), label

@@ -75,7 +75,7 @@ def synthetic_pokec(
         x = torch.empty(num_nodes, num_features, dtype=torch.float32)
         for rows, sign in zip(*(t.split(_BLOCK // num_features + 1) for t in (x, 2 * hidden - 1)), strict=True):
             torch.randn(rows.shape, generator=generator, out=rows)
-            rows += sign[:, None] * (signal / num_features**0.5)
+            rows += sign[:, None].float() * (signal / num_features**0.5)
         return {"edge_index": _edges(hidden, weight, num_edges, homophily, generator), "x": x, "y": y}
 
     if cache is None:
