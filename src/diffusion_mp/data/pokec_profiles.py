@@ -84,9 +84,10 @@ def _numbers(column: Fields) -> Float[np.ndarray, " rows"]:
 
 def _days(column: Fields) -> Float[np.ndarray, " rows"]:
     """Days since 1970; the time of day is left out."""
-    dates = np.array([b"NaT" if field in _MISSING else field[:10] for field in column])
+    # As text: numpy 1 ends the process at bytes that are no date.
+    dates = np.array(["NaT" if field in _MISSING else field[:10].decode("ascii", "replace") for field in column])
     days: Float[np.ndarray, " rows"] = dates.astype("datetime64[D]").astype(np.float64)
-    days[np.isin(dates, b"NaT")] = np.nan
+    days[np.isin(dates, "NaT")] = np.nan
     return days
 
 
