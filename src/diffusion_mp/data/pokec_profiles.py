@@ -109,7 +109,8 @@ def _days(column: Fields) -> Float[np.ndarray, " rows"]:
     for date in dates:
         if not _DAY.fullmatch(date):  # numpy would take "today" for one
             raise ValueError(f"{date!r} is no date")
-    return np.where(stated, np.array(dates).astype("datetime64[D]").astype(np.float64), np.nan)
+    text = np.array([date.decode("ascii") for date in dates])  # numpy 1 ends the process at bytes that are no date
+    return np.where(stated, text.astype("datetime64[D]").astype(np.float64), np.nan)
 
 
 def _genders(column: Fields) -> Int[np.ndarray, " rows"]:
