@@ -71,8 +71,9 @@ def as_batch(batch: object, num_nodes: int) -> Tensor:
 def as_ptr(ptr: object) -> Tensor:
     """Row boundaries [B + 1] of a ragged batch, on the CPU."""
     bounds = as_tensor(ptr, "ptr", "a one-dimensional integer tensor [num_graphs + 1]")
+    dense = bounds.layout == torch.strided
     empty = not torch.compiler.is_compiling() and bounds.numel() == 0  # the number of graphs is a value there
-    if bounds.dim() != 1 or bounds.dtype not in INTEGERS or bounds.is_meta or empty:
+    if bounds.dim() != 1 or bounds.dtype not in INTEGERS or bounds.is_meta or not dense or empty:
         raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(ptr)}.")
     return bounds.cpu().long()
 
@@ -88,7 +89,7 @@ def check_ptr(num_nodes: int, ptr: Tensor) -> None:
 def check_full_degree(full_degree: object, num_nodes: int) -> None:
     """Raise unless it is floating point [N, 2]."""
     fits = isinstance(full_degree, Tensor) and full_degree.is_floating_point() and full_degree.shape == (num_nodes, 2)
-    if not fits:
+    if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
         raise ValueError(
             f"full_degree must be floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole "
             f"graph; got {describe(full_degree)}."

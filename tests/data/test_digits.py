@@ -36,3 +36,10 @@ def test_edges_are_the_nearest_neighbours():
 def test_bad_number_of_neighbours(k):
     with pytest.raises(ValueError, match="num_neighbors must be between 1 and 1796"):
         load_digits(k)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("k", [2.5, "5", None, True])
+def test_a_number_of_neighbours_that_is_none(k):
+    with pytest.raises(TypeError, match="num_neighbors must be a whole number"):
+        load_digits(k)

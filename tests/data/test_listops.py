@@ -248,3 +248,31 @@ def test_every_published_answer(data_root, monkeypatch, name, rows, half_medians
     assert all(evaluate(tree) == label for tree, label in trees)
     monkeypatch.setitem(listops_grammar.OPERATORS, "MED", lambda values: int(np.ceil(np.median(values))))
     assert (sum(evaluate(tree) != label for tree, label in trees) > rows / 20) == half_medians
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must hold expressions and their labels, one each line; it holds none"),
+        (b"Source\tTarget\n", "must hold expressions"),
+        (b"3\t \n", "line 1: expected an expression; it has no tokens"),
+        (b"3\t[MAX 1 \xff ]\n", "UnicodeDecodeError"),
+        (b"3\t" + b"[" * 1000 + b"\n", "line 1: every word of a ListOps expression must be one of"),
+        (b"3\t" + b"1 " * 2**20 + b"\n", "line 1: a line must have at most 1048576 bytes"),
+        (gzip.compress(b"3\t[MAX 1 3 ]\n"), "tsv"),
+    ],
+)
+def test_damaged_files(tmp_path, content, message):
+    path = tmp_path / "basic.tsv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"basic\.tsv.*{message}|basic\.tsv: UnicodeDecodeError") as caught:
+        ListOpsFile(path)
+    assert len(str(caught.value)) < 800
+
+
+def test_damaged_gzip(tmp_path):
+    path, whole = tmp_path / "basic.tsv.gz", gzip.compress(b"3\t[MAX 1 3 ]\n" * 100)
+    for content in (whole[:-9], whole[:15], b"3\t[MAX 1 3 ]\n"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"basic\.tsv\.gz: .*Fetch the file again"):
+            ListOpsFile(path)

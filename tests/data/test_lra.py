@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
 import torch
+from peak_memory import at_most
 
 from diffusion_mp.data import GreyCIFAR10, PathfinderFiles, RetrievalPairs, pad
 
@@ -157,3 +160,102 @@ def test_bad_and_missing_pathfinder_files(pathfinder, monkeypatch):
 def test_unknown_splits(tmp_path, reader):
     with pytest.raises(ValueError, match="split must be one of 'train', 'val', 'test'; got 'eval'"):
         reader(tmp_path, "eval")
+
+
+# --- files that somebody damaged, or made on purpose
+
+
+def test_pairs_that_are_no_lines(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.tsv"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"pairs\.tsv must have a line for each pair of texts; it is empty"):
+        RetrievalPairs(path)
+    monkeypatch.setattr("diffusion_mp.data.text_tables.LONGEST", 100)
+    path.write_bytes(b"1\tA\tB\tx\ty\n" + b"0" * 200)
+    with pytest.raises(ValueError, match=r"pairs\.tsv, line 2: a line must have at most 100 bytes"):
+        RetrievalPairs(path)
+
+
+def test_pairs_have_places(pairs):
+    dataset = RetrievalPairs(pairs)
+    assert dataset[-1][2] == dataset.item(2)[2] == 1
+    for index in (-1, 3):
+        with pytest.raises(IndexError, match=rf"index must lie in 0 \.\. 2; got {index}"):
+            dataset.item(index)
+
+
+def test_batches_of_images_have_a_size(cifar):
+    root, _ = cifar
+    (root / "test_batch.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"test_batch\.bin must be images .* it has 0 bytes"):
+        GreyCIFAR10(root, "test")
+    with (root / "test_batch.bin").open("wb") as file:
+        file.truncate(3073 * 10_000_000)  # 30 GB of zeros that take no space
+    with pytest.raises(ValueError, match=r"test_batch\.bin .* 10000 at most; it has 30730000000 bytes"):
+        GreyCIFAR10(root, "test")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("imgs/2", "../../../secret.png"),
+        ("../outside", "secret.png"),
+        ("imgs/../../outside", "secret.png"),
+        ("{root}/../outside", "secret.png"),
+        ("/", "secret.png"),
+        ("imgs/out", "secret.png"),
+        ("imgs/2", "{root}/../outside/secret.png"),
+    ],
+)
+def test_metadata_can_not_lead_out_of_the_root(pathfinder, folder, name):
+    outside = pathfinder.parent / "outside"
+    outside.mkdir()
+    (outside / "secret.png").write_bytes((pathfinder / "imgs" / "2" / "sample_0.png").read_bytes())
+    (pathfinder / "imgs" / "out").symlink_to(outside)
+    line = f"{folder} {name} 0 1\n".format(root=pathfinder)
+    (pathfinder / "metadata" / "2.npy").write_text(line)
+    with pytest.raises(ValueError, match=r"2\.npy, line 1: images must lie below .* leads out of it"):
+        PathfinderFiles(pathfinder)
+
+
+def test_images_are_files(pathfinder):
+    first, second = (pathfinder / "imgs" / "2" / f"sample_{i}.png" for i in (0, 1))
+    first.unlink()
+    first.symlink_to(second)
+    with pytest.raises(ValueError, match=r"2\.npy, line 1: .*sample_0\.png must be a file, neither a link"):
+        PathfinderFiles(pathfinder)
+    first.unlink()
+    with pytest.raises(FileNotFoundError, match=r"2\.npy, line 1: no image at .*sample_0\.png .*Unpack the files anew"):
+        PathfinderFiles(pathfinder)
+    (pathfinder / "metadata" / "2.npy").write_bytes(b"imgs/2 sample_1.png 0 1\nimgs/2 \xff.png 0 1\n")
+    with pytest.raises(ValueError, match=r"2\.npy: UnicodeDecodeError"):
+        PathfinderFiles(pathfinder)
+
+
+def test_metadata_without_images(pathfinder):
+    for file in (pathfinder / "metadata").iterdir():
+        file.write_text("")
+    with pytest.raises(ValueError, match="metadata must name images that are not empty; it names none"):
+        PathfinderFiles(pathfinder)
+
+
+def test_images_that_are_none(pathfinder):
+    path = pathfinder / "imgs" / "2" / "sample_0.png"
+    good = path.read_bytes()
+    wide = b"IHDR" + struct.pack(">IIBBBBB", 40_000, 40_000, 8, 0, 0, 0, 0)
+    begin = good.index(b"IDAT") - 4
+    greedy = good[:begin] + struct.pack(">I", 2**31 - 1) + good[begin + 4 :]  # Pillow would ask the file for 2 GB
+    bomb = good[:12] + wide + struct.pack(">I", zlib.crc32(wide)) + good[33:]
+    dataset = PathfinderFiles(pathfinder)
+    for blob, said in (
+        (good[:-20], "truncated|broken|OSError"),
+        (good[:20], ""),
+        (b"GIF89a" + good, "UnidentifiedImageError"),
+        (bomb, "bomb|at most 1048576 pixels"),
+    ):
+        path.write_bytes(blob)
+        with pytest.raises(ValueError, match=rf"^{path}: .*({said}).*Unpack the files anew"), at_most(64e6):
+            dataset[0]
+    path.write_bytes(greedy)
+    with at_most(64e6):
+        assert int(dataset[0][0][0]) == 20

@@ -73,3 +73,45 @@ def test_no_warning_and_no_copy(source, tmp_path, recwarn):
     arrays = mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
     assert not recwarn
     assert torch.equal(arrays["a"], arrays["a"].clone())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda cache: (cache / "b.npy").unlink(),
+        lambda cache: (cache / "c.npy").write_bytes((cache / "b.npy").read_bytes()),
+        lambda cache: (cache / "a.npy").write_bytes((cache / "a.npy").read_bytes()[:-8]),
+        lambda cache: np.save(cache / "a.npy", np.zeros((3, 2), np.int64)),
+        lambda cache: np.save(cache / "a.npy", np.zeros((2, 3))),
+        lambda cache: np.save(cache / "a.npy", np.array([[{}] * 3] * 2, dtype=object)),
+        lambda cache: (cache / "a.npy").write_bytes(b""),
+        lambda cache: (cache / "sources.json").unlink(),
+        lambda cache: (cache / "sources.json").write_text("{"),
+        lambda cache: (cache / "sources.json").write_text("[]"),
+        lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
+    ],
+)
+def test_a_damaged_folder_is_made_anew_with_a_warning(source, tmp_path, damage):
+    make, made = maker(source)
+    cache = tmp_path / "cache"
+    mapped_arrays(cache, make, [source])
+    damage(cache)
+    with pytest.warns(UserWarning, match=r"cache: .*made anew"):
+        arrays = mapped_arrays(cache, make, [source])
+    assert arrays["a"].tolist() == [[0, 1, 2], [0, 3, 4]]
+    assert len(made) == 2
+    assert sorted(path.name for path in cache.iterdir()) == ["a.npy", "b.npy", "sources.json"]
+
+
+def test_a_folder_with_other_things_is_not_replaced(source, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=r"holds thesis\.tex, which is no array; name a folder of its own"):
+        mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
+    assert (tmp_path / "cache" / "thesis.tex").exists()
+
+
+def test_what_a_killed_process_left_is_deleted(source, tmp_path):
+    (tmp_path / "cache.part-1234" / "new").mkdir(parents=True)
+    mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
+    assert not (tmp_path / "cache.part-1234").exists()

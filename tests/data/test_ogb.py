@@ -94,3 +94,55 @@ def test_a_split_of_another_graph(arxiv):
 def test_unknown_name(tmp_path):
     with pytest.raises(ValueError, match="name must be one of 'ogbn-arxiv', 'ogbn-proteins'"):
         load_ogb(tmp_path, "ogbn-mag")
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "message"),
+    [
+        ("raw/edge", [[0, 1], [3, 4]], r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got 0\.\.4"),
+        ("raw/edge", [[0, 1], [-1, 2]], r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got -1"),
+        ("raw/edge", [[0, 1], [0.5, 2]], r"edge\.csv\.gz, from line 1 on: .*0\.5"),
+        ("raw/node-label", [[0], [40], [1], [2]], r"node-label\.csv\.gz, line 2: the labels must lie in 0\.\.39"),
+        ("raw/node-label", [[0], ["nan"], [1], [2]], r"node-label\.csv\.gz, from line 1 on: .*nan"),
+        ("raw/node_year", [[2013]] * 3, r"node_year\.csv\.gz must have 4 rows, one for each node .* got 3"),
+        ("raw/node-feat", [[1] * 128] * 5, r"node-feat\.csv\.gz must have 4 rows, one for each node .* got 5"),
+        ("raw/node-feat", [[1] * 127 + ["inf"]] * 4, r"node-feat\.csv\.gz, line 1: the numbers must be finite"),
+        ("split/time/test", [], r"test\.csv\.gz must name the nodes of a split, one each line; it names none"),
+        ("split/time/test", [[-1]], r"test\.csv\.gz, line 1: the nodes must lie in 0\.\.3; got -1"),
+        ("split/time/test", [[0]], r"test\.csv\.gz, from line 1 on: node 0 is in a split already"),
+        ("split/time/test", [[2], [2]], r"test\.csv\.gz, from line 1 on: node 2 is in a split already"),
+    ],
+)
+def test_files_that_do_not_agree(arxiv, file, rows, message):
+    write(arxiv / "ogbn_arxiv" / f"{file}.csv.gz", rows)
+    with pytest.raises(ValueError, match=message):
+        load_ogb(arxiv, "ogbn-arxiv")
+    assert not (arxiv / "ogbn_arxiv" / "processed" / "arrays").exists()
+
+
+def test_edges_and_their_features_agree(proteins):
+    write(proteins / "ogbn_proteins" / "raw" / "edge-feat.csv.gz", [[0.5] * 8] * 3)
+    with pytest.raises(ValueError, match=r"edge-feat\.csv\.gz must have 2 rows, one for each edge .* got 3"):
+        load_ogb(proteins, "ogbn-proteins")
+
+
+def test_damaged_gzip(arxiv):
+    path = arxiv / "ogbn_arxiv" / "raw" / "node-feat.csv.gz"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"node-feat\.csv\.gz: EOFError.*Fetch the file again"):
+        load_ogb(arxiv, "ogbn-arxiv")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("edge_index", lambda array: np.where(array == 3, 4, array), r"edge_index must lie in 0\.\.3, got up to 4"),
+        ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
+    ],
+)
+def test_a_cache_that_somebody_changed(arxiv, name, change, message):
+    load_ogb(arxiv, "ogbn-arxiv")
+    cache = arxiv / "ogbn_arxiv" / "processed" / "arrays"
+    np.save(cache / f"{name}.npy", change(np.load(cache / f"{name}.npy")))
+    with pytest.raises(ValueError, match=rf"arrays: {message}.*Delete the folder"):
+        load_ogb(arxiv, "ogbn-arxiv")

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from peak_memory import at_most
 from scipy.io import savemat
 
 from diffusion_mp.data import load_pokec
@@ -121,6 +122,14 @@ def test_the_cache_records_what_was_read(tmp_path):
         ([profile(0).replace("2012-05-25", "yesterday!")], "0\t0\n", "dates such as 2012-05-25"),
         ([profile(0), profile(0)], "0\t0\n", "must name every user once; 2 lines name fewer"),
         ([profile(0)], "0\t5\n", "user 5 has no line in the profiles, nor have 0 other ends among these 1 lines"),
+        ([profile(0, age="inf")], "0\t0\n", r"b'inf' does not lie in 0 \.\. 1000000"),
+        ([profile(0, age="nan")], "0\t0\n", r"b'nan' does not lie in 0 \.\. 1000000"),
+        ([profile(0, completion="1e300")], "0\t0\n", r"b'1e300' does not lie in 0 \.\. 1000000"),
+        ([profile(0, public="-1")], "0\t0\n", "b'-1' does not lie in 0"),
+        ([profile(0, age="1" * 100)], "0\t0\n", r"of column 8 has 100 bytes"),
+        ([profile(0).replace("2012-05-25 11:20:00.0", "today")], "0\t0\n", "b'today' is no date"),
+        ([profile(0).replace("2012-05-25 11:20:00.0", "NaT")], "0\t0\n", "b'NaT' is no date"),
+        ([], "0\t0\n", r"soc-pokec-profiles\.txt must have a line for every user; it is empty"),
         ([profile(0)], "0\t0\nx\t0\n", "from line 1 on: could not convert string 'x'"),
         ([profile(0)], "0\t0\n0\n", "from line 1 on: .*number of columns changed"),
         ([profile(0)], "0\n0\n", "expected 2 rows of 2 numbers; got 2 of 1"),
@@ -194,3 +203,25 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     same = data.y[data.edge_index[0]] == data.y[data.edge_index[1]]
     assert data.num_edges == 298_926
     assert float(same.float().mean()) == pytest.approx(0.4439, abs=1e-4)
+
+
+def test_users_without_friendships(tmp_path):
+    data = load_pokec(write(tmp_path / "root", [profile(0), profile(1)], ""))
+    assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
+
+
+@pytest.mark.parametrize("name", ["soc-pokec-profiles.txt.gz", "soc-pokec-relationships.txt.gz"])
+def test_damaged_gzip(tmp_path, name):
+    root = write(tmp_path / "root", [profile(0), profile(1)], "0\t1\n", zipped=True)
+    (root / name).write_bytes((root / name).read_bytes()[:-9])
+    with pytest.raises(ValueError, match=rf"{name}: EOFError.*Fetch the file again"):
+        load_pokec(root)
+
+
+def test_a_profile_of_one_field_takes_no_room(tmp_path):
+    """Numpy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
+    lines = [profile(user) for user in range(100)]
+    lines[50] = lines[50].replace("\t50\t", "\t" + "5" * 10_000_000 + "\t")
+    root = write(tmp_path / "root", lines, "0\t1\n")
+    with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
+        load_pokec(root)

@@ -148,3 +148,30 @@ def test_a_count_below_one():
     with pytest.raises(ValueError, match="k must be at least 1"):
         AddLaplacianPE(0)
     assert repr(AddLaplacianPE(7)) == "AddLaplacianPE(k=7)"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
+def test_edges_of_fewer_bits(dtype):
+    """Source · N + target leaves 16 bits at 182 nodes and 32 at 46 341; the edges are among the last 60 of them."""
+    size = 300 if dtype == torch.int16 else 70_000
+    last = torch.arange(size - 60, size)
+    path = to_undirected(torch.stack([last[:-1], last[1:]]))
+    wide, narrow = (Data(edge_index=path.to(dtype), num_nodes=size) for dtype in (torch.long, dtype))
+    add = AddLaplacianPE(2)
+    assert torch.equal(add(narrow).laplacian_eigenvectors, add(wide).laplacian_eigenvectors)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (Data(edge_index=torch.tensor([[0, 9], [9, 0]]), num_nodes=3), ValueError, r"edge_index must lie in \[0, 2\]"),
+        (Data(edge_index=torch.tensor([[0, -1], [-1, 0]]), num_nodes=3), ValueError, "edge_index must lie in"),
+        (Data(edge_index=torch.zeros(2, 2), num_nodes=3), TypeError, "edge_index must hold integers"),
+        (Data(edge_index=torch.zeros(3, 2).long(), num_nodes=3), ValueError, r"edge_index must be \[2, num_edges\]"),
+        (None, TypeError, "data must be a torch_geometric Data"),
+    ],
+)
+def test_edges_that_are_none(data, error, message):
+    with pytest.raises(error, match=message):
+        AddLaplacianPE(2)(data)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from hostile import Payload
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -169,8 +171,7 @@ def test_the_cache_is_read_and_nothing_is_made_twice(tmp_path, monkeypatch):
     assert all(same(first[i], again[i]) for i in range(2))
     assert sorted(path.name for path in Path(again.processed_dir).iterdir()) == [
         "graphs.pt",
-        "pre_filter.pt",
-        "pre_transform.pt",
+        "pre_transform.txt",
     ]
 
 
@@ -185,6 +186,57 @@ def test_a_run_that_dies_leaves_no_half_dataset(tmp_path, monkeypatch):
         SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
     monkeypatch.undo()
     assert len(SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)) == 2
+
+
+@pytest.mark.parametrize("name", ["pre_transform.pt", "pre_filter.pt", "graphs.pt"])
+def test_nothing_in_the_folder_is_unpickled(tmp_path, name):
+    """PyG unpickles all three."""
+    folder = Path(SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False).processed_dir)
+    torch.save(Payload(tmp_path / "marker"), folder / name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if name == "graphs.pt" else "error")
+        assert len(SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)) == 2
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda data, slices: data["edge_index"].mul_(1000),
+            "edge_index must lie in 0..the number of its graph's nodes",
+        ),
+        (lambda data, slices: data["edge_index"].sub_(1), "down to -1"),
+        (lambda data, slices: slices["x"].add_(1), "do not ascend from 0"),
+        (lambda data, slices: slices["y"].mul_(2), "y is divided into graphs at"),
+        (lambda data, slices: slices.pop("x"), "KeyError"),
+        (lambda data, slices: data.pop("x"), "no x"),
+        (lambda data, slices: data.update(_store=3), "not the attributes of a graph"),
+        (lambda data, slices: slices.update(x=slices["x"][:-1]), "x is divided into graphs at"),
+        (lambda data, slices: data.update(x=data["x"].to_sparse()), "not dense"),
+        (lambda data, slices: data.update(x=torch.zeros(1, 1).expand(10**6, 10**6)), "more bytes than the file has"),
+    ],
+)
+def test_a_cache_that_is_damaged_is_made_anew(tmp_path, change, message):
+    first = SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    path = Path(first.processed_paths[0])
+    content = torch.load(path, weights_only=True)
+    change(*content)
+    torch.save(content, path)
+    with pytest.warns(UserWarning, match=rf"graphs\.pt: .*{message}.*\. A cache that cannot be read is made anew"):
+        again = SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    assert all(same(first[i], again[i]) for i in range(2))
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=message):
+        again.load(str(path))
+
+
+def test_force_reload_makes_it_anew(tmp_path):
+    first = SBMDataset(tmp_path, "CLUSTER", num_graphs=1, log=False)
+    before = Path(first.processed_paths[0]).stat().st_ino
+    again = SBMDataset(tmp_path, "CLUSTER", num_graphs=1, pre_transform=AddLaplacianPE(4), force_reload=True, log=False)
+    assert Path(first.processed_paths[0]).stat().st_ino != before
+    assert "laplacian_mask" in again[0]
 
 
 def test_progress_only_when_asked(tmp_path, capsys):

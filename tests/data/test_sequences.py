@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from diffusion_mp.data import ListOps, SequenceDataset, pad
+from diffusion_mp.data import ListOps, Pathfinder, SequenceDataset, pad
 from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.sequences import byte_tokens
 
@@ -64,6 +65,29 @@ def test_indices():
             dataset[index]
 
 
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("index", [1.5, "a", None, True, slice(0, 2), [0, 1], torch.tensor([0, 1]), torch.tensor(0.5)])
+def test_indices_that_are_none(index):
+    options = {"num": 4, "min_length": 5, "max_length": 20}
+    for read in (
+        Counting().__getitem__,
+        Pathfinder(num=4).__getitem__,
+        Pathfinder(num=4).scene,
+        ListOps(**options).item,
+    ):
+        with pytest.raises(TypeError, match="index must be a whole number; got"):
+            read(index)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_any_whole_number_is_an_index():
+    for index in (np.int64(3), np.uint8(3), torch.tensor(3), -2, np.int8(-2)):
+        assert Counting()[index][0].tolist() == [3] * 4
+    for index in (-1, 4, 10**20):
+        with pytest.raises(IndexError, match=rf"index must lie in 0 \.\. 3; got {index}"):
+            ListOps(num=4, min_length=5, max_length=20).item(index)
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="batch must hold at least one item"):
         pad([])
@@ -77,3 +101,30 @@ def test_neighbouring_keys_give_unrelated_numbers():
     assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.05
     assert item_random("a", 1, 23).random() != item_random("a", 12, 3).random()
     assert item_random("a", 1).random() == item_random("a", 1).random()
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (None, "batch must be a list of items; got None"),
+        (torch.zeros(2, 3), "batch must be a list of items; got a float32 tensor"),
+        ([3, 4], "every item of batch must be tokens and a label"),
+        ([(torch.tensor([1]), 0), (torch.tensor([1]), torch.tensor([2]), 0)], "every item of batch .* like the first"),
+        ([(torch.tensor([1.5]), 0)], r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor"),
+        ([(torch.tensor([[1]]), 0)], r"whole numbers \[L\]; got a int64 tensor of shape \[1, 1\]"),
+        ([([1, 2], 0)], r"whole numbers \[L\]; got \[1, 2\]"),
+        ([(torch.tensor([1]), 0.5)], "the label of an item of batch must be a whole number; got 0.5"),
+    ],
+)
+def test_batches_that_are_none(batch, message):
+    with pytest.raises(TypeError, match=message):
+        pad(batch)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("seed", ["a", 1.5, None, True, [1]])
+def test_seeds_are_whole_numbers(seed):
+    for task in (ListOps, Pathfinder):
+        with pytest.raises(TypeError, match="seed must be a whole number"):
+            task(seed=seed)

@@ -132,3 +132,99 @@ def test_shares_that_are_refused(y, shares, message):
 def test_shares_need_a_generator_too(y):
     with pytest.raises(TypeError, match=r"torch\.Generator\(\)\.manual_seed"):
         random_split(y, 0.1, 0.1, 0)
+
+
+BAD_LABELS = {
+    "floats": torch.arange(4.0),
+    "NaN": torch.tensor([float("nan"), 1.0]),
+    "bools": torch.tensor([True, False]),
+    "complex": torch.zeros(4, dtype=torch.complex64),
+    "two dimensions": torch.zeros(4, 1).long(),
+    "a number": torch.tensor(1),
+    "sparse": torch.arange(4).to_sparse(),
+    "meta": torch.zeros(4, dtype=torch.long, device="meta"),
+    "words": ["a", "b"],
+    "a word": "ab",
+    "none": None,
+}
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("kind", BAD_LABELS)
+def test_labels_that_are_none(kind):
+    y, generator = BAD_LABELS[kind], torch.Generator()
+    calls = (
+        lambda: random_split(y, 0.5, 0.25, generator),
+        lambda: random_split_per_class(y, 1, 1, 1, generator),
+        lambda: label_mask(y),
+    )
+    for call in calls:
+        with pytest.raises((TypeError, ValueError), match=r"^y must"):
+            call()
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int, torch.Tensor.byte])
+def test_labels_in_another_form_give_the_same_split(y, form):
+    generators = [torch.Generator().manual_seed(0) for _ in range(4)]
+    assert torch.equal(label_mask(form(y)), label_mask(y))
+    for split in (lambda y, g: random_split(y, 0.5, 0.2, g), lambda y, g: random_split_per_class(y, 5, 10, 10, g)):
+        for mask, same in zip(split(y, generators[0]), split(form(y), generators[1]), strict=True):
+            assert torch.equal(mask, same)
+
+
+def test_empty_labels():
+    for call in (lambda y, g: random_split(y, 0.5, 0.2, g), lambda y, g: random_split_per_class(y, 5, 10, 10, g)):
+        with pytest.raises(ValueError, match=r"y has no labelled node \(it is empty\)"):
+            call(torch.empty(0, dtype=torch.long), torch.Generator())
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("share", ["0.5", None, True, [0.5], torch.tensor([0.5, 0.5])])
+def test_shares_are_numbers(y, share):
+    with pytest.raises(TypeError, match="train must be a number"):
+        random_split(y, share, 0.1, torch.Generator())
+    with pytest.raises(TypeError, match="val must be a number"):
+        random_split(y, 0.1, share, torch.Generator())
+
+
+def test_shares_are_finite(y):
+    for share in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="train must be finite"):
+            random_split(y, share, 0.1, torch.Generator())
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("count", [2.5, "2", True, [2], float("nan")])
+def test_counts_are_whole_numbers(y, count):
+    for name in ("per_class", "num_val", "num_test"):
+        options = {"per_class": 2, "num_val": 2, "num_test": 2} | {name: count}
+        with pytest.raises(TypeError, match=f"{name} must be a whole number"):
+            random_split_per_class(y, **options, generator=torch.Generator())
+
+
+def test_more_per_class_than_there_are(y):
+    with pytest.raises(ValueError, match="Class 0 has 25 labelled nodes, fewer than per_class=5000"):
+        draw(y, per_class=5000)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_masks_that_are_none(y):
+    mask = torch.zeros(100, dtype=torch.bool)
+    masks = {"y": y, "val_mask": mask, "test_mask": mask}
+    for bad in (mask.float(), torch.arange(100), mask.tolist()):
+        with pytest.raises(TypeError, match=r"train_mask must be a bool tensor \[N\]"):
+            Split.of(Data(train_mask=bad, **masks))
+    for bad in (mask[:5], mask[:, None, None]):
+        with pytest.raises(ValueError, match="train_mask must have a row for each of 100 nodes"):
+            Split.of(Data(train_mask=bad, **masks))
+    for column in (0.5, "a", None, True):
+        with pytest.raises(TypeError, match="column must be a whole number"):
+            Split.of(Data(train_mask=mask[:, None], **masks), column)
+    for data in (None, Data(train_mask=mask)):
+        with pytest.raises(TypeError, match="data must have y"):
+            Split.of(data)
+    with pytest.raises(TypeError, match="data must be a torch_geometric Data"):
+        draw(y).apply_to(None)
+    with pytest.raises(ValueError, match="data must have 100 labels, as the masks have rows; got 5"):
+        draw(y).apply_to(Data(y=y[:5]))

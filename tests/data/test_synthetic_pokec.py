@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,8 +73,36 @@ def test_cache(tmp_path, data):
         ({"homophily": 1.5}, r"homophily must be a probability; got 1\.5"),
         ({"unlabelled": -0.1}, "unlabelled must be a probability"),
         ({"signal": -1.0}, "signal must be finite and >= 0"),
+        ({"spread": 1e6}, r"spread must be at most 100, .* got 1000000\.0"),
+        ({"seed": 2**70}, "seed must have 64 bits"),
     ],
 )
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         synthetic_pokec(**{"num_nodes": 10, "num_edges": 10, **options})
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("name", ["seed", "homophily", "unlabelled", "signal", "spread"])
+@pytest.mark.parametrize("value", ["0", None, True, [0.5]])
+def test_options_that_are_no_numbers(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be a"):
+        synthetic_pokec(10, 10, 3, **{name: value})
+
+
+def test_the_default_type_of_numbers_decides_nothing():
+    expected = synthetic_pokec(50, 90, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        data = synthetic_pokec(50, 90, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(data[name], expected[name]) for name in ("x", "y", "edge_index"))
+
+
+def test_a_cache_that_somebody_changed(tmp_path):
+    synthetic_pokec(10, 20, 3, cache=tmp_path)
+    edges = np.load(tmp_path / "edge_index.npy")
+    np.save(tmp_path / "edge_index.npy", edges + 5)
+    with pytest.raises(ValueError, match=r"edge_index must lie in 0\.\.9, got up to 1.*Delete the folder"):
+        synthetic_pokec(10, 20, 3, cache=tmp_path)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 import yaml
@@ -134,3 +135,24 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
             monkeypatch.delitem(sys.modules, name)
     assert main([]) == 2
     assert "pip install 'diffusion-mp[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])
+def test_a_configuration_is_never_read_from_an_address(joined, capsys):
+    """It names classes to import, and Lightning would fetch it."""
+    address = "http://127.0.0.1:9/config.yaml"
+    option = [f"--config={address}"] if joined else ["--config", address]
+    assert main(["fit", *option]) == 2
+    assert f"--config must be a file of this machine; got the address {address}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "content"), [("--model", "lr: 0.125"), ("--trainer", "max_epochs: 3")])
+def test_no_part_of_a_configuration_is_read_from_an_address(option, content, capsys, monkeypatch):
+    """fsspec's memory stands for any address that can be read."""
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    with fsspec.open("memory://part.yaml", "w") as file:
+        file.write(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", DIGITS, f"{option}=memory://part.yaml", "--print_config"])
+    assert ended.value.code == 2
+    assert "memory://part.yaml" in capsys.readouterr().err

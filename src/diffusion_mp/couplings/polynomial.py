@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import check_tensor, describe
+from diffusion_mp.errors import check_device, check_tensor, describe
 
 
 class PolynomialCoupling(Coupling):
@@ -25,6 +25,7 @@ class PolynomialCoupling(Coupling):
     def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
         check_coupling_kind(coupling)
         check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]")
+        check_device(coefficients, "coefficients", coupling.device, "the coupling")
         by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
         fits = by_head.dim() == 2 and by_head.numel() > 0
         if not fits or (1 not in (coupling.heads, by_head.size(1)) and by_head.size(1) != coupling.heads):

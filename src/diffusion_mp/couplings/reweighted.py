@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank import reciprocal
-from diffusion_mp.errors import check_tensor, describe
+from diffusion_mp.errors import check_device, check_tensor, describe
 
 
 class ReweightedCoupling(Coupling):
@@ -39,6 +39,7 @@ class ReweightedCoupling(Coupling):
             if weight is None:
                 continue
             check_tensor(weight, name, "[num_nodes, heads]")
+            check_device(weight, name, coupling.device, "the coupling")
             fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
             if not fits or (1 not in (heads, weight.size(1)) and weight.size(1) != heads):
                 raise ValueError(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import check_kind, check_tensor, describe
+from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm import spmm
 
@@ -38,6 +38,7 @@ class SparseCoupling(Coupling):
             own = graph.edge_weight
             weight = own if own is not None else torch.ones(graph.num_edges, device=graph.edges.device)
         check_tensor(weight, "weight", "[num_edges] or [num_edges, heads]")
+        check_device(weight, "weight", graph.edges.device, "the graph")
         if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
             raise ValueError(
                 f"weight must be [num_edges] or [num_edges, heads] with {graph.num_edges} edges; "

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.part_of import observed
 from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.graph import Graph
@@ -36,9 +37,10 @@ def find_clusters(
 
     Shapes: N nodes of `data`, which has `edge_index` → [N] long.
     Errors: ImportError when METIS is asked for and there is none; ValueError for a number of clusters where the method
-    finds it, and none where it needs one.
+    finds it, and none where it needs one; TypeError for a number of clusters or a seed that is none.
     """
     check_choice(method, "method", ["metis", "label_propagation"])
+    seed = as_whole(seed, "seed")
     graph = observed(data)
     if (num_clusters is None) == (method == "metis"):
         raise ValueError(
@@ -47,6 +49,8 @@ def find_clusters(
     if num_clusters is None:
         return _label_propagation(graph, seed)
     check_counts(num_clusters=num_clusters)
+    if num_clusters > max(graph.num_nodes, 1):
+        raise ValueError(f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}.")
     return _metis(_neighbours(graph), num_clusters, seed)
 
 

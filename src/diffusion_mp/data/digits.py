@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.extras import needed_by
 
 
@@ -17,13 +18,15 @@ def load_digits(num_neighbors: int = 5) -> Data:
     Yan (2025).
 
     Shapes: x [1797, 64] in [0, 1], y [1797] in 0..9, edge_index [2, E], sorted, without self-loops.
-    Errors: ValueError when `num_neighbors` is not between 1 and 1 796; ModuleNotFoundError without scikit-learn.
+    Errors: TypeError for a `num_neighbors` that is no whole number, ValueError when it is not between 1 and 1 796;
+    ModuleNotFoundError without scikit-learn.
     """
     with needed_by("load_digits", "diffusion-mp[train]"):
         from sklearn.datasets import load_digits as sklearn_digits
         from sklearn.neighbors import NearestNeighbors
 
     pixels, labels = sklearn_digits(return_X_y=True)
+    num_neighbors = as_whole(num_neighbors, "num_neighbors")
     if not 1 <= num_neighbors < len(pixels):
         raise ValueError(f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}.")
     x = (pixels / 16).astype(np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -11,15 +10,20 @@ from typing import Literal
 
 import torch
 
+from diffusion_mp.data.arguments import as_path, as_whole
 from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.listops_grammar import OPERATORS, TOKENS, encode, tokens_of
-from diffusion_mp.data.sequences import Item, SequenceDataset
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.data.reading import reading
+from diffusion_mp.data.sequences import Item, SequenceDataset, check_index
+from diffusion_mp.data.text_tables import line_blocks
+from diffusion_mp.errors import check_choice, check_counts, check_kind
 
 _SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
 _OPERATION = 0.25  # VALUE_P of the published generators, which is the share of operations, not of values
 _SHORTEST = 4
 _ATTEMPTS = 100_000
+_LINES = 1 << 10
+_LONGEST = 1 << 20  # bytes of a line of a file; 2 000 tokens with their parentheses have about 10 000
 
 
 class ListOps(SequenceDataset):
@@ -72,11 +76,12 @@ class ListOps(SequenceDataset):
             raise ValueError(
                 f"lengths must be in order and at least {_SHORTEST}, that of [MAX 1 2 ]; got {min_length, max_length}."
             )
+        check_kind(operators, "operators", (list, tuple), "a list of names")
         if not operators:
             raise ValueError(f"operators must name at least one of {', '.join(OPERATORS)}; got none.")
         for operator in operators:
             check_choice(operator, "operators", OPERATORS)
-        self.split, self.seed, self.operators, self._num = split, seed, tuple(operators), num
+        self.split, self.seed, self.operators, self._num = split, as_whole(seed, "seed"), tuple(operators), num
         self.min_length, self.max_length = min_length, max_length
         self.max_depth, self.max_args = max_depth, max_args
 
@@ -85,7 +90,7 @@ class ListOps(SequenceDataset):
 
     def item(self, index: int) -> Item:
         """Expression `index` and its answer."""
-        random = item_random("listops", self.seed, self.split, index)
+        random = item_random("listops", self.seed, self.split, check_index(index, 0, self._num))
         for _ in range(_ATTEMPTS):
             shape = self._shape(random)
             if shape is not None:
@@ -142,7 +147,8 @@ class ListOpsFile(SequenceDataset):
     The label is the file's; `evaluate(parse(tokens))` gives it again. A name that ends in .gz is decompressed.
 
     Shapes: tokens [L] long, without the binary parentheses; label 0–9.
-    Errors: FileNotFoundError; ValueError naming the line that has not two columns, no label 0–9, or an unknown word.
+    Errors: FileNotFoundError; ValueError for a file without expressions or what gzip can not read, and naming the line
+    that has not two columns, no label 0–9, no tokens, an unknown word or more than 1 MiB.
 
     Args:
         path: the file.
@@ -152,30 +158,39 @@ class ListOpsFile(SequenceDataset):
     classes = 10
 
     def __init__(self, path: str | Path) -> None:
-        path = Path(path).expanduser()
+        path = as_path(path, "path")
         if not path.is_file():
             raise FileNotFoundError(f"No ListOps file at {path}: a .tsv of Nangia & Bowman or of the Long Range Arena.")
         self._items: list[Item] = []
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            for number, line in enumerate(file, start=1):
-                columns = line.rstrip("\n").split("\t")
-                if columns == ["Source", "Target"]:
-                    continue
-                if len(columns) != 2:
-                    raise ValueError(f"{path}, line {number}: expected two columns; got {len(columns)}.")
-                label, expression = columns if columns[0].isdigit() else reversed(columns)
-                if label not in TOKENS[1:11]:
-                    raise ValueError(f"{path}, line {number}: the label must be 0 .. 9; got {label!r}.")
-                try:
-                    tokens = encode(expression)
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from error
-                self._items.append((tokens.to(torch.uint8), int(label)))
+        for start, lines in line_blocks(path, _LINES, longest=_LONGEST, progress=False):
+            for number, line in enumerate(lines, start + 1):
+                if line != b"Source\tTarget":
+                    with reading(path, "Fetch the file again, as it was published."):
+                        self._items.append(_labelled(f"{path}, line {number}", line.decode()))
+        if not self._items:
+            raise ValueError(f"{path} must hold expressions and their labels, one each line; it holds none.")
 
     def __len__(self) -> int:
         return len(self._items)
 
     def item(self, index: int) -> Item:
         """Expression and answer of row `index`."""
-        tokens, label = self._items[index]
+        tokens, label = self._items[check_index(index, 0, len(self))]
         return tokens.long(), label
+
+
+def _labelled(where: str, line: str) -> Item:
+    """The tokens, in bytes, and the label of a line, `where` in the file."""
+    columns = line.split("\t", 2)
+    if len(columns) != 2:
+        raise ValueError(f"{where}: expected two columns; got {len(columns)}.")
+    label, expression = columns if columns[0].isdigit() else reversed(columns)
+    if label not in TOKENS[1:11]:
+        raise ValueError(f"{where}: the label must be 0 .. 9; got {label[:60]!r}.")
+    try:
+        tokens = encode(expression)
+    except ValueError as error:
+        raise ValueError(f"{where}: {str(error)[:300]}") from error
+    if not len(tokens):
+        raise ValueError(f"{where}: expected an expression; it has no tokens.")
+    return tokens.to(torch.uint8), int(label)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import check_choice
+from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import check_choice, describe, index_vector
 from diffusion_mp.graph import Graph
 
 
@@ -45,16 +46,27 @@ class PartOf(BaseTransform):
             self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
 
     def forward(self, data: Data) -> Data:
-        """The (shallow) copy of the batch that PyG hands over, with these attributes."""
-        own = data.batch_size
-        arriving = int(self.arriving[data.n_id[:own]].sum())
+        """The (shallow) copy of the batch that PyG hands over, with these attributes.
+
+        Errors: TypeError for a batch without `n_id` and `batch_size`; ValueError for nodes that `data` does not have.
+        """
+        own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
+        n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
+        if not 0 <= own <= len(n_id) or (
+            len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < len(self.arriving)
+        ):
+            raise ValueError(
+                f"a batch must have batch_size <= n nodes n_id of the {len(self.arriving)} of data; got {own} of "
+                f"{describe(n_id)}."
+            )
+        arriving = int(self.arriving[n_id[:own]].sum())
         kept = int((data.edge_index[1] < own).sum()) if data.edge_index is not None else 0
         data.kept_edges = kept / arriving if arriving else 1.0
         for name in _node_masks(data):
             data[name] = data[name].clone()
             data[name][own:] = False
         if self.full_degree is not None:
-            data.full_degree = self.full_degree[data.n_id]
+            data.full_degree = self.full_degree[n_id]
         return data
 
 
@@ -62,6 +74,8 @@ def observed(data: Data) -> Graph:
     """The graph of `data`, checked: in range, on the CPU, and by `edge_index`, whose edges have an order."""
     if not isinstance(data, Data):
         raise TypeError(f"data must be one graph, a torch_geometric Data; got {type(data).__name__}.")
+    if data.edge_index is not None and not isinstance(data.edge_index, Tensor):
+        raise TypeError(f"edge_index must be a tensor [2, num_edges]; got {describe(data.edge_index)}.")
     if data.edge_index is None and getattr(data, "adj_t", None) is not None:
         raise ValueError("data must have edge_index; got adj_t, whose edges have no order to follow. Set edge_index.")
     if data.edge_index is not None and data.edge_index.device.type != "cpu":

@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.utils import select
 
+from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.part_of import PartOf
 from diffusion_mp.data.partition import Cut, Part, random_partition
-from diffusion_mp.errors import check_counts, describe
+from diffusion_mp.errors import check_counts, check_flags, describe, index_vector
 from diffusion_mp.graph import Graph
 
 
@@ -80,10 +81,11 @@ class RandomPartitionLoader(DataLoader[Data]):
         rank: int | None = None,
         **options: Any,
     ) -> None:
+        check_flags(halo=halo, allow_unlabelled=allow_unlabelled)
         parts = _Batches(data, PartOf(data, degrees))
         size, edges = int(data.num_nodes or 0), Graph.from_data(data, validate=False).edges
         needed = None if allow_unlabelled else _training_nodes(data)
-        _check_clusters(clusters, size)
+        clusters = None if clusters is None else _numbered(clusters, size)
 
         cut = partial(_cut, edges, size, clusters, needed, halo)
         sampler = PartSampler(cut, _Count(num_parts, batch_size, size, needed), seed, num_replicas, rank)
@@ -93,7 +95,7 @@ class RandomPartitionLoader(DataLoader[Data]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch."""
-        cast("PartSampler", self.sampler).set_epoch(epoch)
+        cast("PartSampler", self.sampler).set_epoch(as_whole(epoch, "epoch"))
 
     def __getstate__(self) -> dict[str, Any]:
         """With the generator by value: torch pickles its state as a tensor in memory that is gone when it is read."""
@@ -133,6 +135,7 @@ class PartSampler(DistributedSampler[Part]):
         rank: int | None,
     ) -> None:
         self._cut, self._count, self._given = cut, count, (num_replicas, rank)
+        seed = as_whole(seed, "seed")
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count.parts(replicas))), replicas, rank, seed=seed)
 
@@ -141,6 +144,7 @@ class PartSampler(DistributedSampler[Part]):
         started = distributed.is_available() and distributed.is_initialized()
         here = (distributed.get_world_size(), distributed.get_rank()) if started else (1, 0)
         replicas, rank = (own if given is None else given for given, own in zip(self._given, here, strict=True))
+        replicas, rank = as_whole(replicas, "num_replicas"), as_whole(rank, "rank")
         if not 0 <= rank < replicas:
             raise ValueError(f"rank must lie in 0 .. num_replicas - 1 = {replicas - 1}; got {rank}.")
         return replicas, rank
@@ -214,7 +218,9 @@ class _Batches(Dataset[Data]):
 
 def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (data.num_nodes,)):
+    if mask is not None and (
+        not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (data.num_nodes,)
+    ):
         raise ValueError(
             f"train_mask must be a bool tensor [{data.num_nodes}], one split; got {describe(mask)}. "
             "Split.of(data, column).apply_to(data) takes one of several."
@@ -222,15 +228,16 @@ def _training_nodes(data: Data) -> Tensor | None:
     return mask
 
 
-def _check_clusters(clusters: Tensor | None, size: int) -> None:
-    if clusters is None:
-        return
-    if clusters.shape != (size,) or clusters.is_floating_point() or clusters.dtype == torch.bool:
-        raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(clusters)}.")
-    if size and int(clusters.min()) < 0:
-        raise ValueError(f"clusters must be numbered from 0; the smallest is {int(clusters.min())}.")
-    if size and int(clusters.max()) >= size:
+def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
+    """The clusters as long, checked; an array or a list will do."""
+    numbers = index_vector(clusters, "clusters", "[num_nodes]")
+    if len(numbers) != size:
+        raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}.")
+    if size and int(numbers.min()) < 0:
+        raise ValueError(f"clusters must be numbered from 0; the smallest is {int(numbers.min())}.")
+    if size and int(numbers.max()) >= size:
         raise ValueError(
             f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; the largest is "
-            f"{int(clusters.max())}. clusters.unique(return_inverse=True)[1] numbers them anew."
+            f"{int(numbers.max())}. clusters.unique(return_inverse=True)[1] numbers them anew."
         )
+    return numbers

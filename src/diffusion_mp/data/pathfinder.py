@@ -11,9 +11,10 @@ from jaxtyping import Bool, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.dashed_paths import Path, Point, Room
 from diffusion_mp.data.draws import item_random
-from diffusion_mp.data.sequences import Item, SequenceDataset
+from diffusion_mp.data.sequences import Item, SequenceDataset, check_index
 from diffusion_mp.errors import check_choice, check_counts
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
@@ -77,11 +78,11 @@ class Pathfinder(SequenceDataset):
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
         check_counts(num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes)
-        if distractors < 0:
+        if as_whole(distractors, "distractors") < 0:
             raise ValueError(f"distractors must be at least 0; got {distractors}.")
         if size < 24:
             raise ValueError(f"size must be at least 24 pixels for two paths; got {size}.")
-        self.split, self.seed, self.size, self._num = split, seed, size, num
+        self.split, self.seed, self.size, self._num = split, as_whole(seed, "seed"), size, num
         self.dashes, self.distractors, self.distractor_dashes = dashes, distractors, distractor_dashes
 
     def __len__(self) -> int:
@@ -94,8 +95,7 @@ class Pathfinder(SequenceDataset):
 
     def scene(self, index: int) -> Scene:
         """Image `index`, its class, and what the image does not show."""
-        if not 0 <= index < self._num:
-            raise IndexError(f"index must lie in 0 .. {self._num - 1}; got {index}.")
+        index = check_index(index, 0, self._num)
         random = item_random("pathfinder", self.seed, self.split, index)
         paths = self._paths(random)
         label, first = index % 2, int(random.random() * 2)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.data.cached import CachedDataset, Transform
+from diffusion_mp.data.npy import read_array
+from diffusion_mp.data.reading import reading
 from diffusion_mp.errors import check_choice, check_counts
 
 _MOLECULES = "raw/peptide_multi_class_dataset.csv.gz"
 _SPLIT = "splits_random_stratified_peptide.npz"
 _CLASSES = 10
+_LARGEST = 1 << 26  # bytes of a file, unpacked
+_WAY_OUT = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
 
 
 class PeptidesFunctional(CachedDataset):
@@ -30,10 +35,11 @@ class PeptidesFunctional(CachedDataset):
     bond features as LRGB's files, which OGB made, do, but each from a list of its own: models trained on one do not
     read the other. `load_lrgb(root, "Peptides-func")` reads LRGB's.
 
-    Nothing is unpickled. Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10]
-    of 0 and 1, float.
-    Errors: ValueError for an unknown split, more graphs than the split has, or a row that is no molecule or has not ten
-    labels; FileNotFoundError naming the missing files; ModuleNotFoundError without rdkit.
+    Nothing is unpickled, nor is any cache.
+
+    Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
+    Errors: ValueError for an unknown split, more graphs than the split has, a damaged file, or a row that is no
+    molecule or has not ten labels; FileNotFoundError naming the missing files; ModuleNotFoundError without rdkit.
 
     Args:
         source: the folder with `raw/peptide_multi_class_dataset.csv.gz` (columns smiles and labels) and
@@ -64,8 +70,8 @@ class PeptidesFunctional(CachedDataset):
                 f"Peptides-func is not at {self.source}: missing {', '.join(missing)}. Put the files of the Long Range "
                 "Graph Benchmark (https://github.com/vijaydwivedi75/lrgb) there, under these names."
             )
-        with np.load(self.source / _SPLIT, allow_pickle=False) as rows:
-            self._rows: list[int] = rows[split].tolist()
+        with reading(self.source / _SPLIT, _WAY_OUT):
+            self._rows = _row_numbers(self.source / _SPLIT, split)
         if num_graphs is not None:
             check_counts(num_graphs=num_graphs)
             if num_graphs > len(self._rows):
@@ -91,13 +97,39 @@ class PeptidesFunctional(CachedDataset):
             )
         from torch_geometric.utils import from_smiles
 
-        with gzip.open(self.source / _MOLECULES, "rt", newline="") as file:
-            molecules = list(csv.DictReader(file))
-        for row in self._rows:
-            data, labels = from_smiles(molecules[row]["smiles"]), json.loads(molecules[row]["labels"])
-            if data.num_nodes == 0:  # what PyG makes of a string that rdkit cannot read
-                raise ValueError(f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}.")
-            if len(labels) != _CLASSES:
-                raise ValueError(f"Row {row} of {_MOLECULES} has {len(labels)} labels; expected {_CLASSES}.")
-            data.y = torch.tensor([labels], dtype=torch.float)
-            yield data
+        path = self.source / _MOLECULES
+        with reading(path, _WAY_OUT):
+            molecules = _molecules(path)
+            if self._rows and max(self._rows) >= len(molecules):
+                raise ValueError(f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}")
+            for row in self._rows:
+                data, labels = from_smiles(molecules[row]["smiles"]), json.loads(molecules[row]["labels"])
+                if data.num_nodes == 0:  # what PyG makes of a string that rdkit cannot read
+                    raise ValueError(f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}.")
+                if len(labels) != _CLASSES:
+                    raise ValueError(f"Row {row} of {_MOLECULES} has {len(labels)} labels; expected {_CLASSES}.")
+                if not {0, 1}.issuperset(labels):
+                    raise ValueError(f"Row {row} of {_MOLECULES} has other labels than 0 and 1: {labels}.")
+                data.y = torch.tensor([labels], dtype=torch.float)
+                yield data
+
+
+def _row_numbers(path: Path, split: str) -> list[int]:
+    """The rows of a split, an array in a zip file."""
+    with zipfile.ZipFile(path) as archive:
+        size = archive.getinfo(f"{split}.npy").file_size
+        if size > _LARGEST:
+            raise ValueError(f"its {split} unpacks into {size} bytes")
+        rows = read_array(io.BytesIO(archive.read(f"{split}.npy")))
+    if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
+        raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")
+    return rows.tolist()
+
+
+def _molecules(path: Path) -> list[dict[str, str]]:
+    """The rows of the table, unless it unpacks into a multiple of what there is of peptides."""
+    with gzip.open(path) as file:
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise ValueError(f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million")
+    return list(csv.DictReader(io.StringIO(text.decode(), newline="")))

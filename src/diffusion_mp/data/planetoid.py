@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch_geometric.data import Data
+
+from diffusion_mp.data.planetoid_files import PARTS, read_graph
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.
 _FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
-_PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
 
 def load_planetoid(root: str | Path, name: str, *, download: bool = False, normalize_features: bool = True) -> Data:
     """One citation network of Yang, Cohen & Salakhutdinov (2016), with the public split in its masks.
 
-    Reads `root/<Name>/raw/ind.<name>.*` with PyG's own reader and writes nothing, so `root` may be read-only. With
-    `download=True` and files missing, PyG's `Planetoid` downloads them into `root` first. CiteSeer has 15 node numbers
-    without any paper behind them: PyG calls them class 0, here they are unlabelled (−1) and never enter a split.
+    Reads `root/<Name>/raw/ind.<name>.*` and writes nothing, so `root` may be read-only. With `download=True` and files
+    missing, PyG's `Planetoid` downloads them into `root` first. The graph is the one that PyG makes of them, but for
+    CiteSeer's 15 node numbers without any paper behind them: PyG calls them class 0, here they are unlabelled (−1) and
+    never enter a split.
 
-    The raw files are Python pickles, and unpickling can run any code: load only files that you trust.
+    The raw files are Python pickles. They are read as data: one that asks for anything but arrays, sparse matrices and
+    dictionaries is refused, and none of it runs.
 
     Shapes: x [N, C] (rows sum to 1 unless `normalize_features=False`), edge_index [2, E] both directions, y [N].
-    Errors: ValueError for an unknown name; FileNotFoundError saying which files are missing, how to get them and where
-    to put them; ConnectionError when the download fails.
+    Errors: ValueError for an unknown name, a damaged file, and files that do not belong together; FileNotFoundError
+    saying which files are missing, how to get them and where to put them; ConnectionError when the download fails.
     """
     if name.lower() not in _FOLDERS:
         raise ValueError(f"name must be one of {', '.join(_FOLDERS.values())}, got {name!r}.")
@@ -36,25 +38,14 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     if missing:
         raise FileNotFoundError(_how_to_get(raw, name, missing))
 
-    from torch_geometric.io import read_planetoid_data
     from torch_geometric.transforms import NormalizeFeatures
 
-    data: Data = read_planetoid_data(str(raw), name)
-    data.y[_placeholders(data)] = -1
+    data = read_graph(raw / f"ind.{name.lower()}")
     return NormalizeFeatures()(data) if normalize_features else data
 
 
-def _placeholders(data: Data) -> torch.Tensor:
-    """Node numbers inside the test range that the test index skips: they exist in CiteSeer's numbering only."""
-    tested = data.test_mask.nonzero().flatten()
-    skipped = ~data.test_mask
-    skipped[: int(tested.min())] = False
-    skipped[int(tested.max()) + 1 :] = False
-    return skipped
-
-
 def _missing(raw: Path, name: str) -> list[str]:
-    files = [f"ind.{name.lower()}.{part}" for part in _PARTS]
+    files = [f"ind.{name.lower()}.{part}" for part in PARTS]
     return [file for file in files if not (raw / file).is_file()]
 
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Shaped
+import torch
+from jaxtyping import Int64, Shaped
 from torch_geometric.data import Data
 
+from diffusion_mp.data.agreement import check_indices
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp.data.mapped_graph import check_graph
+from diffusion_mp.data.mat5 import map_variable
 from diffusion_mp.data.pokec_profiles import read_profiles
+from diffusion_mp.data.reading import reading
 from diffusion_mp.data.text_tables import count_lines, number_blocks
 from diffusion_mp.errors import check_choice
 
 _SNAP = ("soc-pokec-profiles.txt", "soc-pokec-relationships.txt")
 _LINKX = "pokec.mat"
 _VERSION = "1"  # of what is computed from the files
+_BLOCK = 1 << 18  # rows of a matrix
 
 
 def load_pokec(
@@ -33,8 +41,9 @@ def load_pokec(
     - `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published.
       Its fixed splits: `load_linkx_splits`.
 
-    Files are read once; the arrays lie in `cache` (by default `root/processed/pokec-<source>`), complete or not at
-    all, beside the SHA-256 sums of the files, and are opened by memory map. (SNAP and LINKX publish no sums.)
+    Files are read once, as data: nothing in them is run. The arrays lie in `cache` (by default
+    `root/processed/pokec-<source>`), complete or not at all, beside the SHA-256 sums of the files, and are opened by
+    memory map. (SNAP and LINKX publish no sums.)
 
     The 65 features of the SNAP files:
 
@@ -53,8 +62,8 @@ def load_pokec(
     of somebody without a profile; FileNotFoundError saying which files are missing and where to get them.
     """
     check_choice(source, "source", ("snap", "linkx"))
-    root = Path(root).expanduser()
-    folder = Path(cache).expanduser() if cache else root / "processed" / f"pokec-{source}"
+    root = as_path(root, "root")
+    folder = as_path(cache, "cache") if cache else root / "processed" / f"pokec-{source}"
     files = _snap_files(root) if source == "snap" else [root / _LINKX]
 
     def make(arrays: ArrayFolder) -> None:
@@ -68,7 +77,9 @@ def load_pokec(
         else:
             _read_mat(files[0], arrays)
 
-    return Data(**mapped_arrays(folder, make, files, made_by=f"pokec {source} {_VERSION}"))
+    arrays = mapped_arrays(folder, make, files, made_by=f"pokec {source} {_VERSION}")
+    check_graph(folder, arrays, classes=2)
+    return Data(**arrays)
 
 
 def _snap_files(root: Path) -> list[Path]:
@@ -95,20 +106,30 @@ def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> Non
 
 
 def _read_mat(path: Path, arrays: ArrayFolder) -> None:
-    """Writes x, edge_index and y, one after another: each is in memory once. MATLAB's format holds no code."""
-    from scipy.io import loadmat
+    """Writes x, edge_index and y, block by block."""
+    way_out = "It must be LINKX's pokec.mat, with node_feat [N, C], edge_index [2, E] and label [1, N]; fetch it anew."
+    with reading(path, way_out), TemporaryDirectory(dir=arrays.path) as scratch:
+        x, edges, label = (map_variable(path, name, Path(scratch)) for name in ("node_feat", "edge_index", "label"))
+        if len(edges) != 2 or label.size != len(x):
+            raise ValueError(f"edge_index is {edges.shape}, and {label.size} labels go with {len(x)} rows of node_feat")
+        arrays.put("y", _integers(label.reshape(-1), "label"))
+        arrays.create("x", x.shape, np.float32)
+        for start in range(0, len(x), _BLOCK):
+            arrays.write("x", slice(start, start + _BLOCK), x[start : start + _BLOCK].astype(np.float32))
+        arrays.create("edge_index", edges.shape, np.int64)
+        for start in range(0, edges.shape[1], _BLOCK):
+            where = slice(None), slice(start, start + _BLOCK)
+            pairs = _integers(edges[where], "edge_index")
+            check_indices(torch.from_numpy(pairs), len(x), "edge_index")
+            arrays.write("edge_index", where, pairs)
 
-    def variable(name: str) -> Shaped[np.ndarray, " ..."]:
-        found = loadmat(path, variable_names=[name])
-        if name not in found:
-            raise ValueError(
-                f"{path} must be LINKX's pokec.mat, with node_feat, edge_index and label; it has no {name}."
-            )
-        return found[name]
 
-    arrays.put("x", variable("node_feat").astype(np.float32))
-    arrays.put("edge_index", np.ascontiguousarray(variable("edge_index"), np.int64))
-    arrays.put("y", variable("label").astype(np.int64).reshape(-1))
+def _integers(numbers: Shaped[np.ndarray, ...], name: str) -> Int64[np.ndarray, ...]:
+    with np.errstate(invalid="ignore"):
+        integers = numbers.astype(np.int64)
+    if not np.array_equal(integers, numbers):
+        raise ValueError(f"{name} must hold integers")
+    return integers
 
 
 def _how_to_get(root: Path, source: str, missing: list[str]) -> str:

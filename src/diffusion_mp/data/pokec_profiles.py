@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,9 @@ _TEXTS = range(8, _COLUMNS)  # lists of words and free text
 _MISSING = (b"null", b"")
 _REGIONS = 5
 _BLOCK = 1 << 13  # users; a line has about 1 000 bytes
+_FIELD = 64  # bytes of a number, a date or a gender
+_LARGEST = 1_000_000  # of public, completion percentage and age
+_DAY = re.compile(rb"\d{4}-\d\d-\d\d")
 
 FEATURES = (
     *("public", "completion", "last_login", "registration", "age"),
@@ -33,9 +37,11 @@ def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> 
     """Writes x [N, 65], y [N] and user_id [N], a row for each line of the file; see `load_pokec`.
 
     Errors: ValueError naming the line for one that has not 59 columns, and the lines among which a column has a value
-    of another kind; also where two lines have one user id.
+    of another kind; also where two lines have one user id, or there are no lines.
     """
     num_users = count_lines(path, progress=progress)
+    if not num_users:
+        raise ValueError(f"{path} must have a line for every user; it is empty.")
     user, label = np.zeros(num_users, np.int64), np.zeros(num_users, np.int64)
     numbers, region = np.zeros((num_users, 5)), np.zeros(num_users, np.int64)
     codes: dict[bytes, int] = {}  # of regions, in the order of their first user
@@ -45,6 +51,7 @@ def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> 
         here = slice(start, start + len(rows))
         columns = list(zip(*rows, strict=True))
         try:
+            _check_lengths(columns)
             user[here], label[here] = np.array(columns[0]).astype(np.int64), _genders(columns[3])
             numbers[here, 0], numbers[here, 1] = _numbers(columns[1]), _numbers(columns[2])
             numbers[here, 2], numbers[here, 3] = _days(columns[5]), _days(columns[6])
@@ -67,7 +74,7 @@ def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> 
 
 def _rows(path: Path, start: int, lines: list[bytes]) -> Iterator[Fields]:
     for number, line in enumerate(lines, start + 1):
-        fields = line.split(b"\t")
+        fields = line.split(b"\t", _COLUMNS + 1)
         if len(fields) == _COLUMNS + 1 and not fields[-1]:  # a tab ends the line
             fields.pop()
         if len(fields) != _COLUMNS:
@@ -78,16 +85,32 @@ def _rows(path: Path, start: int, lines: list[bytes]) -> Iterator[Fields]:
         yield fields
 
 
+def _check_lengths(columns: Sequence[Fields]) -> None:
+    """Numpy makes every row as long as the longest."""
+    for place in (0, 1, 2, 3, 5, 6, 7):
+        longest = max(columns[place], key=len)
+        if len(longest) > _FIELD:
+            raise ValueError(f"{longest[:_FIELD]!r} … of column {place + 1} has {len(longest)} bytes")
+
+
 def _numbers(column: Fields) -> Float[np.ndarray, " rows"]:
-    return np.array([b"nan" if field in _MISSING else field for field in column]).astype(np.float64)
+    stated = np.array([field not in _MISSING for field in column])
+    numbers = np.array([field if known else b"0" for field, known in zip(column, stated, strict=True)]).astype(float)
+    wrong = ~((numbers >= 0) & (numbers <= _LARGEST))
+    if wrong.any():
+        raise ValueError(f"{column[int(wrong.argmax())]!r} does not lie in 0 .. {_LARGEST}")
+    return np.where(stated, numbers, np.nan)
 
 
 def _days(column: Fields) -> Float[np.ndarray, " rows"]:
     """Days since 1970; the time of day is left out."""
-    dates = np.array([b"NaT" if field in _MISSING else field[:10] for field in column])
-    days: Float[np.ndarray, " rows"] = dates.astype("datetime64[D]").astype(np.float64)
-    days[np.isin(dates, b"NaT")] = np.nan
-    return days
+    stated = np.array([field not in _MISSING for field in column])
+    dates = [field[:10] if known else b"1970-01-01" for field, known in zip(column, stated, strict=True)]
+    for date in dates:
+        if not _DAY.fullmatch(date):  # numpy would take "today" for one
+            raise ValueError(f"{date!r} is no date")
+    text = np.array([date.decode("ascii") for date in dates])  # numpy 1 ends the process at bytes that are no date
+    return np.where(stated, text.astype("datetime64[D]").astype(np.float64), np.nan)
 
 
 def _genders(column: Fields) -> Int[np.ndarray, " rows"]:

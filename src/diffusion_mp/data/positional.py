@@ -10,10 +10,12 @@ from scipy.linalg import eigh
 from scipy.sparse import csc_matrix
 from scipy.sparse.linalg import eigsh
 from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_matrix
 
-from diffusion_mp.errors import check_counts
+from diffusion_mp.errors import check_counts, check_kind
+from diffusion_mp.graph import Graph
 
 _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 
@@ -32,7 +34,8 @@ class AddLaplacianPE(BaseTransform):
 
     Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], 0 where there is none, and
     `laplacian_mask`, bool [N, k]: by node, so that batches of graphs concatenate them.
-    Errors: ValueError for a graph without edge_index, or one that is not undirected.
+    Errors: TypeError and ValueError where `Graph.from_data` has them; ValueError for a graph without edge_index, or one
+    that is not undirected.
 
     Args:
         k: the number of eigenvectors.
@@ -44,22 +47,24 @@ class AddLaplacianPE(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """The (shallow) copy of `data` that PyG hands over, with the three attributes."""
+        check_kind(data, "data", BaseData, "a torch_geometric Data")
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
-        if not is_undirected(data.edge_index, data.edge_weight, data.num_nodes):
+        graph = Graph.from_data(data)  # its edges have 64 bits: PyG multiplies numbers of nodes in those that came
+        if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
             raise ValueError(
                 "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight; "
                 "torch_geometric.transforms.ToUndirected() makes one."
             )
-        size = int(data.num_nodes or 0)
+        size = graph.num_nodes
         found = max(min(self.k, size - 1), 0)
         dtype = torch.get_default_dtype()
         vectors, values = torch.zeros(size, self.k, dtype=dtype), torch.zeros(size, self.k, dtype=dtype)
         if found:
-            value, vector = _lowest(_laplacian(data, size), found + 1)
+            value, vector = _lowest(_laplacian(graph), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
-        device = data.edge_index.device
+        device = graph.edges.device
         data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
         data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
         return data
@@ -68,10 +73,10 @@ class AddLaplacianPE(BaseTransform):
         return f"{type(self).__name__}(k={self.k})"
 
 
-def _laplacian(data: Data, size: int) -> csc_matrix:
-    weight = None if data.edge_weight is None else data.edge_weight.double()
-    edges = get_laplacian(data.edge_index, weight, normalization="sym", dtype=torch.float64, num_nodes=size)
-    return to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc()
+def _laplacian(graph: Graph) -> csc_matrix:
+    weight = None if graph.edge_weight is None else graph.edge_weight.double()
+    edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=graph.num_nodes)
+    return to_scipy_sparse_matrix(*edges, num_nodes=graph.num_nodes).tocsc()
 
 
 def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:

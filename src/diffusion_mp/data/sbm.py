@@ -79,7 +79,8 @@ class SBMDataset(CachedDataset):
                 f"pattern_sizes must be (smallest, largest) with 1 <= smallest <= largest; got {low, high}."
             )
 
-        self.name, self.split, self.seed, self._pattern_sizes = name, split, seed, (low, high)
+        self.name, self.split, self.seed = name, split, seed
+        self._count, self._pattern_sizes = num_graphs, (low, high)
         sizes = f"-patterns{low}to{high}" if name == "PATTERN" else ""
         key = f"{name}{sizes}-{split}-{num_graphs}-seed{seed}-v{_VERSION}"
         super().__init__(
@@ -90,11 +91,11 @@ class SBMDataset(CachedDataset):
         """The graphs of this split, in order."""
         generator = self._generator(1 + list(_SIZES[self.name]).index(self.split))
         if self.name == "CLUSTER":
-            yield from (cluster_graph(generator) for _ in range(self._num_graphs))
+            yield from (cluster_graph(generator) for _ in range(self._count))
             return
         shared = self._generator(0)
         patterns = [draw_pattern(shared, sizes=self._pattern_sizes) for _ in range(_NUM_PATTERNS)]
-        yield from (pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._num_graphs))
+        yield from (pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._count))
 
     def _generator(self, stream: int) -> torch.Generator:
         """Streams: 0 the patterns, which all splits share, 1 to 3 the splits."""

@@ -10,6 +10,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import check_kind, check_number, describe, index_vector
+
 
 class Split(NamedTuple):
     """Three boolean masks [N], disjoint; nodes in none of them are unlabelled or left over."""
@@ -22,30 +25,47 @@ class Split(NamedTuple):
     def of(cls, data: Data, column: int = 0) -> Split:
         """The masks stored in `data`; where they hold several splits [N, S], the split number `column`.
 
-        Errors: ValueError when a mask is absent or has no such column.
+        Errors: TypeError for what is no data with whole numbers y, or a mask that is none; ValueError when a mask is
+        absent, has no such column or not a row for every entry of y.
         """
-        masks = []
+        if getattr(data, "y", None) is None:
+            raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
+        labelled, masks = label_mask(data.y), []
         for name in ("train_mask", "val_mask", "test_mask"):
             mask = getattr(data, name, None)
             if mask is None:
                 raise ValueError(f"The data has no {name}; draw a split with random_split_per_class(data.y, ...).")
+            if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.uint8):
+                raise TypeError(f"{name} must be a bool tensor [N], or [N, S] of several splits; got {describe(mask)}.")
+            if mask.dim() not in (1, 2) or len(mask) != len(labelled):
+                raise ValueError(f"{name} must have a row for each of {len(labelled)} nodes; got {describe(mask)}.")
             if mask.dim() == 2:
-                if not 0 <= column < mask.size(1):
-                    raise ValueError(f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {column}.")
-                mask = mask[:, column]
-            masks.append(mask.bool() & label_mask(data.y))
+                place = as_whole(column, "column")
+                if not 0 <= place < mask.size(1):
+                    raise ValueError(f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {place}.")
+                mask = mask[:, place]
+            masks.append(mask.bool() & labelled)
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:
-        """A shallow copy of `data` that carries these masks as train_mask, val_mask and test_mask."""
+        """A shallow copy of `data` that carries these masks as train_mask, val_mask and test_mask.
+
+        Errors: TypeError for what is no `Data`; ValueError where it has another number of labels.
+        """
+        check_kind(data, "data", Data, "a torch_geometric Data")
+        if data.y is not None and len(data.y) != len(self.train):
+            raise ValueError(f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}.")
         data = copy(data)
         data.train_mask, data.val_mask, data.test_mask = self
         return data
 
 
 def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """True where a node has a label; −1 (any negative number) says that it has none."""
-    return y >= 0
+    """True where a node has a label; −1 (any negative number) says that it has none.
+
+    Errors: TypeError for what is no tensor (array, list) of whole numbers [N].
+    """
+    return _labels(y) >= 0
 
 
 def random_split_per_class(
@@ -61,18 +81,17 @@ def random_split_per_class(
     takes all that remain. Negative labels never enter. Drawn on the CPU, so a seed gives one split on every device.
 
     Shapes: y [N] → three masks [N].
-    Errors: TypeError without a generator; ValueError when a class, or what is left of all of them, has too few nodes.
+    Errors: TypeError without a generator, for y that are no whole numbers [N], and for counts that are none; ValueError
+    when a class, or what is left of all of them, has too few nodes.
     """
     _check_generator(generator)
+    per_class, num_val = as_whole(per_class, "per_class"), as_whole(num_val, "num_val")
+    num_test = None if num_test is None else as_whole(num_test, "num_test")
     if per_class < 1 or num_val < 0 or (num_test is not None and num_test < 0):
         raise ValueError(
             f"per_class must be at least 1 and num_val, num_test at least 0, got {per_class}, {num_val}, {num_test}."
         )
-    labels = y.detach().cpu()
-    labelled = label_mask(labels).nonzero().flatten()
-    if len(labelled) == 0:
-        raise ValueError("y has no labelled node (every entry is negative), so there is nothing to split.")
-
+    labels, labelled = _labelled(y)
     shuffled = labelled[torch.randperm(len(labelled), generator=generator)]
     train = torch.zeros(len(labels), dtype=torch.bool)
     for c in labels[labelled].unique().tolist():
@@ -93,7 +112,7 @@ def random_split_per_class(
     val, test = torch.zeros_like(train), torch.zeros_like(train)
     val[rest[:num_val]] = True
     test[rest[num_val:] if num_test is None else rest[num_val:wanted]] = True
-    return Split(*(mask.to(y.device) for mask in (train, val, test)))
+    return Split(*(mask.to(_labels(y).device) for mask in (train, val, test)))
 
 
 def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torch.Generator) -> Split:
@@ -103,21 +122,41 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
     labels never enter. Drawn on the CPU, so a seed gives one split on every device.
 
     Shapes: y [N] → three masks [N], of ⌊train · n⌋, ⌊val · n⌋ and the other of n labelled nodes.
-    Errors: TypeError without a generator; ValueError where the shares are negative or exceed 1, or leave no node to
-    train.
+    Errors: TypeError without a generator, for y that are no whole numbers [N], and for shares that are no numbers;
+    ValueError where the shares are negative, NaN or exceed 1, or leave no node to train.
     """
     _check_generator(generator)
+    for name, share in (("train", train), ("val", val)):
+        check_number(share, name)
     if not (train > 0 and val >= 0 and train + val <= 1):
         raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
-    labelled = label_mask(y.detach().cpu()).nonzero().flatten()
+    labels, labelled = _labelled(y)
     num_train, num_val = int(train * len(labelled)), int(val * len(labelled))
     if num_train == 0:
         raise ValueError(f"train={train} of {len(labelled)} labelled nodes is none; raise train.")
     shuffled = labelled[torch.randperm(len(labelled), generator=generator)]
-    masks = torch.zeros(3, len(y), dtype=torch.bool)
+    masks = torch.zeros(3, len(labels), dtype=torch.bool)
     for mask, nodes in zip(masks, shuffled.tensor_split([num_train, num_train + num_val]), strict=True):
         mask[nodes] = True
-    return Split(*(mask.to(y.device) for mask in masks))
+    return Split(*(mask.to(_labels(y).device) for mask in masks))
+
+
+def _labels(y: object) -> Int[Tensor, " N"]:
+    """Labels as long; a list or an array will do."""
+    labels = index_vector(y, "y", "[num_nodes]")
+    if labels.layout != torch.strided or labels.is_meta:
+        raise TypeError(f"y must be a dense tensor [num_nodes] with values; got {describe(labels)}.")
+    return labels.detach()
+
+
+def _labelled(y: object) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
+    """Labels on the CPU, and the nodes that have one."""
+    labels = _labels(y).cpu()
+    labelled = (labels >= 0).nonzero().flatten()
+    if len(labelled) == 0:
+        which = "every entry is negative" if len(labels) else "it is empty"
+        raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
+    return labels, labelled
 
 
 def _check_generator(generator: object) -> None:

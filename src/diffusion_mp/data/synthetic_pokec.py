@@ -9,11 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_path, as_whole, check_share
 from diffusion_mp.data.mapped import ArrayFolder, mapped_arrays
+from diffusion_mp.data.mapped_graph import check_graph
 from diffusion_mp.errors import check_counts, check_positive
 
 _BLOCK = 1 << 22  # edges, or numbers of features, in memory at a time
 _VERSION = "1"
+_SPREAD = 100
 
 
 def synthetic_pokec(
@@ -43,7 +46,8 @@ def synthetic_pokec(
     that opposites attract. The spread of the degrees is our choice; nothing was fitted.
 
     Shapes: x [N, C] float32, edge_index [2, E] sorted by source, y [N].
-    Errors: TypeError, ValueError for sizes below 1 (2 nodes), and probabilities outside [0, 1].
+    Errors: TypeError, ValueError for sizes below 1 (2 nodes), probabilities outside [0, 1], a spread above 100, and a
+    cache that is damaged.
 
     Args:
         num_nodes, num_edges, num_features: N, E, C.
@@ -55,20 +59,23 @@ def synthetic_pokec(
     if num_nodes < 2:
         raise ValueError("num_nodes must be at least 2, a node for each class; got 1.")
     for name, share in (("homophily", homophily), ("unlabelled", unlabelled)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be a probability; got {share}.")
+        check_share(share, name)
     check_positive(signal, "signal", allow_zero=True)
     check_positive(spread, "spread", allow_zero=True)
-    generator = torch.Generator().manual_seed(seed)
+    if spread > _SPREAD:
+        raise ValueError(f"spread must be at most {_SPREAD}, or e^(spread·N(0, 1)) is no number; got {spread}.")
+    if not -(2**63) <= as_whole(seed, "seed") < 2**63:
+        raise ValueError(f"seed must have 64 bits; got {seed}.")
+    generator = torch.Generator().manual_seed(as_whole(seed, "seed"))
 
     def draw() -> dict[str, Tensor]:
         hidden = torch.randperm(num_nodes, generator=generator) % 2
         weight = torch.randn(num_nodes, generator=generator, dtype=torch.float64).mul_(spread).exp_()
-        y = hidden.masked_fill(torch.rand(num_nodes, generator=generator) < unlabelled, -1)
-        x = torch.empty(num_nodes, num_features)
+        y = hidden.masked_fill(torch.rand(num_nodes, generator=generator, dtype=torch.float32) < unlabelled, -1)
+        x = torch.empty(num_nodes, num_features, dtype=torch.float32)
         for rows, sign in zip(*(t.split(_BLOCK // num_features + 1) for t in (x, 2 * hidden - 1)), strict=True):
             torch.randn(rows.shape, generator=generator, out=rows)
-            rows += sign[:, None] * (signal / num_features**0.5)
+            rows += sign[:, None].float() * (signal / num_features**0.5)
         return {"edge_index": _edges(hidden, weight, num_edges, homophily, generator), "x": x, "y": y}
 
     if cache is None:
@@ -79,7 +86,10 @@ def synthetic_pokec(
             arrays.put(name, tensor.numpy())
 
     sizes = (num_nodes, num_edges, num_features, seed, homophily, signal, spread, unlabelled)
-    return Data(**mapped_arrays(Path(cache).expanduser(), make, made_by=f"synthetic_pokec {_VERSION} {sizes}"))
+    folder = as_path(cache, "cache")
+    arrays = mapped_arrays(folder, make, made_by=f"synthetic_pokec {_VERSION} {sizes}")
+    check_graph(folder, arrays, classes=2)
+    return Data(**arrays)
 
 
 def _edges(
@@ -93,7 +103,7 @@ def _edges(
     members = [(hidden == c).nonzero().flatten() for c in (0, 1)]
     totals = [weight[nodes].cumsum(0) for nodes in members]
     for source, target in zip(*(row.split(_BLOCK) for row in edges), strict=True):
-        same = torch.rand(len(source), generator=generator) < homophily
+        same = torch.rand(len(source), generator=generator, dtype=torch.float32) < homophily
         place = torch.rand(len(source), generator=generator, dtype=torch.float64)
         to = torch.where(same, hidden[source], 1 - hidden[source])
         for c in (0, 1):

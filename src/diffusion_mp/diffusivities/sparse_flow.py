@@ -86,7 +86,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         check_counts(channels=channels)
         check_positive(lam, "lam", allow_zero=True)
         check_choice(lam_scale, "lam_scale", ["own", "batch_max"])
-        if alpha != math.inf:
+        if not isinstance(alpha, (int, float)) or alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])

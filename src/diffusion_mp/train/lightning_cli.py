@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from jsonargparse import set_parsing_settings
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from .datamodules import DigitsDataModule, FullGraphDataModule, PlanetoidDataModule
+from .local import check_local
 from .module import NodeClassifier
 from .progress import EpochProgress
 
@@ -21,6 +23,8 @@ class DiffusionCLI(LightningCLI):
     """Logs to `<out>/<name>/version_k`, keeps the best and the last checkpoint there, tests the best one after fit."""
 
     def __init__(self, args: list[str]) -> None:
+        check_local(args)
+        set_parsing_settings(config_read_mode_fsspec_enabled=False)  # Lightning lets any option be read from anywhere
         super().__init__(
             NodeClassifier,
             FullGraphDataModule,

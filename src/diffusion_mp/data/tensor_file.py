@@ -1,0 +1,43 @@
+"""What `torch.save` wrote, read as tensors and plain containers only."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def load_tensors(path: Path) -> Any:
+    """Tensors on the CPU, in lists, tuples and dictionaries with strings and numbers; no code of the file is run.
+
+    PyTorch's own restricted reader (`weights_only=True`) does the work; nothing but whole, dense tensors passes.
+    Errors: ValueError for anything else, for a compressed archive, and for tensors that claim more than the file has;
+    also whatever `zipfile` and `torch.load` say of a damaged one: use it within `reading`.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("torch.save compresses nothing, but parts of this are compressed")
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    _check(loaded, path.stat().st_size)
+    return loaded
+
+
+def _check(loaded: Any, size: int) -> None:
+    """Raise ValueError unless all that is in `loaded`, counted as often as it is used, fits into `size` bytes."""
+    claimed, waiting = 0, [loaded]
+    while waiting:
+        value = waiting.pop()
+        claimed += 1  # so that containers which lie in each other many times come to an end
+        if type(value) is Tensor:
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
+                raise ValueError(f"it holds a tensor that is not dense: {value.layout} on {value.device}")
+            claimed += value.numel() * value.element_size()
+        elif isinstance(value, (list, tuple, dict)):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+        elif not isinstance(value, (str, int, float, type(None))):
+            raise ValueError(f"it holds a {type(value).__name__}, which is neither a tensor nor a plain value")
+        if claimed > size:
+            raise ValueError("its tensors claim more bytes than the file has")

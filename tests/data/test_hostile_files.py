@@ -1,0 +1,160 @@
+"""No file runs code, crashes the process, hangs it or takes its memory; whatever is refused is named.
+
+Every format of `hostile_binary.py` and `hostile_text.py` is damaged in many ways, and replaced by files that would
+leave a marker behind if anything obeyed them, and read in a process with a limit of memory and time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hostile import Format, HostileReader, Payload, formats, mutations
+
+FORMATS = formats()
+WAYS = ("system", "eval", "open")
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory) -> Iterator[HostileReader]:
+    reader = HostileReader(tmp_path_factory.mktemp("reader") / "log.txt")
+    yield reader
+    reader.close()
+
+
+class Example:
+    """A valid example of a format; `with_content` tells what comes of it with one file's content replaced."""
+
+    def __init__(self, format: Format, folder: Path, reader: HostileReader) -> None:
+        self.format, self.reader, self._numbers = format, reader, count()
+        self.folder, self._copies = folder / "valid", folder
+        self.folder.mkdir()
+        self.files = [file.relative_to(self.folder) for file in format.make(self.folder)]
+
+    def with_content(self, content: dict[Path, bytes]) -> tuple[str, str]:
+        copy = self._copies / str(next(self._numbers))
+        shutil.copytree(self.folder, copy)
+        for file, blob in content.items():
+            (copy / file).parent.mkdir(exist_ok=True, parents=True)
+            (copy / file).write_bytes(blob)
+        try:
+            return self.reader.read(self.format.name, copy)
+        finally:
+            shutil.rmtree(copy)
+
+
+@pytest.fixture(params=FORMATS.values(), ids=FORMATS.keys())
+def example(request, tmp_path, reader) -> Example:
+    return Example(request.param, tmp_path, reader)
+
+
+def check(outcomes: list[tuple[str, str]], name: str) -> None:
+    """Nothing bad; the counts are printed for whoever asks (-s, or -rP)."""
+    print(f"{name}: {len(outcomes)} files, {dict(Counter(outcome for outcome, _ in outcomes))}")
+    bad = Counter(said for outcome, said in outcomes if outcome not in ("loaded", "refused"))
+    assert not bad, "\n".join(f"{times} × {said}" for said, times in bad.most_common(10))
+
+
+def damaged(example: Example, number: int, seed: int) -> Iterator[dict[Path, bytes]]:
+    """`number` examples with a damaged file, each file in turn."""
+    blobs = {file: (example.folder / file).read_bytes() for file in example.files}
+    per_file = -(-number // len(blobs))
+    for place, (file, blob) in enumerate(blobs.items()):
+        for mutation in mutations(blob, per_file, seed + place):
+            yield {file: mutation}
+
+
+def test_the_examples_are_valid(example):
+    assert example.with_content({}) == ("loaded", "")
+
+
+def test_damaged_files_are_read_or_refused(example):
+    check([example.with_content(content) for content in damaged(example, 40, 0)], example.format.name)
+
+
+@pytest.mark.slow
+def test_three_thousand_damaged_files_are_read_or_refused(example):
+    check([example.with_content(content) for content in damaged(example, 3000, 1)], example.format.name)
+
+
+def payloads(marker: Path) -> dict[str, bytes]:
+    """Files that run something in whoever unpickles them, in all the shapes that readers may expect."""
+    blobs = {}
+    for way in WAYS:
+        harm = Payload(marker, way)
+        blobs |= {f"pickle {protocol} {way}": pickle.dumps(harm, protocol) for protocol in (0, 2, 4)}
+        blobs[f"list {way}"] = pickle.dumps([{"train": harm, "x": harm}, harm])
+        for name, content in {"torch": harm, "collated": ({"x": harm}, {}), "graphs": [(harm,) * 4]}.items():
+            for zipped in (True, False):
+                stream = io.BytesIO()
+                torch.save(content, stream, _use_new_zipfile_serialization=zipped)
+                blobs[f"{name} zipped={zipped} {way}"] = stream.getvalue()
+        objects = np.array([harm, {"train": harm, "valid": harm, "test": harm}], dtype=object)
+        for name, save in {"npy": np.save, "npz": lambda f, a: np.savez(f, train=a, val=a, test=a)}.items():
+            stream = io.BytesIO()
+            save(stream, objects)
+            blobs[f"{name} {way}"] = stream.getvalue()
+    return blobs
+
+
+def test_payloads_do_harm_to_those_who_unpickle(tmp_path):
+    """The test can fail."""
+    for way in WAYS:
+        pickle.loads(pickle.dumps(Payload(tmp_path / way, way)))
+        assert (tmp_path / way).exists()
+
+
+def test_nothing_in_a_file_is_run(example, tmp_path):
+    marker = tmp_path / "marker"
+    outcomes = []
+    for blob in payloads(marker).values():
+        content = {file: gzip.compress(blob) if file.suffix == ".gz" else blob for file in example.files}
+        # What PyG leaves beside its caches, and would unpickle.
+        for folder in {file.parent for file in example.files} | {
+            file.parent.parent / "processed" for file in example.files
+        }:
+            content |= {folder / name: blob for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")}
+        outcomes.append(example.with_content(content))
+        assert not marker.exists()
+    check(outcomes, example.format.name)
+
+
+def test_one_file_at_a_time_is_run_neither(example, tmp_path):
+    """A reader that stops at the first bad file would not get to the others."""
+    marker = tmp_path / "marker"
+    for name, blob in payloads(marker).items():
+        if name.endswith("system"):
+            check([example.with_content({file: blob}) for file in example.files], example.format.name)
+    assert not marker.exists()
+
+
+def bomb(example: Example, file: Path) -> bytes | None:
+    """The file with a content of a gigabyte that takes a megabyte on the disk, where its format can be compressed."""
+    blob = (example.folder / file).read_bytes()
+    if file.suffix == ".gz":
+        return gzip.compress(bytes([ord("1")]) * (1 << 26)) * 16
+    if zipfile.is_zipfile(io.BytesIO(blob)):
+        stream = io.BytesIO()
+        with (
+            zipfile.ZipFile(io.BytesIO(blob)) as old,
+            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, True, 1) as new,
+        ):
+            for entry in old.infolist():
+                new.writestr(entry.filename, old.read(entry) + bytes(1 << 26))
+        return stream.getvalue()
+    return None
+
+
+def test_bombs(example):
+    bombs = {file: bomb(example, file) for file in example.files}
+    check([example.with_content({file: blob}) for file, blob in bombs.items() if blob], example.format.name)
