@@ -94,6 +94,10 @@ class DiffusionCLI(LightningCLI):
         if config.ckpt_path is None:
             return
         self._checkpoint = _checkpoint_of_lightning(config.ckpt_path)
+        if command == "fit" and "optimizer_states" not in self._checkpoint:
+            raise ValueError(
+                f"{config.ckpt_path} holds weights alone; a run goes on from what holds its optimiser too."
+            )
         told = self._checkpoint.get("hyper_parameters", {})
         defaults = {f"model.{name}": value for name, value in told.items() if f"model.{name}" in config}
         self._parser(command).set_defaults(defaults)

@@ -46,6 +46,7 @@ class Resumable(Callback):
 
     def __init__(self) -> None:
         self._ended = False
+        self._random_state: dict[str, Any] | None = None
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -63,10 +64,6 @@ class Resumable(Callback):
                 if isinstance(callback, ModelCheckpoint):
                     states.pop(callback.state_key, None)
             return
-        if "optimizer_states" not in checkpoint:
-            raise ValueError(
-                "This checkpoint holds weights alone; a run goes on from one that holds its optimiser too."
-            )
         _keep_settings(dict(pl_module.hparams), checkpoint)
         for callback in callbacks:
             state = states.get(callback.state_key)
@@ -77,11 +74,21 @@ class Resumable(Callback):
                 self._ended = self._ended or (stopped and callback.patience <= state["patience"])
                 state["patience"] = callback.patience
         if trainer.is_global_zero and "random_state" in checkpoint:
-            set_random_state(checkpoint["random_state"])
+            self._random_state = checkpoint["random_state"]
+            set_random_state(self._random_state)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Nothing is left to do after early stopping."""
         trainer.should_stop = self._ended
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From here on the random states move as in the run that was not stopped."""
+        self._random_state = None
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch ends without a start when its checkpoint was written after validation; its loader drew in vain."""
+        if self._random_state is not None:
+            set_random_state(self._random_state)
 
 
 def random_state() -> dict[str, Any]:
