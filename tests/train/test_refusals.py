@@ -76,7 +76,7 @@ def test_settings_that_cannot_be(refused, options, sentence):
     ("arguments", "sentence"),
     [
         (["--config=none.yaml"], "File does not exist"),
-        (["--config=bad.yaml"], "bad.yaml"),
+        (["--config=bad.yaml"], "did not find expected ',' or ']'"),
         (["--config", CONFIG, "--data=Nothing"], "Nothing"),
     ],
     ids=["missing", "bad", "unknown data"],
@@ -113,7 +113,8 @@ def test_a_disk_that_fills_up_while_training(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "checkpoints" in done.stderr
     assert "cannot be written: File too large" in done.stderr
-    assert "Traceback" not in done.stderr
+    for word in ("Traceback", "args parameter", "deprecated", "Warning"):  # nor anything about how this is made
+        assert word not in done.stderr
     assert not list(tmp_path.rglob("*.part"))
     assert not list(tmp_path.rglob("*.ckpt"))
 

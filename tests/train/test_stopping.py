@@ -79,14 +79,3 @@ def test_without_the_extra(tmp_path):
     sentences = [line for line in done.stderr.splitlines() if "pip install 'diffusion-mp[train]'" in line]
     assert len(sentences) == 3
     assert "Traceback" not in done.stderr
-
-
-def test_stderr_has_no_warnings_of_how_the_command_line_is_made(tmp_path):
-    options = ["--trainer.max_epochs=1", "--model.model.hidden_channels=8", "--out", str(tmp_path)]
-    script = "import sys; from diffusion_mp.train.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "fit", "--config", CONFIG, *options], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    for word in ("args parameter", "deprecated", "Warning", "warn("):
-        assert word not in done.stderr
