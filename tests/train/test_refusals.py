@@ -56,6 +56,25 @@ def test_a_file_of_tensors_that_is_no_checkpoint(refused, tmp_path):
     assert "holds no checkpoint of `diffusion-mp fit`" in refused("test", "--ckpt_path=weights.pt")
 
 
+def test_settings_of_a_checkpoint_are_numbers_and_choices(tmp_path, monkeypatch, capsys):
+    """A file must not say which class is made, and what it says is checked as what is typed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--name=x"]) == 0
+    path = Path("runs/x/version_0/checkpoints/last.ckpt")
+    checkpoint = load_checkpoint(path)
+    without_random_state = {key: value for key, value in checkpoint.items() if key != "random_state"}
+    settings = {**checkpoint["hyper_parameters"], "model": {"class_path": "torch.nn.Identity"}, "_class_path": "x.Y"}
+    torch.save({**without_random_state, "hyper_parameters": settings}, path)
+    assert main(["fit", *SMALL, *QUIET, "--name=x", "--ckpt_path", str(path)]) == 0
+    torch.save({**checkpoint, "hyper_parameters": {"lr": "os.system"}}, path)
+    with pytest.raises(SystemExit) as stopped:
+        main(
+            ["test", "--data=DigitsDataModule", "--model.model=diffusion_mp.models.DIFFormer", "--ckpt_path", str(path)]
+        )
+    assert stopped.value.code == 2
+    assert "model.lr" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -22,6 +22,8 @@ from .resume import CheckpointFiles
 
 __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_lightning"]
 
+_SETTINGS = ("lr", "weight_decay", "optimizer")  # what a checkpoint may decide; never which class is made
+
 
 def run_lightning(args: list[str]) -> None:
     """One subcommand; errors of Lightning's configuration are ValueErrors, and its own deprecations stay with it."""
@@ -98,9 +100,8 @@ class DiffusionCLI(LightningCLI):
             raise ValueError(
                 f"{config.ckpt_path} holds weights alone; a run goes on from what holds its optimiser too."
             )
-        told = self._checkpoint.get("hyper_parameters", {})
-        defaults = {f"model.{name}": value for name, value in told.items() if f"model.{name}" in config}
-        self._parser(command).set_defaults(defaults)
+        told = self._checkpoint["hyper_parameters"]
+        self._parser(command).set_defaults({f"model.{name}": told[name] for name in _SETTINGS if name in told})
         self.config = parser.parse_args(args)
         self.config[command].ckpt_path = str(Path(config.ckpt_path).resolve())  # no keyword and no address to anybody
 
@@ -169,7 +170,13 @@ class DiffusionCLI(LightningCLI):
 
 def _checkpoint_of_lightning(path: str | Path) -> dict[str, Any]:
     checkpoint = load_checkpoint(path)
-    parts = {"state_dict": dict, "epoch": int, "loops": dict, "pytorch-lightning_version": str}
+    parts = {
+        "state_dict": dict,
+        "hyper_parameters": dict,
+        "epoch": int,
+        "loops": dict,
+        "pytorch-lightning_version": str,
+    }
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), kind) for k, kind in parts.items()):
         raise ValueError(f"{path} holds no checkpoint of `diffusion-mp fit`, which has {', '.join(parts)}.")
     return checkpoint

@@ -76,6 +76,8 @@ class Resumable(Callback):
         if trainer.is_global_zero and "random_state" in checkpoint:
             self._random_state = checkpoint["random_state"]
             set_random_state(self._random_state)
+        elif trainer.is_global_zero:
+            rank_zero_info("This checkpoint holds no random states: dropout goes on in another way.")
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Nothing is left to do after early stopping."""
