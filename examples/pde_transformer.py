@@ -46,6 +46,7 @@ with extra("train"):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
     from diffusion_mp.train import CheckpointFiles, SequenceClassifier
