@@ -14,6 +14,7 @@ from diffusion_mp.train.cli import main
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "digits_difformer_s.yaml")
 SMALL = ["--config", CONFIG, "--model.model.hidden_channels=8", "--model.model.num_layers=1"]
+UNSET = ["--data=DigitsDataModule", "--model.model=diffusion_mp.models.DIFFormer", "--model.model.hidden_channels=8"]
 QUIET = ["--trainer.max_epochs=2", "--trainer.enable_progress_bar=false"]
 KINDS = [*DAMAGED, *ELSEWHERE, *ABSENT]
 COMMANDS = ["fit", "validate", "test", "predict"]

@@ -104,8 +104,10 @@ class DiffusionCLI(LightningCLI):
             raise ValueError(
                 f"{config.ckpt_path} holds weights alone; a run goes on from what holds its optimiser too."
             )
-        told = self._checkpoint["hyper_parameters"]
-        self._parser(command).set_defaults({f"model.{name}": told[name] for name in _SETTINGS if name in told})
+        before = self._checkpoint["hyper_parameters"]
+        told = {name: before[name] for name in _SETTINGS if name in before}
+        parser.parse_object({command: {"model": told}}, self.config)  # checks what a default is not checked for
+        self._parser(command).set_defaults({f"model.{name}": value for name, value in told.items()})
         self.config = parser.parse_args(args)
         self.config[command].ckpt_path = str(Path(config.ckpt_path).resolve())  # no keyword and no address to anybody
 
