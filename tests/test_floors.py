@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-# No part of what .ci/floors tries: each GPU build of PyTorch asks for one version of Triton, and the tools read the source.
+# Not tried by .ci/floors: each GPU build of PyTorch asks for one version of Triton, and the tools only read the source.
 UNTRIED = {"diffusion-mp", "torch", "torch-scatter", "triton", "ruff", "mypy", "pre-commit"}
 
 
