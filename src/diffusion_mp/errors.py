@@ -145,7 +145,7 @@ def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.de
 def as_device(device: object) -> torch.device:
     """A device, from what names one."""
     try:
-        return torch.device(device)  # type: ignore[call-overload,no-any-return]
+        return torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"device must be a torch.device or the name of one; got {describe(device)}.") from error
 
@@ -310,7 +310,7 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     """Raise unless ``mask`` is None or says for each position of ``x`` [B, L, …] whether it is a token."""
     if mask is None:
         return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
         raise TypeError(f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}.")
     if mask.shape != x.shape[:2]:
         raise ValueError(f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")

@@ -262,7 +262,7 @@ def full_graph_inference(d: Draw) -> None:
     d.call(
         "out",
         "mp.full_graph_inference({args})",
-        model=options(d, *right, wrong=[*NOT_A_MODULE, Wrong("nn.Linear(2, 2)", "a module for no graph")]),
+        model=options(d, *right, wrong=NOT_A_MODULE),
         x=x,
         edge_index=given["edge_index"],
         edge_weight=given["edge_weight"],
@@ -447,12 +447,12 @@ def problem(name: str, *sizes: str) -> Strategy:
             d.call(
                 "out",
                 "problem.implicit_step({args})",
-                tau=number(d, 0.5, 1.0),
+                tau=number(d, 0.5, 1.0, zero=True),
                 leak=number(d, 0.1, optional=True, zero=True),
             )
         else:
             source = Arg("torch.ones_like(problem.state)", [*NOT_A_TENSOR, Wrong("None", "None")])
-            d.call("out", "problem.steady_state({args})", source=source, leak=number(d, 0.5))
+            d.call("out", "problem.steady_state({args})", source=source, leak=number(d, 0.5, zero=True))
 
     return strategy
 

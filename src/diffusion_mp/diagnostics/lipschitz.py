@@ -15,6 +15,7 @@ from diffusion_mp.errors import (
     check_generator,
     check_positive,
     check_tensor,
+    describe,
 )
 
 
@@ -49,6 +50,8 @@ def lipschitz(
     check_counts(max_iter=max_iter)
     check_function(f, "f", "of one tensor")
     check_tensor(x, "x", "that f takes")
+    if x.is_meta:
+        raise ValueError(f"x must have values, at which f is differentiated; got {describe(x)}.")
     check_generator(generator)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):

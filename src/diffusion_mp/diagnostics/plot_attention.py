@@ -37,6 +37,8 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
     if not 0 <= head < coupling.heads:
         raise ValueError(f"head must lie in [0, {coupling.heads - 1}]; got {head}.")
     check_positive(threshold, "threshold")
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
     with torch.no_grad():
         entries = coupling.to_dense()[head].double().cpu()
     if bool((entries < 0).any()):

@@ -175,6 +175,8 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
     """
     check_counts(num_nodes=num_nodes)
     check_seed(k, "k")
+    if k < 0:
+        raise ValueError(f"k must be at least 0; got {k}.")
     position = torch.arange(num_nodes, dtype=torch.float64) + 0.5
     mode = torch.cos(math.pi * k * position / num_nodes)
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2

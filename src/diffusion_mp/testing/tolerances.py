@@ -57,5 +57,5 @@ def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
     if operation not in TOLERANCES:
         raise KeyError(f"no tolerance for the operation {operation!r}; the table has {sorted(TOLERANCES)}")
     if dtype not in TOLERANCES[operation]:
-        raise KeyError(f"no tolerance for {operation!r} at {dtype}; the table has {list(TOLERANCES[operation])}")
+        raise KeyError(f"no tolerance for {operation!r} at {dtype}; dtype must be one of {list(TOLERANCES[operation])}")
     return TOLERANCES[operation][dtype]
