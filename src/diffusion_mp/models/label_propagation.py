@@ -53,7 +53,8 @@ class LabelPropagation(nn.Module):
         if y.dim() == 1:
             if y.dtype not in INTEGERS:
                 raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
-            y = one_hot(y.clamp(min=0)).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
+            classes = -1 if len(y) else 1  # as many as there are labels; at least one
+            y = one_hot(y.clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
                 raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
