@@ -1,5 +1,6 @@
 """``StateUpdate``: what every update promises, and the Laplacian product that most of them share."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
