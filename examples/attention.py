@@ -20,6 +20,7 @@ from torch_geometric.data import Batch
 
 from diffusion_mp import Coupling, SparseFlowCoupling
 from diffusion_mp.diagnostics import plot_attention
+from diffusion_mp.train import load_checkpoint
 
 with extra("train"):
     import matplotlib
@@ -31,7 +32,7 @@ with extra("train"):
 
 def attentions(checkpoint: Path, peptides: Path, index: int) -> list[tuple[SparseFlowCoupling, Coupling]]:
     """The sparse flow and the propagation of every layer, for one test graph."""
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = load_checkpoint(checkpoint)
     run = Run(**{**state["run"], "device": "cpu"})
     if run.model != "SFi" or "best_model" not in state:
         raise SystemExit(f"{checkpoint} is no trained SFi-Former; examples/sfi_former.py --model SFi trains one.")

@@ -29,15 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import chosen, count, extra, grouped, save, spread, train_all
+from runs import chosen, count, extra, go_on, grouped, spread, train_all
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
+from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from diffusion_mp import PDEDiffusion1d, PDETransformer
 from diffusion_mp.data import IMDb, ListOps, Pathfinder, SequenceDataset, pad
 from diffusion_mp.diagnostics import PlacementReport, diagnose, perturbation_bound
+from diffusion_mp.train import check_writable, exit_code, load_checkpoint, replace_file, save_checkpoint
 
 with extra("train"):
     import matplotlib
@@ -45,9 +47,9 @@ with extra("train"):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     import pytorch_lightning as pl
-    from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
+    from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
-    from diffusion_mp.train import SequenceClassifier
+    from diffusion_mp.train import CheckpointFiles, SequenceClassifier
 
 PLACEMENTS = ("none", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
 SITES = {  # the names of a placement's places in the plain encoder
@@ -132,21 +134,20 @@ def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
     size = run.items if split == "train" else max(1, run.items // 8)
     path = out / "data" / f"{run.task}-{split}-{size}.pt"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         made = tqdm(TASKS[run.task].make(split, size, imdb_path), path.stem, size, leave=False)
-        save([(tokens.to(torch.int16), label) for tokens, label in made], path)
-    return torch.load(path, weights_only=True)
+        save_checkpoint([(tokens.to(torch.int16), label) for tokens, label in made], path)
+    return load_checkpoint(path)
 
 
 def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
-    """Training, validation and test batches, from memory."""
-    collate = TASKS[run.task].collate
-    return {
-        split: DataLoader(
-            items(run, split, out, imdb_path), run.batch_size, shuffle=split == "train", collate_fn=collate
-        )
-        for split in ("train", "val", "test")
-    }
+    """Training, validation and test batches, from memory. Seed and epoch decide the order of training batches."""
+    collate, found = TASKS[run.task].collate, {}
+    for split in ("train", "val", "test"):
+        kept = items(run, split, out, imdb_path)
+        # Lightning tells it the epoch; one replica of one is everything.
+        order = DistributedSampler(kept, 1, 0, seed=1000 * run.seed) if split == "train" else None
+        found[split] = DataLoader(kept, run.batch_size, sampler=order, collate_fn=collate)
+    return found
 
 
 def make_model(run: Run) -> PDETransformer:
@@ -166,24 +167,13 @@ def make_model(run: Run) -> PDETransformer:
     )
 
 
-class SeededEpochs(Callback):
-    """The order of an epoch and its dropout depend on seed and epoch alone, so that a resumed run is the same run."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        torch.manual_seed(1000 * self.seed + trainer.current_epoch)
-
-
 def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool = True) -> dict[str, Any]:
     """Trains, or goes on from the last epoch, or reads the result of a run that is done."""
     folder = out / run.name
-    folder.mkdir(parents=True, exist_ok=True)
     settings, done = folder / "run.json", folder / "result.json"
     if settings.exists() and json.loads(settings.read_text()) != asdict(run):
         raise SystemExit(f"{folder} was made with other settings; use another --out or delete it.")
-    settings.write_text(json.dumps(asdict(run)))
+    replace_file(settings, json.dumps(asdict(run)).encode())
     if done.exists():
         return json.loads(done.read_text())
     batches = loaders(run, out, imdb_path)
@@ -198,7 +188,8 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
         max_epochs=run.epochs,
         gradient_clip_val=1.0,
         logger=False,
-        callbacks=[SeededEpochs(run.seed), best, last, *bar],
+        callbacks=[best, last, *bar],
+        plugins=[CheckpointFiles()],
         enable_progress_bar=progress,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -210,10 +201,9 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
         batches["train"],
         batches["val"],
         ckpt_path=str(resumed) if resumed.exists() else None,
-        weights_only=True,
     )
     seconds = time.perf_counter() - start
-    state = torch.load(best.best_model_path, weights_only=True)
+    state = load_checkpoint(best.best_model_path)
     module.load_state_dict(state["state_dict"])
     result = {
         "epoch": state["epoch"] + 1,
@@ -222,9 +212,7 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
         **{f"{stage}_acc": accuracy(module, batches[stage]) for stage in ("train", "test")},
         **measure(run, module.model, next(iter(batches["test"]))),
     }
-    part = done.with_suffix(".part")
-    part.write_text(json.dumps(result))
-    part.replace(done)
+    replace_file(done, json.dumps(result).encode())
     return result
 
 
@@ -376,8 +364,11 @@ def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Trains what is missing, prints the tables and draws the picture; returns the exit code."""
-    args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
+    return exit_code(partial(train_and_print, parse(argv)), go_on(argv))
+
+
+def train_and_print(args: argparse.Namespace) -> int:
+    check_writable(args.out)
     runs = [
         Run(**chosen(Run, args) | lengths(args, task) | {"task": task, "placement": placement, "seed": seed})
         for seed, task, placement in product(range(args.seeds), args.task, args.placement)

@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from runs import chosen, count, save
+from runs import chosen, count, go_on, stored
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -37,7 +38,7 @@ from diffusion_mp import Graph
 from diffusion_mp.data import RandomPartitionLoader, load_pokec, random_split, synthetic_pokec
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, full_graph_inference
-from diffusion_mp.train import node_cross_entropy
+from diffusion_mp.train import check_writable, exit_code, node_cross_entropy, save_checkpoint
 
 SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text and its released command (ERRATA D13)
 STAGES = ("sampling", "forward", "backward", "evaluation")
@@ -131,8 +132,8 @@ class Training:
         self.epoch, self.batch = 0, 0  # what comes next
         self.best: dict[str, float] = {"val": -1.0}
         self.clock = Clock(device, dict.fromkeys(STAGES, 0.0))
-        if path.exists():
-            self._restore(torch.load(path, map_location="cpu", weights_only=True))
+        if (state := stored(path, run)) is not None:
+            self._restore(state)
         self.prepare()
 
     def prepare(self) -> None:
@@ -153,12 +154,9 @@ class Training:
             "best": self.best,
             "spent": self.clock.spent,
         }
-        save(state, self.path)
+        save_checkpoint(state, self.path)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        others = [name for name, value in asdict(self.run).items() if state["run"].get(name) != value]
-        if others:
-            sys.exit(f"{self.path} is of other settings ({', '.join(others)}); use another --out or delete it.")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         cpu, *cuda = state["random"]
@@ -325,19 +323,24 @@ def report(args: argparse.Namespace) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Prints the report, on the first process; returns the exit code."""
     args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
+    if args.node_parallel and not distributed.is_torchelastic_launched():
+        print("--node-parallel needs several processes: torchrun --nproc-per-node 2 ...", file=sys.stderr)
+        return 2
+    again = "The same torchrun goes on where it stopped." if args.node_parallel else go_on(argv)
+    return exit_code(partial(train_and_print, args), again)
+
+
+def train_and_print(args: argparse.Namespace) -> int:
+    check_writable(args.out)
     if args.node_parallel:
-        if not distributed.is_torchelastic_launched():
-            print("--node-parallel needs several processes: torchrun --nproc-per-node 2 ...", file=sys.stderr)
-            return 2
         if args.device.type == "cuda":
             args.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group("nccl" if args.device.type == "cuda" else "gloo")
     try:
         printed = report(args)
     except FileNotFoundError as error:
-        print(f"{error}\nOr run this script with --synthetic.", file=sys.stderr)
-        return 2
+        error.add_note("Or run this script with --synthetic.")
+        raise
     except RankLostError as error:
         print(error, file=sys.stderr)
         return 1

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from multiprocessing import get_context
+from dataclasses import asdict
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
 
 from diffusion_mp.extras import needed_by
+from diffusion_mp.train import load_checkpoint
 
 R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
 
@@ -50,10 +54,48 @@ def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R
     """What `train(run, bar_at=line)` returns for every run; with several jobs in processes of one thread each."""
     if jobs == 1:
         return {run: train(run) for run in runs}
-    one_thread = partial(torch.set_num_threads, 1)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), one_thread) as pool:
-        futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
-        return {run: future.result() for run, future in zip(runs, futures, strict=True)}
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _one_of_several) as pool:
+        try:
+            futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
+            return {run: future.result() for run, future in zip(runs, futures, strict=True)}
+        except BaseException:  # whatever ends this process; what the others write is complete or absent
+            for child in active_children():
+                child.kill()
+            raise
+
+
+def _one_of_several() -> None:
+    """A process with one thread, which leaves signals of the keyboard to its parent and ends when that is gone."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def stored(path: Path, run: Any) -> dict[str, Any] | None:
+    """The checkpoint of this very run, if there is one; exits with a sentence where it is of another."""
+    if not path.exists():
+        return None
+    state = load_checkpoint(path)
+    before = state.get("run") if isinstance(state, dict) else None
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} is no checkpoint of this script; use another --out or delete it.")
+    changed = [name for name, value in asdict(run).items() if before.get(name) != value]
+    if changed:
+        raise SystemExit(f"{path} was made with other settings ({', '.join(changed)}); use another --out or delete it.")
+    return state
+
+
+def go_on(argv: list[str] | None) -> str:
+    """How to start again what was stopped."""
+    command = shlex.join(["python", sys.argv[0], *(sys.argv[1:] if argv is None else argv)])
+    return f"The same command goes on where it stopped:\n  {command}"
 
 
 def grouped(results: dict[R, Any], *fields: str) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
@@ -66,10 +108,3 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and, for several values, standard deviation."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{deviation}"
-
-
-def save(state: Any, path: Path) -> None:
-    """The file is complete or absent."""
-    part = path.with_suffix(".part")
-    torch.save(state, part)
-    os.replace(part, path)

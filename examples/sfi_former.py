@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from runs import chosen, count, extra, grouped, save, spread, train_all
+from runs import chosen, count, extra, go_on, grouped, spread, stored, train_all
 from torch import Tensor, nn
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -40,6 +40,7 @@ from tqdm import tqdm
 
 from diffusion_mp import GPS, Coupling, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.data import AddLaplacianPE, PeptidesFunctional, SBMDataset
+from diffusion_mp.train import check_writable, exit_code, save_checkpoint
 
 with extra("train"):
     from torchmetrics import Metric
@@ -235,10 +236,7 @@ def schedule(steps: int) -> Callable[[int], float]:
 def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bool = False) -> Result:
     """Trains, or goes on from the checkpoint, or reads the result of a run that is done."""
     path = out / f"{run.name}.pt"
-    state = torch.load(path, map_location=run.device, weights_only=True) if path.exists() else None
-    if state is not None and state["run"] != asdict(run):
-        changed = [key for key, value in asdict(run).items() if state["run"].get(key) != value]
-        raise SystemExit(f"{path} was made with other settings ({', '.join(changed)}); use another --out or delete it.")
+    state = stored(path, run)
     if state is not None and "result" in state:
         return Result(**state["result"])
     benchmark = BENCHMARKS[run.dataset](run, out, source)
@@ -264,7 +262,7 @@ def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bo
             state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"scheduler": scheduler.state_dict(), "epoch": epoch + 1}
             state["seconds"] += time.perf_counter() - start
-            save(state, path)
+            save_checkpoint(state, path)
             bar.set_postfix(loss=f"{loss:.3f}", val=f"{val:.3f}", best=f"{state['best']:.3f}")
         model.load_state_dict(state["best_model"])
         result = Result(
@@ -276,7 +274,7 @@ def train(run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bo
             density=densities(model, benchmark.splits["test"], run),
             seconds=state["seconds"],
         )
-    save({"run": asdict(run), "result": asdict(result), "best_model": state["best_model"]}, path)
+    save_checkpoint({"run": asdict(run), "result": asdict(result), "best_model": state["best_model"]}, path)
     return result
 
 
@@ -343,11 +341,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Trains what is missing and prints the table; returns the exit code."""
-    args = parse(argv)
+    return exit_code(partial(train_and_print, parse(argv)), go_on(argv))
+
+
+def train_and_print(args: argparse.Namespace) -> int:
     if "peptides" in args.dataset:
         with extra("molecules"):
             import_module("rdkit")
-    args.out.mkdir(parents=True, exist_ok=True)
+    check_writable(args.out)
     runs = [
         Run(dataset, model, seed, **chosen(Run, args))
         for seed, dataset, model in product(range(args.seeds), args.dataset, args.model)

@@ -140,7 +140,8 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     rows = torch.cat([rows_of_first_nodes(module, x, 500) for _ in range(20)])
     counts = torch.bincount(rows.argmax(dim=1), minlength=6)
     assert counts.sum() == 10_000
-    assert chisquare(counts.numpy(), 10_000 * probability.double().numpy()).pvalue > 0.01
+    expected = probability.double() / probability.double().sum()  # that of float32 is 1 to eight digits only
+    assert chisquare(counts.numpy(), 10_000 * expected.numpy()).pvalue > 0.01
     assert chisquare(counts.numpy()).pvalue < 1e-10  # the test can tell: uniform draws would not pass
 
 

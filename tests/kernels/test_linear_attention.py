@@ -117,8 +117,8 @@ def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(unit: bool) ->
         assert grad.isfinite().all()
 
 
-def test_a_zero_vector_stays_zero_and_has_the_gradient_of_normalize(generator: torch.Generator) -> None:
-    """0/max(‖0‖, ε): its gradient is 1/ε times that of the unit vector."""
+def test_a_zero_vector_stays_zero_and_so_does_its_gradient(generator: torch.Generator) -> None:
+    """It has no direction to turn: 1/ε times the gradient of a unit vector would be infinite in half precision."""
     q, k, v, grad = randn(*[(4, 1, 3)] * 4, generator=generator)
     q[0], k[1] = 0.0, 0.0
     got, ours = with_gradients([q, k, v], grad, torch.float64, **DIFFORMER)
@@ -126,7 +126,8 @@ def test_a_zero_vector_stays_zero_and_has_the_gradient_of_normalize(generator: t
     torch.testing.assert_close(got, expected)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, **tolerance("gradient", torch.float64)._asdict())
-    assert ours[0][0].abs().max() > 1e9
+    assert not ours[0][0].any()
+    assert not ours[1][1].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -178,9 +179,9 @@ class Coupling(ABC):
             raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 
         def apply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
-            columns = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64).reshape(self.num_nodes, 1, -1))
+            columns = np.ascontiguousarray(x, dtype=np.float64).reshape(self.num_nodes, 1, math.prod(x.shape[1:]))
             with torch.no_grad():
-                result = coupling @ columns.to(self.device, self.dtype)
+                result = coupling @ torch.from_numpy(columns).to(self.device)
             return result[:, head].double().cpu().numpy().reshape(x.shape)
 
         def forward(x: np.ndarray) -> np.ndarray:

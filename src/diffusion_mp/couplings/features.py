@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
+
+from diffusion_mp.kernels.unit import unit_vectors
 
 
 def distance_features(
@@ -15,7 +16,10 @@ def distance_features(
 
     So a penalty's f(‖x_i − x_j‖²) is a score of an inner product, exactly and for states of any norm: the
     DIFFormer-s score 2 − ½z² stays low-rank (ERRATA D8), and the sigmoid's and the Gaussian's are tiled like any other.
+    In at least float32: the squares leave the range of half precision, and what they cancel to has no digits in it.
     """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, y = x.to(wide), None if y is None else y.to(wide)
 
     def half(z: Tensor) -> Tensor:
         return -0.5 * z.square().sum(2, keepdim=True)
@@ -26,9 +30,9 @@ def distance_features(
 
 
 def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Tensor, Tensor]:
-    """Both with every vector divided by its norm; the same object where they are."""
-    unit = normalize(q, dim=2)
-    return unit, unit if k is q else normalize(k, dim=2)
+    """Both with every vector divided by its norm, a zero vector left as it is; the same object where they are."""
+    unit = unit_vectors(q)
+    return unit, unit if k is q else unit_vectors(k)
 
 
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:

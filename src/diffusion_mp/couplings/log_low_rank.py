@@ -41,6 +41,9 @@ class LogLowRankCoupling(PooledCoupling):
         log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is one sample without.
         normalize: divide each row of each sample by its sum; otherwise s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js}.
         symmetric: a promise about S as it is in the end.
+
+    Raises:
+        ValueError: the features are not of one shape [N, H, F] with F ≥ 1, or log_weight does not fit.
     """
 
     def __init__(
@@ -55,6 +58,11 @@ class LogLowRankCoupling(PooledCoupling):
     ) -> None:
         check_features(log_query, log_key, "log_")
         check_flags(normalize=normalize)
+        if not log_query.size(2):
+            raise ValueError(
+                f"log_query and log_key must have a feature at least, or every entry is zero and no row can be divided "
+                f"by its sum; got {describe(log_query)}."
+            )
         if log_weight is None:
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
         else:
@@ -111,7 +119,8 @@ class LogLowRankCoupling(PooledCoupling):
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
         return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:

@@ -14,6 +14,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.linear_attention import linear_product, pooled
 from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.kernels.unit import quotient
 
 
 class LowRankCoupling(PooledCoupling):
@@ -66,7 +67,8 @@ class LowRankCoupling(PooledCoupling):
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
         return linear_product(self.query, self.key, ones, self.ptr).squeeze(2)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -103,6 +105,7 @@ class UniformCoupling(LowRankCoupling):
     ) -> None:
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
+        one = one.to(torch.promote_types(one.dtype, torch.float32))  # a count and its reciprocal are beyond half
         ptr = row_bounds(ptr, one.size(0))
         query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
@@ -112,7 +115,7 @@ class UniformCoupling(LowRankCoupling):
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         total, count = sums.totals[:, 0, :-1], sums.totals[:, 0, -1:]
-        return (total * reciprocal(count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
+        return (quotient(total, count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
 
     def block(self, rows: slice) -> PooledCoupling:
         size = len(range(*rows.indices(self.num_nodes)))
@@ -120,9 +123,8 @@ class UniformCoupling(LowRankCoupling):
 
 
 def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """1/d, and 0 where d = 0: a row nobody sends to stays a zero row, in the gradient too."""
-    empty = degree == 0
-    return torch.where(empty, torch.zeros_like(degree), 1 / torch.where(empty, torch.ones_like(degree), degree))
+    """1/d in at least float32, and 0 where d = 0: a row nobody sends to stays a zero row, in the gradient too."""
+    return quotient(degree.new_ones(()), degree)
 
 
 def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:

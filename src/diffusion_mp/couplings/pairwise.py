@@ -79,7 +79,8 @@ class PairwiseCoupling(Coupling):
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
         return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:

@@ -58,9 +58,11 @@ class ReweightedCoupling(Coupling):
         self.coupling, self.row, self.column = coupling, row, column
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        inner = v if self.column is None else self.column.unsqueeze(2).to(v.dtype) * v
+        # At least float32 from factor to factor: the sums and the factors alone leave the range of half precision.
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        inner = wide if self.column is None else self.column.unsqueeze(2).to(wide.dtype) * wide
         moved = self.coupling.matmul(inner)
-        return moved if self.row is None else self.row.unsqueeze(2).to(v.dtype) * moved
+        return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(v.dtype)
 
     def _transpose(self) -> Coupling:
         return ReweightedCoupling(self.coupling.T, self.column, self.row, nonnegative=self.nonnegative)

@@ -16,6 +16,7 @@ from diffusion_mp.couplings.features import distance_features, unit_rows, with_c
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.kernels.pairwise import log_score
 
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda s: s,
@@ -45,6 +46,10 @@ class Score:
     def __call__(self, s: Tensor) -> Tensor:
         """f(s), elementwise."""
         return _ELEMENTWISE[self.g](self.scale * (s + self.offset))
+
+    def log(self, s: Tensor) -> Tensor:
+        """log f(s), elementwise, also where f(s) itself underflows; not for a linear f, which may be negative."""
+        return torch.zeros_like(s) if self.g == "constant" else log_score(self.scale * (s + self.offset), self.g)
 
     def coupling(
         self,

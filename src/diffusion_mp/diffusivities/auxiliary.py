@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.errors import check_kind
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.unit import quotient
 
 
 def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
@@ -47,7 +47,7 @@ def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
     log_entries = log_entries.to(torch.promote_types(log_entries.dtype, torch.float32))
     weight = graph.weights(log_entries)
     degree = weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
-    share = (weight * reciprocal(degree)[target]).unsqueeze(1)
+    share = quotient(weight, degree[target]).unsqueeze(1)
     # 0 log 0 = 0
     log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)
     return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)

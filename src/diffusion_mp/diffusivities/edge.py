@@ -10,12 +10,13 @@ from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
-from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.errors import check_choice, check_counts, check_fits, check_flags, check_number
 from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.kernels.unit import quotient
 
 
 class GATDiffusivity(Diffusivity):
@@ -106,13 +107,14 @@ class EdgeDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
-        q, k = distance_features(x.unsqueeze(1))
-        squares = -2 * sddmm(graph.pattern, q, k)
-        weight = graph.weights(squares).unsqueeze(1) * self.edge_penalty.f(squares)
-        if self.row_stochastic:
-            target = graph.edges[1]
-            total = weight.new_zeros(graph.num_nodes, 1).index_add(0, target, weight)
-            weight = weight * reciprocal(total)[target]
+        s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1)))
+        prior, target, score = graph.weights(s).unsqueeze(1), graph.edges[1], self.edge_penalty.score
+        if not self.row_stochastic:
+            weight = prior * score(s)
+        elif score.g == "linear":
+            weight = row_shares(prior * score(s), target, graph.num_nodes)
+        else:
+            weight = edge_softmax(score.log(s), prior, target, graph.num_nodes)
         return SparseCoupling(
             graph,
             weight,
@@ -128,11 +130,20 @@ class EdgeDiffusivity(Diffusivity):
 def edge_softmax(
     logits: Float[Tensor, "E H"], prior: Float[Tensor, "E one"], target: Tensor, num_nodes: int
 ) -> Float[Tensor, "E H"]:
-    """prior · exp(logit) over its sum at each target; edges of prior zero have no part, not even in the maximum."""
+    """prior · exp(logit) over its sum at each target, in at least float32.
+
+    Edges of prior zero have no part, not even in the maximum.
+    """
+    (logits, prior), _ = accumulating(logits, prior)
     index = target.unsqueeze(1).expand_as(logits)
     lowest = torch.finfo(logits.dtype).min
     masked = logits.detach().masked_fill(prior == 0, lowest)
     top = logits.new_full((num_nodes, logits.size(1)), lowest).scatter_reduce(0, index, masked, "amax")
     weight = prior * torch.exp((logits - top[target]).masked_fill(prior == 0, 0.0))
-    total = weight.new_zeros(num_nodes, logits.size(1)).index_add(0, target, weight)
-    return weight * reciprocal(total)[target]
+    return row_shares(weight, target, num_nodes)
+
+
+def row_shares(weight: Float[Tensor, "E H"], target: Tensor, num_nodes: int) -> Float[Tensor, "E H"]:
+    """Every weight over the sum of those at its target; zero where that sum is zero."""
+    total = weight.new_zeros(num_nodes, weight.size(1)).index_add(0, target, weight)
+    return quotient(weight, total[target])

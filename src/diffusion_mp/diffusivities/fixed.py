@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, SparseCoupling, UniformCoupling
-from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.unit import quotient
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -106,9 +106,15 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.normalization == "sum":
             return weight
         if self.normalization == "row":
-            return weight * reciprocal(received)[target]
+            return quotient(weight, received[target])
         sent = received if self.direction == "pyg" else graph.degree("out", weight.dtype)
-        return weight * reciprocal(received[target] * sent[source]).sqrt()
+        return quotient(weight, root(received)[target] * root(sent)[source])
 
     def extra_repr(self) -> str:
         return f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}"
+
+
+def root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """√d, and 0 for 0 in the gradient too, where the square root has none."""
+    zero = degree == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, degree).sqrt())

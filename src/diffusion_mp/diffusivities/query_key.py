@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.features import unit_rows
-from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice, check_counts, check_state
 from diffusion_mp.graph import Graph
@@ -82,11 +82,16 @@ class QueryKeyDiffusivity(Diffusivity):
         return q_normal, q_normal if k is q else self._frobenius(k, graph)
 
     def _frobenius(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
-        square = q.square().sum((1, 2))
+        square = q.double().square().sum((1, 2))  # the squares of single precision leave its own range
         if graph.is_single:
-            return q * reciprocal(graph.total(square.sum()).sqrt())
-        per_graph = square.new_zeros(graph.num_graphs).index_add(0, graph.batch.to(q.device), square)
-        return q * reciprocal(per_graph.sqrt())[graph.batch.to(q.device), None, None]
+            total = graph.total(square.sum())
+        else:
+            batch = graph.batch.to(q.device)
+            total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[batch, None, None]
+        # √0 has no derivative: a state of zeros stays as it is.
+        norm = torch.where(total == 0, torch.inf, total).sqrt()
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return (q.to(wide) / norm.to(wide)).to(q.dtype)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"

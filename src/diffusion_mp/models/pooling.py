@@ -22,13 +22,13 @@ def mean_token(x: States, mask: Mask) -> Pooled:
 
 
 def first_token(x: States, mask: Mask) -> Pooled:
-    """The first token, where a tokeniser puts its [CLS]."""
-    return _pick(x, mask.long().argmax(1))
+    """The first token, where a tokeniser puts its [CLS]; a sequence without any counts as zero."""
+    return _only(x, mask & (mask.cumsum(1) == 1))
 
 
 def last_token(x: States, mask: Mask) -> Pooled:
-    """The last token, the only one that has seen all the others in a causal model."""
-    return _pick(x, mask.size(1) - 1 - mask.flip(1).long().argmax(1))
+    """The last token, which has seen all others in a causal model; a sequence without any counts as zero."""
+    return _only(x, mask & (mask.flip(1).cumsum(1).flip(1) == 1))
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -38,5 +38,6 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _pick(x: Tensor, position: Tensor) -> Tensor:
-    return x.take_along_dim(position[:, None, None], 1).squeeze(1)
+def _only(x: States, here: Mask) -> Pooled:
+    """The state at the one position of every sequence that is ``here``."""
+    return x.masked_fill(~here.unsqueeze(2), 0).sum(1)

@@ -23,6 +23,7 @@ from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
 
 from .datamodules import DigitsDataModule
 from .digits_report import Result, summarise, table, write_report
+from .files import check_writable, load_checkpoint
 from .module import NodeClassifier
 from .progress import epoch_bar
 
@@ -63,6 +64,7 @@ def digits_parser(add_help: bool = True) -> argparse.ArgumentParser:
 
 def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Trains, prints the table, writes the report; returns mean and standard deviation of test accuracy per method."""
+    check_writable(options.out)
     start = time.perf_counter()
     results: list[Result] = []
     total = options.splits * options.epochs * len(RECIPES)
@@ -104,7 +106,7 @@ def train_network(
             enable_model_summary=False,
         )
         trainer.fit(classifier, datamodule=data_module)
-        checkpoint = torch.load(best.best_model_path, weights_only=True)
+        checkpoint = load_checkpoint(best.best_model_path)
     classifier.load_state_dict(checkpoint["state_dict"])
     (val,) = trainer.validate(classifier, datamodule=data_module, verbose=False)
     (test,) = trainer.test(classifier, datamodule=data_module, verbose=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffusion_mp.errors import check_device, check_tensor, describe, index_vector
+
 
 def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy of node logits; −(1/N) Σ_i log softmax(logits_i)[y_i].
@@ -12,6 +14,9 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
     Errors: ValueError for any other pair of shapes, for no node at all and for labels outside 0..C−1.
     """
+    check_tensor(logits, "logits", "[N, C]")
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor [N] of integers; got {describe(target)}.")
     if logits.dim() != 2 or target.dim() != 1 or logits.size(0) != target.size(0):
         raise ValueError(
             f"Expected logits [N, C] and target [N], got {list(logits.shape)} and {list(target.shape)}; "
@@ -24,6 +29,10 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         )
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
+    target = index_vector(target, "target", "[N]")
+    check_device(target, "target", logits.device, "logits")
+    if target.is_meta:
+        raise ValueError(f"target must have values, the labels; got {describe(target)}.")
     low, high = int(target.min()), int(target.max())
     if low < 0 or high >= logits.size(1):
         raise ValueError(
@@ -38,6 +47,9 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
     Errors: ValueError when the shapes differ or there is nothing to average.
     """
+    check_tensor(prediction, "prediction", "of any shape")
+    check_tensor(target, "target", "of the shape of prediction")
+    check_device(target, "target", prediction.device, "prediction")
     if prediction.shape != target.shape:
         raise ValueError(
             f"prediction {list(prediction.shape)} and target {list(target.shape)} must have the same shape: broadcast, "

@@ -6,13 +6,16 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from diffusion_mp.diffusivities import auxiliary_loss
+from diffusion_mp.errors import check_positive
 
+from .guards import guards
 from .losses import node_cross_entropy
 
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -32,7 +35,8 @@ class NodeClassifier(pl.LightningModule):
         weight_decay: L2 penalty of "adam", decoupled decay of "adamw".
         optimizer: "adam" or "adamw".
 
-    Errors: ValueError when logits and labels do not fit (see `node_cross_entropy`) or an optimizer is unknown.
+    Errors: ValueError when logits and labels do not fit (see `node_cross_entropy`) or an optimizer is unknown, and for
+    lr < 0 or weight_decay < 0; FloatingPointError while training, when a loss is no finite number.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class NodeClassifier(pl.LightningModule):
         super().__init__()
         if optimizer not in _OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
+        check_positive(lr, "lr", allow_zero=True)
+        check_positive(weight_decay, "weight_decay", allow_zero=True)
         # The module itself stays out: a checkpoint then holds plain types only and loads with weights_only=True.
         self.save_hyperparameters(ignore=["model"])
         self.model = model
@@ -52,6 +58,10 @@ class NodeClassifier(pl.LightningModule):
         self.train_accuracy = MulticlassAccuracy(average="micro")
         self.val_accuracy = MulticlassAccuracy(average="micro")
         self.test_accuracy = MulticlassAccuracy(average="micro")
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Random states in checkpoints, and a stop at NaN, with every Trainer (see `Resumable` and `FiniteLoss`)."""
+        return guards(self)
 
     def forward(self, data: Data) -> Tensor:
         """Logits [N, C] of every node."""

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
+
+from diffusion_mp.errors import check_positive
+
+from .guards import guards
 
 
 class SequenceClassifier(pl.LightningModule):
@@ -27,7 +32,8 @@ class SequenceClassifier(pl.LightningModule):
         weight_decay: decoupled.
         warmup: share of the steps.
 
-    Errors: ValueError for a warm-up outside [0, 1).
+    Errors: ValueError for a warm-up outside [0, 1), lr < 0 or weight_decay < 0; FloatingPointError while training, when
+    a loss is no finite number.
     """
 
     def __init__(
@@ -36,6 +42,8 @@ class SequenceClassifier(pl.LightningModule):
         super().__init__()
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup must lie in [0, 1), a share of the steps; got {warmup}.")
+        check_positive(lr, "lr", allow_zero=True)
+        check_positive(weight_decay, "weight_decay", allow_zero=True)
         # The module itself stays out: a checkpoint then holds plain types only and loads with weights_only=True.
         self.save_hyperparameters(ignore=["model"])
         self.model = model
@@ -43,6 +51,10 @@ class SequenceClassifier(pl.LightningModule):
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
             MulticlassAccuracy(classes, average="micro") for _ in range(3)
         )
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Random states in checkpoints, and a stop at NaN, with every Trainer (see `Resumable` and `FiniteLoss`)."""
+        return guards(self)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Logits [B, classes]."""

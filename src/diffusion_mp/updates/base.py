@@ -1,5 +1,7 @@
 """``StateUpdate``: what every update promises, and the Laplacian product that most of them share."""
 
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -129,22 +131,46 @@ class LaplacianUpdate(StateUpdate):
         """The diagonal part of Δ: row sums [N, H, 1], or 1."""
         return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
 
+    def exact_diagonal(self, coupling: Coupling, dtype: torch.dtype) -> Tensor | float:
+        """The diagonal part of Δ in ``dtype``, row sums as exact as that: Δ then maps constants to zero, as it should.
+
+        Row sums that were rounded to fewer digits than a solver works with would be a leak, or a source, of their own.
+        """
+        if self.form == "residual":
+            return 1.0
+        if torch.promote_types(coupling.dtype, dtype) == coupling.dtype:
+            return coupling.degree().unsqueeze(-1).to(dtype)
+        ones = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=dtype, device=coupling.device)
+        return coupling.matmul(ones)
+
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
         """The product u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``; row sums are taken once."""
-        diagonal = self.diagonal(coupling) + shift
-        if isinstance(diagonal, Tensor):
-            diagonal = diagonal.to(dtype)
+        diagonal = self.exact_diagonal(coupling, dtype) + shift
         return lambda u: diagonal * u - coupling @ u
 
     def exact(self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor | None:
         """f(Δ) v where the coupling has the eigenvectors of Δ at hand, else ``None``: what to ask before iterating."""
         return coupling.laplacian_function(function, v) if self.form == "conservative" else None
 
+    def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
+        """Warn where modes that decay at ``rate`` or slower matter, and the rounding of the entries of S hides them.
+
+        I − S may be singular, and is singular no more when S is rounded; D̄ − S maps constants to zero all the same.
+        """
+        resolution = torch.finfo(coupling.dtype).eps
+        if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
+            warnings.warn(
+                f"{self} resolves rates of {rate:.3g} in I − S, whose entries are rounded to {coupling.dtype}: where "
+                f"the spectral radius of S is one, up to {min(1.0, resolution / rate):.1g} of the answer is that "
+                f"rounding. Take form='conservative', a state in float64, a shorter time or a larger leak.",
+                stacklevel=3,
+            )
+
     def extra_repr(self) -> str:
         return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
 
 
 def working_precision(v: Tensor, heads: int = 1) -> Tensor:
-    """``v`` in at least float32, for long recurrences, and expanded to ``heads``."""
-    v = v.to(torch.promote_types(v.dtype, torch.float32))
+    """``v`` in double precision, for long recurrences and ill-conditioned systems, and expanded to ``heads``."""
+    v = v.double()
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -28,7 +28,7 @@ class Equilibrium(SolvedUpdate):
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         beta: weight β of the source h.
         leak: κ ≥ 0.
-        tol: relative residual of every (head, channel) column; default 1e-12 in double, 1e-6 in single precision.
+        tol: relative residual of every (head, channel) column; see `SolvedUpdate` for the default.
         max_iter: iterations of conjugate gradients at most.
 
     Shapes:
@@ -83,5 +83,5 @@ class Equilibrium(SolvedUpdate):
             source = x if values is None else values
         self.validate(x, coupling, values, source)
         b = self.beta * working_precision(source, max(x.size(1), coupling.heads))
-        solution = self.solve(coupling, self.leak, b)
+        solution = self.solve(coupling, self.leak, b, source.dtype)
         return solution.to(source.dtype)

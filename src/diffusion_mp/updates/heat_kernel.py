@@ -10,7 +10,10 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
-from diffusion_mp.updates.spectrum import spectral_interval
+from diffusion_mp.updates.spectrum import sharp_interval, spectral_interval
+
+# An interval that reaches below zero by a multiplies rounding by e^{ta}: the exponent that is given away.
+LOST = 3.0
 
 
 class HeatKernel(LaplacianUpdate):
@@ -26,7 +29,7 @@ class HeatKernel(LaplacianUpdate):
     Args:
         t: diffusion time t > 0.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        tol: truncation error relative to ‖v‖; default is the resolution of the working precision.
+        tol: truncation error relative to ‖v‖; by default the resolution of the values, of float32 at least.
 
     Shapes:
         x, values [N, H, D]; result [N, H, D].
@@ -59,9 +62,13 @@ class HeatKernel(LaplacianUpdate):
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
         if exact is not None:
             return exact.to(values.dtype)
+        self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
+        if -self.t * low > LOST:  # the bound is loose, or the state really grows
+            low, high = sharp_interval(coupling, self.form)
         centre, radius = (low + high) / 2, (high - low) / 2
-        weights = chebyshev_weights(self.t * radius, torch.finfo(v.dtype).eps if self.tol is None else self.tol)
+        digits = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
+        weights = chebyshev_weights(self.t * radius, digits if self.tol is None else self.tol)
         total = weights[0] * v
         if radius > 0.0:  # else nothing couples to anything: Δ is a multiple of the identity
             shifted = self.laplacian(coupling, v.dtype, -centre)

@@ -19,7 +19,7 @@ class ImplicitEuler(ThetaStep):
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         beta: weight β of the source h; needs ``source`` in the call unless zero.
         leak: κ ≥ 0.
-        tol: relative residual of every (head, channel) column; default 1e-12 in double, 1e-6 in single precision.
+        tol: relative residual of every (head, channel) column; see `SolvedUpdate` for the default.
         max_iter: iterations of conjugate gradients at most.
 
     Shapes:

@@ -40,7 +40,7 @@ def conjugate_gradients(
     scale = b.abs().amax(0)
     scale = torch.where(scale > 0, scale, 1.0)  # so that the squares of tiny columns do not underflow
     residual = b / scale
-    direction = residual
+    direction = residual.clone()
     x = torch.zeros_like(residual)
     start = square = (residual * residual).sum(0)
     goal = tol * tol * start
@@ -57,10 +57,10 @@ def conjugate_gradients(
                 f"residual form, do this; raise the leak, lower tau, or use ExplicitEuler."
             )
         step = torch.where(active, square / curvature, 0.0)
-        x = x + step * direction
-        residual = residual - step * image
+        x.addcmul_(step, direction)
+        residual.addcmul_(step, image, value=-1.0)
         before, square = square, (residual * residual).sum(0)
-        direction = residual + torch.where(active, square / before, 0.0) * direction
+        direction.mul_(torch.where(active, square / before, 0.0)).add_(residual)
     if bool((square <= goal).all()):
         return x * scale
     reached = torch.where(start > 0, square / start, 0.0).max().sqrt().item()

@@ -54,7 +54,7 @@ class ThetaStep(SolvedUpdate):
         b = rate * start
         if source is not None and self.beta != 0.0:
             b = b + self.beta * source
-        middle = self.solve(coupling, self.leak + rate, b)
+        middle = self.solve(coupling, self.leak + rate, b, values.dtype)
         return torch.lerp(start, middle, 1.0 / self.theta).to(values.dtype)
 
     def extra_repr(self) -> str:

@@ -29,8 +29,8 @@ BLOCK = 1 << 20
 # Entries of a block that are worth starting it, also where there are few nodes.
 SMALL = 1 << 18
 
-# The smallest norm that a vector is divided by, as torch.nn.functional.normalize has it.
-EPS = 1e-12
+# Norms between which the squares of a vector, and those of its norm, stay within the range of float32.
+LEAST, MOST = 1e-15, 1e15
 
 
 def forward(
@@ -133,8 +133,8 @@ def _read(
     """Writes the result and the denominators of graphs of ``size`` nodes, from their K and κ with the constant's."""
     bias = constant * pooled[:, -1:]
     for b in blocks:
-        queries = _load(q, b)
-        scale = _scale(_norm(queries) if unit else None, queries)
+        queries, norm, _ = _vectors(q, b, unit)
+        scale = _scale(norm, queries)
         row = (queries @ weight[:, :-1]).mul_(scale).add_((constant + own) * size)
         total = _product(queries, pooled[:, :-1], out, b, buffer)
         torch.addcmul(bias, total, scale, out=total)
@@ -159,12 +159,12 @@ def _read_backward(
     """Writes ∂q; returns G and c Σ_i g_i. ``pooled`` is [K, κ]."""
     pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
     for b in blocks:
-        queries, grads = _load(q, b), _gradients(grad, out, den, b, buffer)
-        norm = _norm(queries) if unit else None
+        (queries, norm, size), grads = _vectors(q, b, unit), _gradients(grad, out, den, b, buffer)
         bias += grads[..., :-1].sum(1, keepdim=True)
         grads.mul_(_scale(norm, queries))
         pooled_grad += _contract(queries, grads)
-        _store_tangential(dq, b, _product(grads, pooled.transpose(1, 2), dq, b, buffer), queries, norm, buffer)
+        gradient = _product(grads, pooled.transpose(1, 2), dq, b, buffer)
+        _store_tangential(dq, b, gradient, queries, norm, size, buffer)
     return pooled_grad, bias.mul_(constant)
 
 
@@ -182,11 +182,11 @@ def _pool_backward(
 ) -> None:
     """Writes ∂k and ∂v from G and c Σ_i g_i; ``own_part`` is what a block of ∂v has beside these."""
     for b in blocks:
-        keys, values = _load(k, b), _load(v, b)
-        norm = _norm(keys) if unit else None
+        (keys, norm, size), values = _vectors(k, b, unit), _load(v, b)
         scale = _scale(norm, keys)
         values = _extended(values, scale, scale, buffer)
-        _store_tangential(dk, b, _product(values, pooled_grad.transpose(1, 2), dk, b, buffer), keys, norm, buffer)
+        gradient = _product(values, pooled_grad.transpose(1, 2), dk, b, buffer)
+        _store_tangential(dk, b, gradient, keys, norm, size, buffer)
         total = _product(keys, pooled_grad[..., :-1], dv, b, buffer)
         _store(dv, b, torch.addcmul, bias if own_part is None else own_part(b).add_(bias), total, scale)
 
@@ -230,19 +230,36 @@ def _contract(x: Tensor, y: Tensor) -> Tensor:
     return (x.transpose(1, 2) @ y).sum(0, keepdim=True)
 
 
-def _norm(x: Tensor) -> Tensor:
-    """‖x‖, [b, n, 1]."""
-    return torch.linalg.vector_norm(x, dim=2, keepdim=True)
+def _vectors(x: Tensor, rows: Rows, unit: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """A block of vectors, the norms that they are to be divided by, and ``None``.
+
+    Where a square would over- or underflow, each is divided by its largest entry before; that is then the third part,
+    [b, n, 1]. A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
+    """
+    block = _load(x, rows)
+    if not unit:
+        return block, None, None
+    norm = torch.linalg.vector_norm(block, dim=2, keepdim=True)
+    if not block.numel():
+        return block, norm, None
+    shortest, longest = norm.aminmax()
+    if shortest > LEAST and longest < MOST:
+        return block, norm, None
+    size = block.abs().amax(2, keepdim=True)
+    size.masked_fill_(size < torch.finfo(size.dtype).tiny, torch.inf)
+    block = block / size
+    norm = torch.linalg.vector_norm(block, dim=2, keepdim=True)
+    return block, norm.masked_fill_(norm == 0, torch.inf), size
 
 
 def _scale(norm: Tensor | None, like: Tensor) -> Tensor:
     """What a vector of that norm is multiplied by; 1 where vectors stay as they are."""
-    return like.new_ones(1) if norm is None else norm.clamp_min(EPS).reciprocal_()
+    return like.new_ones(1) if norm is None else norm.reciprocal()
 
 
 def _reciprocal(x: Tensor) -> Tensor:
-    """1/x, and 0 for 0."""
-    return x.reciprocal().masked_fill_(x == 0, 0.0)
+    """1/x, and 0 for 0, as which every number counts whose reciprocal is beyond the range."""
+    return x.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0)
 
 
 def _extended(x: Tensor, scale: Tensor, last: Tensor | float, buffer: Buffers) -> Tensor:
@@ -257,8 +274,8 @@ def _pool(k: Tensor, v: Tensor, blocks: list[Rows], unit: bool, buffer: Buffers)
     """K [b, F + 1, D] and κ [b, F + 1, 1] of the graphs that the blocks make up."""
 
     def part(b: Rows) -> tuple[Tensor, Tensor]:
-        keys = _load(k, b)
-        features = _extended(keys, _scale(_norm(keys) if unit else None, keys), 1.0, buffer)
+        keys, norm, _ = _vectors(k, b, unit)
+        features = _extended(keys, _scale(norm, keys), 1.0, buffer)
         return _contract(features, _load(v, b)), features.sum(1).unsqueeze(2)
 
     return reduce(lambda x, y: (x[0].add_(y[0]), x[1].add_(y[1])), map(part, blocks))
@@ -280,12 +297,14 @@ def _gradients(grad: Tensor, out: Tensor, den: Tensor, rows: Rows, buffer: Buffe
 
 
 def _store_tangential(
-    out: Tensor, rows: Rows, gradient: Tensor, x: Tensor, norm: Tensor | None, buffer: Buffers
+    out: Tensor, rows: Rows, gradient: Tensor, x: Tensor, norm: Tensor | None, size: Tensor | None, buffer: Buffers
 ) -> None:
-    """Write (1 − x̃x̃ᵀ) of the gradient: what is left of it behind a division by the norm."""
+    """Write (1 − x̃x̃ᵀ) of the gradient: what is left of it behind a division by the norm, and by the size."""
     if norm is None:
         _store(out, rows, torch.mul, gradient, _scale(norm, x))
         return
     inner = torch.mul(gradient, x, out=buffer("inner", *x.shape))
-    along = inner.sum(2, keepdim=True).div_(norm.square()).masked_fill_(norm < EPS, 0.0)
+    along = inner.sum(2, keepdim=True).div_(norm.square())
+    if size is not None:
+        gradient, along = gradient / size, along / size
     _store(out, rows, torch.addcmul, gradient, along.neg_(), x)

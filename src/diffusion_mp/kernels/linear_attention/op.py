@@ -5,7 +5,6 @@ from typing import Any, Optional
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like
@@ -13,6 +12,7 @@ from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.product import linear_product
 from diffusion_mp.kernels.precision import accumulating, promoted
+from diffusion_mp.kernels.unit import quotient, unit_vectors
 
 BACKENDS = Backends("linear_attention", blocked, "diffusion_mp.kernels.linear_attention.triton")
 
@@ -85,14 +85,13 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: flo
     """The same from operations that are differentiable any number of times."""
     (q, k, v), dtype = accumulating(q, k, v)
     if unit:
-        q, k = normalize(q, dim=2), normalize(k, dim=2)
+        q, k = unit_vectors(q), unit_vectors(k)
     one = torch.ones_like(v[:, :, :1])
     # One more feature for the constant, and one more channel for the denominator.
     q, k = torch.cat([q, constant * one], dim=2), torch.cat([k, one], dim=2)
     size = linear_product(one, one, one, ptr)
     total, den = ((own * size * x + linear_product(q, k, x, ptr)) for x in (v, one))
-    empty = den == 0
-    return torch.where(empty, 0.0, total / torch.where(empty, 1.0, den)).to(dtype)
+    return quotient(total, den).to(dtype)
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -137,7 +136,7 @@ def linear_attention(
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
         constant: c.
         own: what a node weighs in its own row beyond s_ii, as a multiple of n.
-        unit: divide every q_i and k_j by its norm, as ``torch.nn.functional.normalize`` does.
+        unit: divide every q_i and k_j by its norm; a zero vector stays zero, in the gradient too.
         backend: who computes it; see :mod:`diffusion_mp.kernels.dispatch`.
 
     O(N F D) time and no memory beyond the result's, in the backward pass beyond the gradients'; differentiable any

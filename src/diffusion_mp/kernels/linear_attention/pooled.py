@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import normalize
 
 from diffusion_mp.kernels.dispatch import requested
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.unit import quotient, unit_vectors
 
 
 def pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"]) -> Float[Tensor, "H F D"]:
@@ -38,7 +38,7 @@ def pool_attention(
     if _by_blocks(v):
         sums: Tensor = _Pool.apply(k, v, unit)
         return sums
-    k = normalize(k, dim=2) if unit else k
+    k = unit_vectors(k) if unit else k
     sums = torch.cat([pool(k, v), v.sum(0).unsqueeze(1)], dim=1)
     ones = torch.cat([k.sum(0), k.new_full((k.size(1), 1), k.size(0))], dim=1)
     return torch.cat([sums, ones.unsqueeze(2)], dim=2)
@@ -58,12 +58,10 @@ def read_attention(
     if _by_blocks(v):
         out: Tensor = _Read.apply(q, v, sums, constant, own, unit)
         return out.to(dtype)
-    q = normalize(q, dim=2) if unit else q
+    q = unit_vectors(q) if unit else q
     total = read(q, sums[:, :-1]) + constant * sums[:, -1]
     own_weight = own * sums[:, -1, -1:]
-    numerator, denominator = total[..., :-1] + own_weight * v, total[..., -1:] + own_weight
-    empty = denominator == 0
-    return torch.where(empty, 0.0, numerator / torch.where(empty, 1.0, denominator)).to(dtype)
+    return quotient(total[..., :-1] + own_weight * v, total[..., -1:] + own_weight).to(dtype)
 
 
 def _by_blocks(like: Tensor) -> bool:

@@ -5,7 +5,8 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
+
+from diffusion_mp.kernels.unit import quotient, unit_vectors
 
 
 def linear_product(
@@ -28,15 +29,13 @@ def linear_attention(
 ) -> Float[Tensor, "N H D"]:
     """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), s_ij = constant + q_i·k_j; O(n²) per graph."""
     if unit:
-        q, k = normalize(q, dim=2), normalize(k, dim=2)
+        q, k = unit_vectors(q), unit_vectors(k)
     bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
     parts = []
     for a, b in pairwise(bounds):
         scores = constant + torch.einsum("ihf,jhf->ihj", q[a:b], k[a:b])
         # own n on the diagonal: a node is a sender of its own row once more.
         scores = scores + own * (b - a) * torch.eye(b - a, dtype=q.dtype, device=q.device).unsqueeze(1)
-        total = scores.sum(2, keepdim=True)
-        empty = total == 0
-        weights = torch.where(empty, 0.0, scores / torch.where(empty, 1.0, total))
+        weights = quotient(scores, scores.sum(2, keepdim=True))
         parts.append(torch.einsum("ihj,jhd->ihd", weights, v[a:b]))
     return torch.cat(parts) if parts else torch.zeros_like(v)

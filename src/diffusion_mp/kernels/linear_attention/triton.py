@@ -18,16 +18,22 @@ from torch import Tensor
 from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
 from diffusion_mp.kernels.triton_rows import load, store
 
-# The smallest norm that a vector is divided by, as torch.nn.functional.normalize has it.
-EPS = tl.constexpr(1e-12)
+# The smallest normal number: a vector whose entries are all below it counts as zero.
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 # Programs that a sum over all rows is dealt to: some for each of a large GPU's processors.
 PROGRAMS = 1024
 
 
 @triton.jit
 @no_type_check
-def _norm(x):
-    return tl.sqrt(tl.sum(x * x, axis=1))[:, None]
+def _unit(x):
+    """x/‖x‖, zero for zero; the largest entry of x, and the norm of x divided by that, whose squares are in range."""
+    size = tl.max(tl.abs(x), axis=1)[:, None]
+    size = tl.where(size < TINY, float("inf"), size)
+    x = x / size
+    norm = tl.sqrt(tl.sum(x * x, axis=1))[:, None]
+    norm = tl.where(norm == 0, float("inf"), norm)
+    return x / norm, size, norm
 
 
 @triton.jit
@@ -50,7 +56,7 @@ def _sum_rows(
         xs = load(x, row, inside, head, x_n, x_h, f, F, tl.float32)
         ys = load(y, row, inside, head, y_n, y_h, d, D, tl.float32)
         if UNIT:
-            xs = xs / tl.maximum(_norm(xs), EPS)
+            xs, _, _ = _unit(xs)
         if scale is not None:
             ys *= tl.load(scale + row * H + head, mask=inside, other=0.0)[:, None]
         outer = tl.dot(tl.trans(xs), ys, outer, input_precision=PRECISION)
@@ -103,7 +109,7 @@ def _meet(
         inside = row < last
         xs = load(x, row, inside, head, x_n, x_h, f, F, tl.float32)
         if UNIT:
-            xs = xs / tl.maximum(_norm(xs), EPS)
+            xs, _, _ = _unit(xs)
         result = tl.dot(xs, outer, input_precision=PRECISION) + right[None, :]
         if OWN:
             ys = load(y, row, inside, head, y_n, y_h, d, D, tl.float32)
@@ -149,10 +155,8 @@ def _feature_gradient(
             result += left[None, :]
         if UNIT:
             xs = load(x, row, inside, head, x_n, x_h, f, F, tl.float32)
-            norm = _norm(xs)
-            xs = xs / tl.maximum(norm, EPS)
-            radial = tl.where(norm > EPS, tl.sum(result * xs, axis=1)[:, None], 0.0)
-            result = (result - radial * xs) / tl.maximum(norm, EPS)
+            xs, size, norm = _unit(xs)
+            result = (result - tl.sum(result * xs, axis=1)[:, None] * xs) / norm / size
         store(dx, row, inside, head, H, f, F, result)
 
 

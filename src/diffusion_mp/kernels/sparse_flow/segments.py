@@ -90,11 +90,17 @@ def sparse_flow_edges(
     threshold, total = threshold - lowest[target], 1 - leak_scaled * lowest
     with torch.no_grad():
         active = _support(weight, threshold, leak_scaled, total, target)
-    weight, threshold = weight.masked_fill(~active, 0.0), threshold.masked_fill(~active, 0.0)
-    slope = torch.zeros_like(lam).index_add(0, target, weight) + leak_scaled
+        idle = torch.zeros_like(lam).index_add(0, target, active.to(lam.dtype)) == 0
+        # From here on relative to the largest conductance that carries flow: it may be tiny beside the others of its
+        # row, and the square of its inverse, which is in the gradient, out of range.
+        carried = _extreme(s.masked_fill(~active, info.min), target, lam, "amax").masked_fill(idle, 0.0)
+        lower = (carried - top).masked_fill(idle, 0.0)
+    weight = (prior * (s - carried[target]).masked_fill(~active, 0.0).exp()).masked_fill(~active, 0.0)
+    threshold = (threshold * lower.exp()[target]).masked_fill(~active, 0.0)
+    slope = torch.zeros_like(lam).index_add(0, target, weight) + leak * (-log_scale - lower).exp()
     driven = total + torch.zeros_like(lam).index_add(0, target, weight * threshold)
     root = driven / slope.masked_fill(slope == 0, torch.inf)
     flow = (weight * (root[target] - threshold)).clamp_min(0)
-    idle = torch.zeros_like(lam).index_add(0, target, active.to(lam.dtype)) == 0
-    potential = torch.where(idle, 1 / leak.masked_fill(leak == 0, torch.inf), (root + lowest) * (-log_scale).exp())
+    height = root * (-log_scale - lower).exp() + lowest * (-log_scale).exp()
+    potential = torch.where(idle, 1 / leak.masked_fill(leak == 0, torch.inf), height)
     return EdgeFlow(flow, potential)

@@ -1,0 +1,84 @@
+"""Everything in single and half precision and under autocast against double, on the corners of what a state can be."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from precision_cases import CASES, CORNERS, SCALE_FREE, check_precision, draw, results
+from torch import nn
+
+from diffusion_mp import diffusivities, layers, models, updates
+from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import expect_close
+
+HALVES = (torch.bfloat16, torch.float16)
+SIZES = (0, 1, 2, 17)
+
+# One was asked to refuse nodes without edges, which corners are made of.
+NAMES = sorted(set(CASES) - {"adjacency-error"})
+
+pytestmark = pytest.mark.usefixtures("no_typecheck")
+
+
+def test_everything_public_is_in_the_table() -> None:
+    covered = {type(module) for case in CASES.values() for module in case.build().modules()}
+    exported = [
+        getattr(package, name) for package in (diffusivities, layers, models, updates) for name in package.__all__
+    ]
+    classes = {value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)}
+    missing = {value for value in classes if not inspect.isabstract(value)} - covered
+    assert not missing, f"add these to CASES: {missing}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_and_half_precision(name: str) -> None:
+    """A few of the corners for every case; all of them below."""
+    channels = CASES[name].channels
+    check_precision(name, draw(0, channels, "plain"), torch.float16)
+    check_precision(name, draw(1, channels, "zeros"), torch.float16)
+    for dtype in (torch.float32, *HALVES):
+        check_precision(name, draw(17, channels, "zero rows"), dtype)
+    check_precision(name, draw(17, channels, "isolated"), torch.float16)
+    check_precision(name, draw(17, channels, "zero rows"), torch.float32, torch.float16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_corner_in_every_precision(name: str, corner: str) -> None:
+    for nodes in SIZES:
+        state = draw(nodes, CASES[name].channels, corner)
+        for dtype in (torch.float32, *HALVES):
+            check_precision(name, state, dtype)
+        for dtype in HALVES:
+            check_precision(name, state, torch.float32, dtype)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1e10, 1e20])
+@pytest.mark.parametrize("name", SCALE_FREE)
+def test_a_normalised_state_of_any_scale(name: str, scale: float) -> None:
+    """The same coupling as at scale one; the gradient is that divided by the scale."""
+    case, state = CASES[name], draw(17, CASES[name].channels, "zero rows")
+    expected, truth = results(case, case.module(torch.float64), state)
+    large = draw(17, CASES[name].channels, "zero rows", scale).to(torch.float32)
+    got, grads = results(case, case.module(torch.float32), large)
+    for operation, part in expected.items():
+        expect_close(got[operation], part, operation)
+    rtol, atol = tolerance("gradient", torch.float32)
+    torch.testing.assert_close(grads["x"].double() * scale, truth["x"], rtol=rtol, atol=atol)
+    assert all(grad.isfinite().all() for grad in grads.values())
+
+
+@pytest.mark.parametrize("name", [name for name in SCALE_FREE if "frobenius" not in name])
+def test_rows_of_all_scales_side_by_side(name: str) -> None:
+    case, state = CASES[name], draw(17, CASES[name].channels, "plain")
+    expected, _ = results(case, case.module(torch.float64), state)
+    sizes = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(1)
+    mixed = draw(17, CASES[name].channels, "plain")
+    mixed.x.mul_(sizes)
+    got, grads = results(case, case.module(torch.float32), mixed.to(torch.float32))
+    for operation, part in expected.items():
+        expect_close(got[operation], part, operation)
+    assert all(grad.isfinite().all() for grad in grads.values())

@@ -1,0 +1,311 @@
+"""Numbers at the ends of the range: norms, distances and sums that over- or underflow if computed plainly."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import (
+    LowRankCoupling,
+    PairwiseCoupling,
+    SparseCoupling,
+    UniformCoupling,
+    distance_features,
+    row_normalized,
+)
+from diffusion_mp.couplings.features import unit_rows
+from diffusion_mp.couplings.low_rank import reciprocal
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, EdgeDiffusivity, GATDiffusivity, SimpleDiffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.linear_attention import linear_attention, pooled
+from diffusion_mp.kernels.unit import quotient, unit_vectors
+from diffusion_mp.layers import GatedGCNConv
+from diffusion_mp.models import SFiFormer
+from diffusion_mp.testing import tolerance
+from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
+
+HALVES = (torch.bfloat16, torch.float16)
+SINGLE = tolerance("product", torch.float32)._asdict()
+
+
+def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# ---------------------------------------------------------------- vectors of any length
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-20, 1.0, 1e20, 1e38])
+def test_unit_vectors_of_any_length(scale: float, generator: torch.Generator) -> None:
+    x = (scale / 16 * randn(5, 1, 7, generator=generator)).requires_grad_()
+    unit, same = unit_rows(x, x)
+    assert same is unit
+    torch.testing.assert_close(unit.double(), x.double() / x.double().norm(dim=2, keepdim=True), rtol=1e-6, atol=1e-7)
+    weight = torch.arange(35.0).view(5, 1, 7) / 35
+    (grad,) = torch.autograd.grad((unit * weight).sum(), x)
+    wide = x.detach().double().requires_grad_()
+    expected = torch.nn.functional.normalize(wide, dim=2, eps=1e-300)
+    (truth,) = torch.autograd.grad((expected * weight.double()).sum(), wide)
+    torch.testing.assert_close(grad.double() * scale, truth * scale, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+def test_a_zero_vector_has_no_direction_and_no_gradient(dtype: torch.dtype, generator: torch.Generator) -> None:
+    x = randn(4, 1, 3, generator=generator, dtype=dtype)
+    x[1] = 0
+    x.requires_grad_()
+    unit, _ = unit_rows(x, x)
+    (grad,) = torch.autograd.grad(unit.square().sum() + unit.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+    assert unit.dtype == dtype
+    assert not unit[1].any()
+    assert not grad[1].any()
+    assert torch.stack([unit, grad, second]).isfinite().all()
+
+
+def test_no_features_and_what_is_not_finite() -> None:
+    assert unit_vectors(torch.zeros(3, 1, 0)).shape == (3, 1, 0)
+    assert unit_vectors(torch.tensor([[torch.inf, 1.0]])).isnan().any()
+    assert unit_vectors(torch.tensor([[torch.nan, 1.0]])).isnan().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
+@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20])
+def test_every_backend_divides_by_norms_of_any_size(backend: Any, scale: float, generator: torch.Generator) -> None:
+    """Rows of ordinary, tiny, huge and zero norm side by side, forth and back, against double precision."""
+    options: dict[str, Any] = {"constant": 1.0, "own": 0.5, "unit": True}
+    q, k, v, weight = (randn(9, 2, 3, generator=generator) for _ in range(4))
+    q, k = q.index_fill(0, torch.tensor([2]), 0.0), k.index_fill(0, torch.tensor([5]), 0.0)
+    q[4:], k[:4] = scale * q[4:], scale * k[:4]
+    results = []
+    for dtype, name in ((torch.float32, backend), (torch.float64, "reference")):
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = linear_attention(*leaves, **options, backend=name)  # type: ignore[arg-type]
+        results.append([out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)])
+    size = torch.tensor([1.0, 1.0, scale], dtype=torch.float64)[[0] * 4 + [2] * 5, None, None]
+    one = torch.ones_like(size)
+    for got, expected, length in zip(*results, (one, size, scale / size, one), strict=True):
+        torch.testing.assert_close(got * length, expected * length, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+def test_the_two_halves_divide_by_norms_of_any_size(scale: float, generator: torch.Generator) -> None:
+    q, k, v = (randn(9, 2, 3, generator=generator) for _ in range(3))
+    expected = linear_attention(q, k, v, constant=1.0, unit=True)
+    got = pooled.read_attention(scale * q, v, pooled.pool_attention(scale * k, v, True), 1.0, 0.0, True)
+    torch.testing.assert_close(got, expected, **SINGLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_frobenius_norm(dtype: torch.dtype, ragged: bool, generator: torch.Generator) -> None:
+    """One norm for a graph: no derivative at zero, no overflow of squares (in float16 that is at 256)."""
+    diffusivity = SimpleDiffusivity(normalize="frobenius")
+    ptr = torch.tensor([0, 3, 3, 8]) if ragged else None
+    x = randn(8, 5, generator=generator, dtype=dtype)
+    zeros = torch.zeros_like(x).requires_grad_()
+    out = diffusivity(zeros, Graph(8, ptr=ptr)) @ torch.ones(8, 1, 1, dtype=dtype)
+    (grad,) = torch.autograd.grad(out.sum(), zeros)
+    assert not grad.any()
+    for scale in (1e20, 1e-20) if dtype.itemsize > 2 else (1e3,):
+        q, _ = diffusivity.queries_and_keys(scale * x, Graph(8, ptr=ptr))
+        expected, _ = diffusivity.queries_and_keys(x.double(), Graph(8, ptr=ptr))
+        torch.testing.assert_close(q.double(), expected, **tolerance("layer", dtype)._asdict() | {"rtol": 2e-2})
+
+
+# ---------------------------------------------------------------- divisions by small sums
+
+
+def test_reciprocals_are_finite() -> None:
+    degree = torch.tensor([0.0, 1e-45, 1e-40, -1e-40, 2.0]).requires_grad_()
+    result = reciprocal(degree)
+    assert result.tolist() == [0.0, 0.0, 0.0, 0.0, 0.5]
+    (grad,) = torch.autograd.grad(result.sum(), degree)
+    assert grad.tolist() == [0.0, 0.0, 0.0, 0.0, -0.25]
+    assert reciprocal(torch.tensor([1.2e-38, -1.2e-38])).isfinite().all()
+    part, whole = torch.tensor([3e-40, 1e-30, 2e-30]).requires_grad_(), torch.tensor([0.0, 2e-30, 2e-30])
+    assert quotient(part, whole).tolist() == [0.0, 0.5, 1.0]
+    (grad,) = torch.autograd.grad(quotient(part, whole.requires_grad_()).sum(), whole)
+    torch.testing.assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
+
+
+def test_sums_over_many_nodes_are_not_in_half_precision() -> None:
+    """70 000 is infinite in float16; so every row would be zero."""
+    nodes = 70_000
+    ones = torch.ones(nodes, 1, 1, dtype=torch.float16)
+    mean = UniformCoupling(nodes, dtype=torch.float16) @ ones
+    assert torch.equal(mean, ones)
+    rows = LowRankCoupling(ones, ones)
+    assert (rows.degree() == nodes).all()
+    assert torch.equal(row_normalized(rows) @ ones, ones)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_many_senders_in_half_precision(dtype: torch.dtype) -> None:
+    """A sum of equal weights stops at 2 048 in float16, at 256 in bfloat16."""
+    star = Graph(3000, torch.stack([torch.arange(3000), torch.zeros(3000, dtype=torch.long)]))
+    coupling = GATDiffusivity(4, self_loops="keep").to(dtype)(torch.zeros(3000, 4, dtype=dtype), star)
+    assert ((coupling @ torch.ones(3000, 1, 1))[0] - 1).abs() < 1e-3
+
+
+def test_entries_of_a_graph_with_tiny_weights() -> None:
+    """The product of two degrees underflows where their roots do not."""
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    for normalization in ("sym", "row"):
+        diffusivity = AdjacencyDiffusivity(normalization)  # type: ignore[arg-type]
+        ordinary, tiny = (
+            diffusivity(torch.zeros(3, 1), Graph(3, edges, torch.full((4,), weight))).to_dense()
+            for weight in (1.0, 1e-30)
+        )
+        torch.testing.assert_close(tiny, ordinary)
+
+
+def test_edges_without_weight_leave_gradients_finite() -> None:
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]])
+    for normalization in ("sym", "row", "sum"):
+        weight = torch.tensor([0.0, 0.0, 1.0, 1.0]).requires_grad_()
+        coupling = AdjacencyDiffusivity(normalization)(torch.zeros(3, 1), Graph(3, edges, weight))  # type: ignore[arg-type]
+        (grad,) = torch.autograd.grad((coupling @ torch.ones(3, 1, 1)).sum(), weight)
+        assert grad.isfinite().all(), normalization
+
+
+# ---------------------------------------------------------------- edge attention
+
+
+@pytest.mark.parametrize("penalty", ["gaussian", "sigmoid", "simple"])
+@pytest.mark.parametrize("channels", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_edge_attention_of_distant_neighbours(
+    penalty: str, channels: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """f(‖x_i − x_j‖²) underflows, its share of the row does not."""
+    x = randn(200, channels, generator=generator, dtype=dtype).requires_grad_()
+    edges = torch.randint(200, (2, 1000), generator=generator)
+    edges = edges[:, edges[1] > 5]
+    values = randn(200, 1, 2, generator=generator)
+    results = []
+    for state in (x, x.detach().double().requires_grad_()):
+        coupling = EdgeDiffusivity(penalty)(state, Graph(200, edges))
+        (grad,) = torch.autograd.grad((coupling @ values.to(state.dtype)).sum(), state)
+        rows = coupling @ torch.ones(200, 1, 1, dtype=torch.float64)
+        results.append((coupling.at(edges).detach(), grad, rows.detach()))
+    (entries, grad, rows), (expected, _, _) = results
+    reached = torch.zeros(200).index_fill(0, edges[1], 1.0)
+    if penalty != "simple":  # which outside of its domain has rows of either sign
+        torch.testing.assert_close(rows[:, 0, 0].float(), reached, rtol=0, atol=1e-5)
+        torch.testing.assert_close(entries.double(), expected, **tolerance("entries", torch.float32)._asdict())
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("score", ["exp", "sigmoid"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_distances_in_half_precision(score: Any, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Squared norms beyond 65 504 and their cancellation are nothing that half precision can hold."""
+    x = (30 + 0.05 * randn(12, 1, 80, generator=generator)).to(dtype)
+    got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(12).unsqueeze(1)
+    expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[0]
+    torch.testing.assert_close(got[:, 0].double(), expected, **tolerance("product", dtype)._asdict())
+
+
+# ---------------------------------------------------------------- gates
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gates_of_nodes_that_nobody_sends_to(dtype: torch.dtype, autocast: bool, generator: torch.Generator) -> None:
+    """1/(0 + ε) is infinite in float16."""
+    layer = GatedGCNConv(6, norm=None)
+    x = randn(5, 6, generator=generator)
+    edges = torch.tensor([[0, 1, 2], [1, 0, 1]])
+    expected = layer(x, edges)
+    if not autocast:
+        layer, x = layer.to(dtype), x.to(dtype)
+    x.requires_grad_()
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        out, gates = layer(x, edges, return_coupling=True)
+    out.float().sum().backward()
+    torch.testing.assert_close(out.float(), expected, **tolerance("layer", dtype)._asdict())
+    assert (gates @ x.unsqueeze(2)).isfinite().all()
+    assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_whole_model_in_half_precision(dtype: torch.dtype, generator: torch.Generator) -> None:
+    model = SFiFormer(6, 8, 3, 2, heads=2).eval()
+    x, edges = randn(9, 6, generator=generator), torch.tensor([[0, 1, 2], [1, 0, 1]])
+    expected = model(x, edges)
+    torch.testing.assert_close(
+        model.to(dtype)(x.to(dtype), edges).float(), expected, **tolerance("layer", dtype)._asdict()
+    )
+
+
+# ---------------------------------------------------------------- long steps
+
+
+LONG: dict[str, StateUpdate] = {
+    "implicit": ImplicitEuler(1e6),
+    "implicit-short": ImplicitEuler(1e-6),
+    "trapezoidal": CrankNicolson(1e6),
+    "trapezoidal-short": CrankNicolson(1e-6),
+    "equilibrium": Equilibrium(leak=1e-6),
+    "heat": HeatKernel(1e3),
+    "heat-short": HeatKernel(1e-6),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("edges", ["random", "isolated"])
+def test_long_and_short_steps_in_single_precision(name: str, edges: str, generator: torch.Generator) -> None:
+    """The condition number is the inverse of the resolution of float32; states and gradients keep their digits."""
+    nodes = 60
+    x = randn(nodes, 3, generator=generator)
+    edge_index = torch.randint(nodes if edges == "random" else 20, (2, 150), generator=generator)
+    weight = randn(nodes, 3, generator=generator)
+    results = []
+    for state in (x.clone().requires_grad_(), x.double().requires_grad_()):
+        coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
+            state, Graph(nodes, edge_index)
+        )
+        out = LONG[name](state, coupling)
+        (grad,) = torch.autograd.grad((out * weight).sum(), state)
+        assert out.dtype == grad.dtype == state.dtype
+        results.append((out.detach().double(), grad.double()))
+    for got, expected in zip(*results, strict=True):
+        assert (got - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_system_that_the_rounding_of_its_entries_decides_says_so(generator: torch.Generator) -> None:
+    x, edges = randn(20, 3, generator=generator), torch.randint(20, (2, 60), generator=generator)
+    coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(20, edges))
+    for update in (ImplicitEuler(1e6, "residual"), Equilibrium("residual", leak=1e-6), HeatKernel(1e4, "residual")):
+        with pytest.warns(UserWarning, match=r"entries are rounded to torch.float32.*conservative"):
+            assert update(x, coupling).isfinite().all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ImplicitEuler(1e6)(x, coupling)
+        ImplicitEuler(10.0, "residual")(x, coupling)
+
+
+def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
+    """A bound of the spectral radius that is too large by a is e^{ta} times the rounding: 10⁸ at t = 10⁴ once."""
+    x = randn(40, 2, generator=generator, dtype=torch.float64)
+    edges = torch.randint(40, (2, 100), generator=generator)
+    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(x, Graph(40, edges))
+    values, vectors = torch.linalg.eigh(torch.eye(40, dtype=torch.float64) - coupling.to_dense()[0])
+    for t in (1.0, 1e4):
+        exact = vectors @ ((-t * values.clamp(min=0)).exp()[:, None] * (vectors.T @ x))
+        torch.testing.assert_close(HeatKernel(t, "residual")(x, coupling), exact, rtol=1e-6, atol=1e-8)
+
+
+def test_a_sparse_coupling_in_single_precision_keeps_constants(generator: torch.Generator) -> None:
+    """Row sums that were rounded would be a leak of their own, as large as the one of a long step."""
+    edges = torch.randint(30, (2, 90), generator=generator)
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    weight = torch.rand(90, generator=generator).repeat(2)
+    coupling = SparseCoupling(Graph(30, edges, weight), symmetric=True, nonnegative=True)
+    ones = torch.ones(30, 1, 1)
+    torch.testing.assert_close(ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6)

@@ -1,0 +1,58 @@
+"""The lowest versions that are allowed are those that `.ci/floors` tries."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+# Not tried by .ci/floors: each GPU build of PyTorch asks for one version of Triton, and the tools only read the source.
+UNTRIED = {"diffusion-mp", "torch", "torch-scatter", "triton", "ruff", "mypy", "pre-commit"}
+
+
+def floors() -> dict[str, Version]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [Requirement(text) for text in project["dependencies"]]
+    asked += [Requirement(text) for extra in project["optional-dependencies"].values() for text in extra]
+    return {
+        requirement.name: Version(specifier.version)
+        for requirement in asked
+        if requirement.name not in UNTRIED
+        for specifier in requirement.specifier
+        if specifier.operator == ">="
+    }
+
+
+def pinned(file: str) -> dict[str, Version]:
+    lines = (ROOT / file).read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {pin.name.lower().replace("_", "-"): Version(str(pin.specifier).removeprefix("==")) for pin in pins}
+
+
+@pytest.mark.parametrize("package", sorted(floors()))
+def test_the_floor_is_the_version_that_is_tried(package):
+    """Up to the last number: the first release of a series may have been withdrawn."""
+    floor, tried = floors()[package], pinned("constraints-floor.txt")[package]
+    assert tried >= floor
+    assert tried.release[:2] == (*floor.release, 0)[:2]
+
+
+def test_nothing_else_is_pinned():
+    assert pinned("constraints-floor.txt").keys() == {*floors(), "torch"}
+    assert pinned("constraints-floor.txt")["torch"] == pinned("constraints.txt")["torch"]
+
+
+def test_shapes_of_any_rank_are_written_as_text():
+    """jaxtyping reads a bare ellipsis from 0.3.11 on only."""
+    bare = [
+        f"{path.relative_to(ROOT)}: {annotation}"
+        for folder in ("src", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for annotation in re.findall(r"(?:Shaped|Float|Int|Bool|Num)\d*\[[\w.]+, \.\.\.\]", path.read_text())
+    ]
+    assert not bare, 'write " ..." for the shape'
