@@ -36,7 +36,7 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     heads = x.unsqueeze(1) if x.dim() == 2 else x
     bounds = None if ptr is None else as_ptr(ptr)
     if bounds is not None and int(bounds[-1]) != heads.size(0):
-        raise ValueError(f"ptr must end at the {heads.size(0)} rows of x; it ends at {int(bounds[-1])}.")
+        raise ValueError(f"ptr must end at the {heads.size(0)} rows of x; its graphs hold {int(bounds[-1])} nodes.")
     if bounds is not None:
         check_ptr(heads.size(0), bounds)
     sizes = [heads.size(0)] if bounds is None else bounds.diff().tolist()
