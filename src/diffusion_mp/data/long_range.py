@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
 from diffusion_mp.data.agreement import check_indices
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.cached import CachedDataset, Transform
 from diffusion_mp.data.pickled_arrays import ARRAYS, as_integers, is_array
 from diffusion_mp.data.pickled_tensors import TENSORS, as_tensor
@@ -58,7 +59,7 @@ def load_lrgb(
     """
     check_choice(name, "name", _SUFFIX)
     check_choice(split, "split", _SPLITS)
-    root = Path(root).expanduser()
+    root = as_path(root, "root")
     missing = _missing(root, name)
     if missing and not download:
         raise FileNotFoundError(
