@@ -125,3 +125,14 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, change, message):
     torch.save([good, (torch.ones(3, 8), *good[1:])], tmp_path / "peptides-func" / "raw" / "val.pt")
     with pytest.raises(ValueError, match=r"val\.pt: its graphs differ in type and width"):
         load_lrgb(tmp_path, "Peptides-func", "val")
+
+
+def test_a_download_is_read_as_data_too(tmp_path, monkeypatch):
+    def download(self):
+        for file in self.raw_paths:
+            torch.save([(Payload(tmp_path / "marker", "open"),) * 4], file)
+
+    monkeypatch.setattr(LRGBDataset, "download", download)
+    with pytest.raises(ValueError, match=r"train\.pt: it .*asks for more than tensors"):
+        load_lrgb(tmp_path, "Peptides-func", download=True)
+    assert not (tmp_path / "marker").exists()
