@@ -7,6 +7,7 @@ from pathlib import Path
 from torch_geometric.data import Data
 
 from diffusion_mp.data.arguments import as_path
+from diffusion_mp.data.fetch import fetch
 from diffusion_mp.data.planetoid_files import PARTS, read_graph
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.
@@ -55,7 +56,7 @@ def _download(root: Path, name: str) -> None:
     from torch_geometric.datasets import Planetoid
 
     try:
-        Planetoid(str(root), name)
+        fetch(Planetoid, str(root), name)
     except Exception as error:  # fsspec, aiohttp and the file system each raise their own
         raise ConnectionError(
             f"PyG could not download {name} from {Planetoid.url} into {root}: {type(error).__name__}: {error}. "
