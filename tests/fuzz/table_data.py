@@ -238,7 +238,7 @@ def list_ops(d: Draw) -> None:
         "tasks",
         "data.ListOps({args})",
         split=choice(d, "train", "val", "test"),
-        num=count(d, 3, 2),
+        num=count(d, 3, 2, none=True),
         seed=seed(d),
         min_length=count(d, 4, 5),
         max_length=count(d, 60, 90),
@@ -261,7 +261,7 @@ def pathfinder(d: Draw) -> None:
         "tasks",
         "data.Pathfinder({args})",
         split=choice(d, "train", "val", "test"),
-        num=count(d, 2, 3),
+        num=count(d, 2, 3, none=True),
         seed=seed(d),
         size=count(d, 32, 24),
         dashes=count(d, 4, 6),
@@ -438,12 +438,24 @@ def loss(name: str) -> Strategy:
             wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}).to(torch.complex64)", "complex")]
             d.call("out", "train.node_cross_entropy({args})", logits=logits, target=Arg(target, wrong))
             return
-        like = Arg(f"torch.randn({n})", wrong_tensors(n))
+        kept = (
+            "a list",
+            "an array",
+            "a string",
+            "a number",
+            "a dict",
+            "a module",
+            "None",
+            "complex",
+            "a sparse tensor",
+        )
+        strange = [w for w in wrong_tensors(n) if w.what in kept]
+        prediction = [w for w in wrong_tensors(n) if w.what not in ("integers", "bools")]
         d.call(
             "out",
             "train.mean_squared_error({args})",
-            prediction=like,
-            target=Arg(f"torch.randn({n})", wrong_tensors(n)),
+            prediction=Arg(f"torch.randn({n})", prediction),
+            target=Arg(f"torch.randn({n})", strange),
         )
 
     return strategy

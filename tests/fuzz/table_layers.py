@@ -27,7 +27,8 @@ def called(d: Draw, *, needed: bool, source: bool = True, channels: int | None =
     rest = {"return_coupling": flag(d)}
     if source:
         wide = d.nodes, d.channels if channels is None else channels
-        rest["source"] = Arg(None, tensor(d, *wide).wrong if wide[0] else [], True)
+        wrong = [w for w in tensor(d, *wide).wrong if w.source != "None"]
+        rest["source"] = Arg(None, wrong if wide[0] else [], True)
     d.call("out", "layer({args})", x=state(d), **edges(d, needed=needed), **rest)
 
 

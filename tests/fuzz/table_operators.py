@@ -43,7 +43,8 @@ FORM: Callable[[Draw], Arg] = lambda d: choice(d, "conservative", "residual")  #
 
 def node_count(d: Draw) -> Arg:
     """N."""
-    wrong = [*count(d, zero=True).wrong, Wrong("10**30", "beyond memory", None)]
+    wrong = [w for w in count(d, zero=True).wrong if w.valid is False]
+    wrong += [Wrong(f"np.int64({d.nodes})", "a NumPy integer", None), Wrong("10**30", "beyond memory", None)]
     return fixed(d.nodes, *wrong)
 
 
@@ -74,8 +75,8 @@ def graphs(d: Draw) -> None:
         d.call("graph", "mp.Graph.from_data({args})", data=fixed(f"Data({part})", *wrong))
     else:
         x = state(d, parameters=False)
-        either = ("a sparse tensor", "on the meta device")
-        x = Arg(x.right, [Wrong(w.source, w.what, None if w.what in either else w.valid) for w in x.wrong])
+        refused = ("a list", "an array", "a string", "a number", "a dict", "a module", "None")  # only its rows count
+        x = Arg(x.right, [Wrong(w.source, w.what, w.what not in refused and None) for w in x.wrong])
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
     asked = d.pick(["degree", "with_self_loops", "within", "to_undirected", "reverse", "weights", "parts"])
     if asked == "degree":
@@ -98,37 +99,44 @@ def graphs(d: Draw) -> None:
 # ---------------------------------------------------------------- couplings
 
 
-def used(d: Draw, *, zeros: bool = True, pooled: bool = False) -> None:
+def used(d: Draw, *, pooled: bool = False) -> None:
     """What can be done with a coupling."""
+    unbounded = [call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args]
+    finite = not (d.dtype == "float16" and any(unbounded))  # e^{q·k} may leave the range of half precision
     what = ["matmul", "matmul", "at", "degree", "dense", "T", "dirichlet", "scaled", "added", "operator", "log_at"]
     asked = d.pick(what + ["pool"] * pooled)
     heads = "coupling.heads"
     if asked == "matmul":
-        d.call("out", "coupling @ {v}", v=_values(d, heads))
+        d.call("out", "coupling @ {v}", finite=finite, v=_values(d, heads))
     elif asked == "at":
-        d.call("out", "coupling.at({edge_index})", edge_index=pairs(d))
+        d.call("out", "coupling.at({edge_index})", finite=finite, edge_index=pairs(d))
     elif asked == "log_at":
         d.call("out", "coupling.log_at({edge_index})", finite=False, edge_index=pairs(d))
     elif asked == "degree":
-        d.call("out", "coupling.degree()")
+        d.call("out", "coupling.degree()", finite=finite)
     elif asked == "dense":
-        d.call("out", "coupling.to_dense()")
+        d.call("out", "coupling.to_dense()", finite=finite)
     elif asked == "T":
-        d.call("out", "[coupling.T @ {v}, coupling.T.degree()]", v=_values(d, heads))
+        d.call("out", "[coupling.T @ {v}, coupling.T.degree()]", finite=finite, v=_values(d, heads))
     elif asked == "dirichlet":
-        d.call("out", "coupling.dirichlet({x})", x=state(d, parameters=False))
+        x = state(d, parameters=False)
+        free = ("a higher rank",)  # which is [N, H, D]
+        x = Arg(x.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in x.wrong])
+        d.call("out", "coupling.dirichlet({x})", finite=finite, x=x)
     elif asked == "scaled":
         wrong = [*NOT_A_NUMBER, Wrong("math.nan", "NaN"), Wrong("torch.ones(2, 2)", "a matrix")]
-        d.call("scaled", "{scale} * coupling", scale=options(d, 0.5, -2, "torch.tensor(0.5)", wrong=wrong))
-        d.call("out", "[scaled.degree(), scaled.to_dense()]")
+        d.call(
+            "scaled", "{scale} * coupling", finite=finite, scale=options(d, 0.5, -2, "torch.tensor(0.5)", wrong=wrong)
+        )
+        d.call("out", "[scaled.degree(), scaled.to_dense()]", finite=finite)
     elif asked == "added":
-        d.call("added", "coupling + {other}", other=coupling(d))
-        d.call("out", "added.degree()")
+        d.call("added", "coupling + {other}", finite=finite, other=coupling(d))
+        d.call("out", "added.degree()", finite=finite)
     elif asked == "operator":
         head = options(d, 0, optional=True, wrong=[*NOT_A_NUMBER, Wrong("-1", "negative"), Wrong("9", "beyond")])
-        d.call("out", f"coupling.as_linear_operator({{args}}).matvec(np.ones({d.nodes}))", head=head)
+        d.call("out", f"coupling.as_linear_operator({{args}}).matvec(np.ones({d.nodes}))", finite=finite, head=head)
     else:
-        d.call("out", "coupling.read(coupling.pool({v}), {v})", v=_values(d, heads))
+        d.call("out", "coupling.read(coupling.pool({v}), {v})", finite=finite, v=_values(d, heads))
 
 
 def _values(d: Draw, heads: str) -> Arg:
@@ -386,22 +394,31 @@ def of_state(
         to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
         d.call("diffusivity", f"mp.{name}({{args}}){to}", **own)
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=bool(channels)), graph=graph(d, needed=needed))
-        _used_by(d)
+        normalized = not any(own[key].right == "False" for key in ("row_stochastic",) if key in own)
+        _used_by(d, finite=normalized or d.dtype != "float16")
 
     return strategy
 
 
-def _used_by(d: Draw) -> None:
-    """One product with the coupling that came out, or another use of it."""
+def _used_by(d: Draw, *, finite: bool = True) -> None:
+    """One product with the coupling that came out, or another use of it.
+
+    A score that nothing normalises, e^{q·k} for one, may leave the range of half precision: then it is not ``finite``.
+    """
     asked = d.pick(["matmul", "degree", "at", "dirichlet"])
     if asked == "matmul":
-        d.call("out", "coupling @ {v}", v=fixed(f"torch.ones({d.nodes}, coupling.heads, 2, dtype=coupling.dtype)"))
+        d.call(
+            "out",
+            "coupling @ {v}",
+            finite=finite,
+            v=fixed(f"torch.ones({d.nodes}, coupling.heads, 2, dtype=coupling.dtype)"),
+        )
     elif asked == "degree":
-        d.call("out", "coupling.degree()")
+        d.call("out", "coupling.degree()", finite=finite)
     elif asked == "at":
-        d.call("out", "coupling.at({edge_index})", edge_index=fixed(edge_list(d)))
+        d.call("out", "coupling.at({edge_index})", finite=finite, edge_index=fixed(edge_list(d)))
     else:
-        d.call("out", "coupling.dirichlet({x})", x=fixed(real(d, d.nodes, 3)))
+        d.call("out", "coupling.dirichlet({x})", finite=finite, x=fixed(real(d, d.nodes, 3)))
 
 
 def dividing(d: Draw) -> Arg:

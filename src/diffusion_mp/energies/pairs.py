@@ -26,7 +26,7 @@ State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]
 def check_heads(x: Tensor, name: str = "x") -> None:
     """Raise unless ``x`` is a floating-point state [N, C] or [N, H, D]."""
     check_tensor(x, name, "[num_nodes, channels] or [num_nodes, heads, channels]")
-    if x.dim() not in (2, 3):
+    if x.dim() not in (2, 3) or (x.dim() == 3 and not x.size(1)):
         raise ValueError(f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}.")
 
 

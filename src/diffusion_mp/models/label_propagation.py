@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
-from diffusion_mp.errors import INTEGERS, check_counts, check_kind, check_number, describe
+from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_number, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.fixed import teleport
+
+# Classes that nobody is labelled with, beyond one per node: more is a wrong number, and costs memory.
+MANY_CLASSES = 1 << 16
 
 
 class LabelPropagation(nn.Module):
@@ -50,14 +53,19 @@ class LabelPropagation(nn.Module):
     ) -> Tensor:
         """Soft labels of every node."""
         check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
+        if y.is_meta:
+            raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
         if y.dim() == 1:
             if y.dtype not in INTEGERS:
                 raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
-            classes = -1 if len(y) else 1  # as many as there are labels; at least one
-            y = one_hot(y.clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
+            classes = 1 + max(int(y.max()), 0) if y.numel() else 1
+            if classes > y.numel() + MANY_CLASSES:
+                raise ValueError(f"y must number the classes of {y.numel()} nodes; it reaches {classes - 1}.")
+            y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
                 raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
+            check_device(mask, "mask", y.device, "y")
             y = y * mask.unsqueeze(1)
         coupling = self.diffusivity(y, Graph.coerce(y, edge_index, edge_weight, batch))
         state = y
