@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -40,7 +41,8 @@ def as_path(value: str | Path, name: str) -> Path:
     check_kind(value, name, (str, os.PathLike), "a path, a str or a pathlib.Path")
     try:
         path = Path(value).expanduser()
-        path.is_file()  # which answers names that no file system takes by an error
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()  # whose other errors are of names that no file system takes
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be a path that a file can have; got {describe(value)}: {error}.") from error
     return path

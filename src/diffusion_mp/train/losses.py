@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffusion_mp.errors import INTEGERS, check_device, check_kind, check_tensor, describe
+
 
 def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy of node logits; −(1/N) Σ_i log softmax(logits_i)[y_i].
@@ -12,6 +14,11 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
     Errors: ValueError for any other pair of shapes, for no node at all and for labels outside 0..C−1.
     """
+    check_tensor(logits, "logits", "[N, C]")
+    check_kind(target, "target", Tensor, "a tensor [N] of class numbers")
+    if target.dtype not in INTEGERS:
+        raise TypeError(f"target must hold class numbers (integers); got {describe(target)}.")
+    check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or target.dim() != 1 or logits.size(0) != target.size(0):
         raise ValueError(
             f"Expected logits [N, C] and target [N], got {list(logits.shape)} and {list(target.shape)}; "
@@ -30,7 +37,7 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
             f"target must lie in 0..{logits.size(1) - 1} for {logits.size(1)} logits, got {low}..{high}; "
             "leave unlabelled nodes (−1) out with label_mask(y)."
         )
-    return F.cross_entropy(logits, target)
+    return F.cross_entropy(logits, target.long())
 
 
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -38,6 +45,9 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
     Errors: ValueError when the shapes differ or there is nothing to average.
     """
+    check_tensor(prediction, "prediction", "[N, …]")
+    check_tensor(target, "target", "[N, …]")
+    check_device(target, "target", prediction.device, "prediction")
     if prediction.shape != target.shape:
         raise ValueError(
             f"prediction {list(prediction.shape)} and target {list(target.shape)} must have the same shape: broadcast, "
