@@ -22,6 +22,8 @@ from diffusion_mp.errors import (
 
 # Graphs without nodes that a batch vector may count beyond one per node: more is a wrong number, and costs memory.
 EMPTY_GRAPHS = 1 << 16
+# A pair of nodes is numbered source · N + target, in 64 bits.
+MOST_NODES = 3_037_000_499
 
 
 def as_num_nodes(num_nodes: object) -> int:
@@ -33,6 +35,8 @@ def as_num_nodes(num_nodes: object) -> int:
     count = operator.index(num_nodes)
     if count < 0:
         raise ValueError(f"num_nodes must be at least 0; got {count}.")
+    if count > MOST_NODES:
+        raise ValueError(f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}.")
     return count
 
 

@@ -149,8 +149,10 @@ def bomb(example: Example, file: Path) -> bytes | None:
             zipfile.ZipFile(io.BytesIO(blob)) as old,
             zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, True, 1) as new,
         ):
-            for entry in old.infolist():
-                new.writestr(entry.filename, old.read(entry) + bytes(1 << 26))
+            entries = sorted(old.infolist(), key=lambda entry: entry.file_size)
+            for entry in entries:
+                more = 1 << 28 if entry is entries[-1] else 0
+                new.writestr(entry.filename, old.read(entry) + bytes(more))
         return stream.getvalue()
     return None
 

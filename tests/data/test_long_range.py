@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from hostile import Payload
 from torch_geometric.datasets import LRGBDataset
 
 from diffusion_mp.data import load_lrgb
@@ -82,3 +83,56 @@ def test_files_that_cannot_be_read_are_no_failed_download(tmp_path):
 def test_refusals(tmp_path, name, split, message):
     with pytest.raises(ValueError, match=message):
         load_lrgb(tmp_path, name, split)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_run(tmp_path, name):
+    """Neither from the raw files nor from what PyG keeps of its own in `processed`, which it would unpickle."""
+    raw = tmp_path / name.lower() / "raw"
+    (raw.parent / "processed").mkdir(parents=True)
+    raw.mkdir()
+    harm = [(Payload(tmp_path / "marker", "open"),) * 4]
+    for split in ("train", "val", "test"):
+        if name.endswith("-SP"):
+            (raw / f"{split}.pickle").write_bytes(pickle.dumps(harm))
+        else:
+            torch.save(harm, raw / f"{split}.pt")
+    for note in ("pre_transform.pt", "pre_filter.pt", "train.pt", "val.pt", "test.pt"):
+        torch.save(Payload(tmp_path / "marker", "open"), raw.parent / "processed" / note)
+    sentence = r"asks for (more than tensors|io\.open, which is no array)\. Fetch it anew, from the archive"
+    with pytest.raises(ValueError, match=rf"train\.(pt|pickle): it .*{sentence}"):
+        load_lrgb(tmp_path, name)
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edge_index": EDGES + 1}, "edge_index must lie in 0..2, got up to 3"),
+        ({"edge_index": EDGES[:, :3]}, r"edge_index \[2, E\]; got"),
+        ({"x": torch.ones(3)}, r"must have x \[N, C\]"),
+        ({"y": torch.ones(2, 10)}, "y must have one row for the graph or one for each node"),
+        ({"y": [1.0]}, "a graph must be a tuple of tensors"),
+    ],
+)
+def test_parts_that_do_not_agree_are_refused(tmp_path, change, message):
+    write_peptides(tmp_path, "Peptides-func", 10)
+    parts = {"x": torch.ones(3, 9), "edge_attr": torch.ones(4, 3), "edge_index": EDGES, "y": torch.ones(1, 10)}
+    good, bad = tuple(parts.values()), tuple((parts | change).values())
+    torch.save([good, bad], tmp_path / "peptides-func" / "raw" / "val.pt")
+    with pytest.raises(ValueError, match=rf"val\.pt: .*{message}"):
+        load_lrgb(tmp_path, "Peptides-func", "val")
+    torch.save([good, (torch.ones(3, 8), *good[1:])], tmp_path / "peptides-func" / "raw" / "val.pt")
+    with pytest.raises(ValueError, match=r"val\.pt: its graphs differ in type and width"):
+        load_lrgb(tmp_path, "Peptides-func", "val")
+
+
+def test_a_download_is_read_as_data_too(tmp_path, monkeypatch):
+    def download(self):
+        for file in self.raw_paths:
+            torch.save([(Payload(tmp_path / "marker", "open"),) * 4], file)
+
+    monkeypatch.setattr(LRGBDataset, "download", download)
+    with pytest.raises(ValueError, match=r"train\.pt: it .*asks for more than tensors"):
+        load_lrgb(tmp_path, "Peptides-func", download=True)
+    assert not (tmp_path / "marker").exists()

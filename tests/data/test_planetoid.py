@@ -170,3 +170,30 @@ def test_a_forbidden_name_is_named_and_not_run(raw, tmp_path):
     with pytest.raises(ValueError, match=r"ind\.cora\.tx: it asks for posix\.system, which is no array\. Fetch"):
         load_planetoid(tmp_path, "Cora")
     assert not marker.exists()
+
+
+def test_what_was_downloaded_is_not_run_either(tmp_path, monkeypatch):
+    """PyG would unpickle the files at once, and those that lie in its folder `processed`."""
+    harm, raw = Payload(tmp_path / "marker"), tmp_path / "Cora" / "raw"
+    processed = raw.parent / "processed"
+    processed.mkdir(parents=True)
+    for name in ("data.pt", "pre_transform.pt", "pre_filter.pt"):
+        torch.save(harm, processed / name)
+
+    def download(self):
+        assert self.raw_dir == str(raw)
+        for file in self.raw_file_names:
+            (raw / file).write_bytes(pickle.dumps(harm))
+
+    monkeypatch.setattr(Planetoid, "download", download)
+    with pytest.raises(ValueError, match=r"ind\.cora\.x: it asks for posix\.system"):
+        load_planetoid(tmp_path, "Cora", download=True)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_download_of_good_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(Planetoid, "download", lambda self: make_planetoid(tmp_path / "new"))
+    (tmp_path / "new").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"missing ind\.cora\.x"):
+        load_planetoid(tmp_path, "Cora", download=True)
+    assert load_planetoid(tmp_path / "new", "Cora", download=True).num_nodes == KNOWN + TESTED + 1

@@ -168,6 +168,36 @@ def test_linkx(tmp_path, generator):
     assert data.y.tolist() == [0, 1, 1, -1, 0]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edge_index": np.array([[0, 5], [1, 2]])}, "edge_index must lie in 0..4, got up to 5"),
+        ({"edge_index": np.array([[0, -1], [1, 2]])}, "down to -1"),
+        ({"edge_index": np.array([[0, 0.5], [1, 2]])}, "edge_index must hold integers"),
+        ({"edge_index": np.array([[0, np.nan], [1, 2]])}, "edge_index must hold integers"),
+        ({"edge_index": np.zeros((3, 2))}, r"edge_index is \(3, 2\)"),
+        ({"label": np.zeros((1, 4))}, "4 labels go with 5 rows of node_feat"),
+        ({"node_feat": "text"}, "node_feat is no full matrix of real numbers"),
+    ],
+)
+def test_variables_that_do_not_agree_are_refused(tmp_path, change, message):
+    variables = {"node_feat": np.ones((5, 3)), "edge_index": np.zeros((2, 2)), "label": np.zeros((1, 5))}
+    savemat(tmp_path / "pokec.mat", variables | change)
+    with pytest.raises(ValueError, match=rf"pokec\.mat: .*{message}.*\. It must be LINKX's pokec\.mat"):
+        load_pokec(tmp_path, "linkx")
+    assert [path.name for path in (tmp_path / "processed").iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_with_edges_to_nobody_is_refused(tmp_path):
+    savemat(
+        tmp_path / "pokec.mat", {"node_feat": np.ones((5, 3)), "edge_index": np.zeros((2, 2)), "label": np.zeros(5)}
+    )
+    load_pokec(tmp_path, "linkx")
+    np.save(tmp_path / "processed" / "pokec-linkx" / "edge_index.npy", np.array([[0, 5], [0, 0]]))
+    with pytest.raises(ValueError, match=r"pokec-linkx: edge_index must lie in 0..4, got up to 5 .*Delete the folder"):
+        load_pokec(tmp_path, "linkx")
+
+
 def test_another_mat_is_refused(tmp_path):
     savemat(tmp_path / "pokec.mat", {"A": np.eye(2)})
     with pytest.raises(ValueError, match="it has no node_feat"):

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from test_resume import same
+from test_resumed_runs import same
 
 import diffusion_mp.train.lightning_cli  # noqa: F401 - once, before the processes fork
 from diffusion_mp.train import load_checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -33,9 +34,15 @@ def check_share(value: float, name: str) -> None:
 
 
 def as_path(value: str | Path, name: str) -> Path:
-    """The path, with ~ for the home folder.
+    """The path, with ~ for the home folder; whether something is there is for others to say.
 
-    Errors: TypeError naming the argument.
+    Errors: TypeError or ValueError naming the argument.
     """
     check_kind(value, name, (str, os.PathLike), "a path, a str or a pathlib.Path")
-    return Path(value).expanduser()
+    try:
+        path = Path(value).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()  # whose other errors are of names that no file system takes
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be a path that a file can have; got {describe(value)}: {error}.") from error
+    return path

@@ -15,6 +15,7 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.data.data import BaseData
 from tqdm import tqdm
 
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.collated import check_collated
 from diffusion_mp.data.made_once import made_once
 from diffusion_mp.data.reading import reading
@@ -50,7 +51,7 @@ class CachedDataset(InMemoryDataset):
         log: bool = True,
     ) -> None:
         self._key, self._num_graphs = key, num_graphs
-        super().__init__(str(root), transform, pre_transform, log=log)
+        super().__init__(str(as_path(root, "root")), transform, pre_transform, log=log)
         made_once(Path(self.processed_dir), self._read, self._write, anew=force_reload)
 
     @abstractmethod

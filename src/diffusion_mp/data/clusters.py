@@ -41,6 +41,8 @@ def find_clusters(
     """
     check_choice(method, "method", ["metis", "label_propagation"])
     seed = as_whole(seed, "seed")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
     graph = observed(data)
     if (num_clusters is None) == (method == "metis"):
         raise ValueError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.data.agreement import check_indices
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.npy import read_header
 from diffusion_mp.data.pickled_arrays import ARRAYS, as_integers, as_objects
 from diffusion_mp.data.plain_pickle import read_pickle
@@ -28,7 +29,7 @@ def load_linkx_splits(path: str | Path, num_nodes: int) -> list[Split]:
     Shapes: every split has masks [num_nodes].
     Errors: FileNotFoundError; ValueError where the file holds something else, or a node number out of range.
     """
-    path = Path(path).expanduser()
+    path = as_path(path, "path")
     if not path.is_file():
         raise FileNotFoundError(
             f"No splits at {path}: take pokec-splits.npy from the folder data/splits of "

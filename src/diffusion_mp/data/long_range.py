@@ -12,7 +12,9 @@ from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
 from diffusion_mp.data.agreement import check_indices
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.cached import CachedDataset, Transform
+from diffusion_mp.data.fetch import fetch
 from diffusion_mp.data.pickled_arrays import ARRAYS, as_integers, is_array
 from diffusion_mp.data.pickled_tensors import TENSORS, as_tensor
 from diffusion_mp.data.plain_pickle import Made, read_pickle
@@ -58,7 +60,7 @@ def load_lrgb(
     """
     check_choice(name, "name", _SUFFIX)
     check_choice(split, "split", _SPLITS)
-    root = Path(root).expanduser()
+    root = as_path(root, "root")
     missing = _missing(root, name)
     if missing and not download:
         raise FileNotFoundError(
@@ -137,14 +139,11 @@ def _superpixels(path: Path, name: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _download(root: Path, name: str) -> None:
-    """Has PyG fetch and unpack the archive; what reads the files is ours, so PyG's constructor is not called."""
+    """Has PyG fetch and unpack the archive."""
     from torch_geometric.datasets import LRGBDataset
 
-    dataset = LRGBDataset.__new__(LRGBDataset)
-    dataset.root, dataset.name = str(root), name.lower()
-    _raw(root, name).mkdir(parents=True, exist_ok=True)
     try:
-        dataset.download()
+        fetch(LRGBDataset, str(root), name)
     except Exception as error:  # the network, the archive and the file system each raise their own
         raise ConnectionError(
             f"PyG could not download {name} from {_url(name)} into {root}: {type(error).__name__}: {error}. Fetch the "

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_path
 from diffusion_mp.data.cached import CachedDataset, Transform
 from diffusion_mp.data.npy import read_array
 from diffusion_mp.data.reading import reading
@@ -63,7 +64,7 @@ class PeptidesFunctional(CachedDataset):
         log: bool = True,
     ) -> None:
         check_choice(split, "split", ("train", "val", "test"))
-        self.source, self.split = Path(source).expanduser(), split
+        self.source, self.split = as_path(source, "source"), split
         missing = [file for file in (_MOLECULES, _SPLIT) if not (self.source / file).is_file()]
         if missing:
             raise FileNotFoundError(

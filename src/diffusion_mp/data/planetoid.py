@@ -6,6 +6,8 @@ from pathlib import Path
 
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_path
+from diffusion_mp.data.fetch import fetch
 from diffusion_mp.data.planetoid_files import PARTS, read_graph
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.
@@ -27,13 +29,14 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
     Errors: ValueError for an unknown name, a damaged file, and files that do not belong together; FileNotFoundError
     saying which files are missing, how to get them and where to put them; ConnectionError when the download fails.
     """
-    if name.lower() not in _FOLDERS:
+    if not isinstance(name, str) or name.lower() not in _FOLDERS:
         raise ValueError(f"name must be one of {', '.join(_FOLDERS.values())}, got {name!r}.")
     name = _FOLDERS[name.lower()]
-    raw = Path(root).expanduser() / name / "raw"
+    root = as_path(root, "root")
+    raw = root / name / "raw"
     missing = _missing(raw, name)
     if missing and download:
-        _download(Path(root).expanduser(), name)
+        _download(root, name)
         missing = _missing(raw, name)
     if missing:
         raise FileNotFoundError(_how_to_get(raw, name, missing))
@@ -53,7 +56,7 @@ def _download(root: Path, name: str) -> None:
     from torch_geometric.datasets import Planetoid
 
     try:
-        Planetoid(str(root), name)
+        fetch(Planetoid, str(root), name)
     except Exception as error:  # fsspec, aiohttp and the file system each raise their own
         raise ConnectionError(
             f"PyG could not download {name} from {Planetoid.url} into {root}: {type(error).__name__}: {error}. "

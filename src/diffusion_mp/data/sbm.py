@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch_geometric.data import Data
 
+from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.block_model import cluster_graph, draw_pattern, pattern_graph
 from diffusion_mp.data.cached import CachedDataset, Transform
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import check_choice, check_counts, describe
 
 _SIZES = {
     "PATTERN": {"train": 10_000, "val": 2_000, "test": 2_000},
@@ -19,6 +20,12 @@ _SIZES = {
 }
 _NUM_PATTERNS = 100
 _VERSION = 1  # goes up whenever the same seed gives other graphs, so that no older file is read
+
+
+def _pair(sizes: object) -> tuple[int, int]:
+    if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
+        raise TypeError(f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}.")
+    return as_whole(sizes[0], "pattern_sizes[0]"), as_whole(sizes[1], "pattern_sizes[1]")
 
 
 class SBMDataset(CachedDataset):
@@ -73,7 +80,7 @@ class SBMDataset(CachedDataset):
             raise ValueError(f"seed must lie in 0 .. 2**30 - 1; got {seed}.")
         if pattern_sizes is not None and name != "PATTERN":
             raise ValueError(f"pattern_sizes {pattern_sizes} belong to PATTERN; leave them out for {name}.")
-        low, high = pattern_sizes or (20, 20)
+        low, high = _pair(pattern_sizes or (20, 20))
         if not 1 <= low <= high:
             raise ValueError(
                 f"pattern_sizes must be (smallest, largest) with 1 <= smallest <= largest; got {low, high}."

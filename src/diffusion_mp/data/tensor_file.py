@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ def load_tensors(path: Path) -> Any:
 
     PyTorch's own restricted reader (`weights_only=True`) does the work; nothing but whole, dense tensors passes.
     Errors: ValueError for anything else, for a compressed archive, and for tensors that claim more than the file has;
-    also whatever `zipfile` and `torch.load` say of a damaged one: use it within `reading`.
+    BadZipFile, RuntimeError and others for a damaged one: use it within `reading`.
     """
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("torch.save compresses nothing, but parts of this are compressed")
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # whose sentence proposes to run what the file asks for
+        raise ValueError("it is damaged, or asks for more than tensors") from error
     _check(loaded, path.stat().st_size)
     return loaded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -70,6 +70,7 @@ class DIFFormerConv(DiffusionConv):
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels)
         check_choice(kernel, "kernel", KERNELS)
+        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_choice(graph, "graph", ["sum", "mean", None])
         diffusivity: Diffusivity = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize)
         if graph is not None:

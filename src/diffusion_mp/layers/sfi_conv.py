@@ -67,6 +67,7 @@ class SFiConv(MultiHeadConv):
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
+        check_choice(projection, "projection", [None, "separate", "tied"])
         check_flags(adjacency=adjacency, residual=residual, bias=bias)
         if head_channels is None and out_channels % heads:
             raise ValueError(

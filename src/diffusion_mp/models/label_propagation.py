@@ -55,6 +55,8 @@ class LabelPropagation(nn.Module):
         check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
         if y.is_meta:
             raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
+        if y.dim() not in (1, 2):
+            raise ValueError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
         if y.dim() == 1:
             if y.dtype not in INTEGERS:
                 raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")

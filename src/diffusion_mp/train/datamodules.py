@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import pytorch_lightning as pl
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, load_digits, load_planetoid, random_split_per_class
+from diffusion_mp.data.arguments import as_path
 
 
 def _only(batch: list[Data]) -> Data:
@@ -98,7 +98,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         super().__init__()
         if split not in ("random", "public"):
             raise ValueError(f'split must be "random" or "public", got {split!r}.')
-        self.root, self.network, self.split, self.seed = Path(root), name, split, seed
+        self.root, self.network, self.split, self.seed = as_path(root, "root"), name, split, seed
         self.per_class, self.num_val, self.num_test, self.download = per_class, num_val, num_test, download
 
     def load(self) -> Data:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffusion_mp.errors import check_device, check_tensor, describe, index_vector
+from diffusion_mp.errors import INTEGERS, check_device, check_kind, check_tensor, describe
 
 
 def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -15,8 +15,10 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     Errors: ValueError for any other pair of shapes, for no node at all and for labels outside 0..C−1.
     """
     check_tensor(logits, "logits", "[N, C]")
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor [N] of integers; got {describe(target)}.")
+    check_kind(target, "target", Tensor, "a tensor [N] of class numbers")
+    if target.dtype not in INTEGERS:
+        raise TypeError(f"target must hold class numbers (integers); got {describe(target)}.")
+    check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or target.dim() != 1 or logits.size(0) != target.size(0):
         raise ValueError(
             f"Expected logits [N, C] and target [N], got {list(logits.shape)} and {list(target.shape)}; "
@@ -29,17 +31,13 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         )
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
-    target = index_vector(target, "target", "[N]")
-    check_device(target, "target", logits.device, "logits")
-    if target.is_meta:
-        raise ValueError(f"target must have values, the labels; got {describe(target)}.")
     low, high = int(target.min()), int(target.max())
     if low < 0 or high >= logits.size(1):
         raise ValueError(
             f"target must lie in 0..{logits.size(1) - 1} for {logits.size(1)} logits, got {low}..{high}; "
             "leave unlabelled nodes (−1) out with label_mask(y)."
         )
-    return F.cross_entropy(logits, target)
+    return F.cross_entropy(logits, target.long())
 
 
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -47,8 +45,8 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
     Errors: ValueError when the shapes differ or there is nothing to average.
     """
-    check_tensor(prediction, "prediction", "of any shape")
-    check_tensor(target, "target", "of the shape of prediction")
+    check_tensor(prediction, "prediction", "[N, …]")
+    check_tensor(target, "target", "[N, …]")
     check_device(target, "target", prediction.device, "prediction")
     if prediction.shape != target.shape:
         raise ValueError(

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import check_choice, check_kind, check_positive
 
 from .guards import guards
 from .losses import node_cross_entropy
@@ -47,8 +47,8 @@ class NodeClassifier(pl.LightningModule):
         optimizer: Literal["adam", "adamw"] = "adam",
     ) -> None:
         super().__init__()
-        if optimizer not in _OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
+        check_kind(model, "model", nn.Module, "a module")
+        check_choice(optimizer, "optimizer", _OPTIMIZERS)
         check_positive(lr, "lr", allow_zero=True)
         check_positive(weight_decay, "weight_decay", allow_zero=True)
         # The module itself stays out: a checkpoint then holds plain types only and loads with weights_only=True.
@@ -65,6 +65,7 @@ class NodeClassifier(pl.LightningModule):
 
     def forward(self, data: Data) -> Tensor:
         """Logits [N, C] of every node."""
+        check_kind(data, "data", Data, "a torch_geometric Data")
         logits: Tensor = self.model(data.x, data.edge_index, data.edge_weight)
         return logits
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import check_counts, check_kind, check_number, check_positive
 
 from .guards import guards
 
@@ -40,6 +40,9 @@ class SequenceClassifier(pl.LightningModule):
         self, model: nn.Module, classes: int, lr: float = 1e-3, weight_decay: float = 1e-5, warmup: float = 0.1
     ) -> None:
         super().__init__()
+        check_kind(model, "model", nn.Module, "a module")
+        check_counts(classes=classes)
+        check_number(warmup, "warmup")
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup must lie in [0, 1), a share of the steps; got {warmup}.")
         check_positive(lr, "lr", allow_zero=True)

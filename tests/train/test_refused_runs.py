@@ -69,9 +69,7 @@ def test_settings_of_a_checkpoint_are_numbers_and_choices(tmp_path, monkeypatch,
     assert main(["fit", *SMALL, *QUIET, "--name=x", "--ckpt_path", str(path)]) == 0
     torch.save({**checkpoint, "hyper_parameters": {"lr": "os.system"}}, path)
     with pytest.raises(SystemExit) as stopped:
-        main(
-            ["test", "--data=DigitsDataModule", "--model.model=diffusion_mp.models.DIFFormer", "--ckpt_path", str(path)]
-        )
+        main(["test", *UNSET, "--ckpt_path", str(path)])
     assert stopped.value.code == 2
     assert "model.lr" in capsys.readouterr().err
 
