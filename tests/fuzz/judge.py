@@ -26,7 +26,7 @@ OWN = str(Path(diffusion_mp.__file__).parent)
 #: What a call may raise.
 DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostError)
 #: A file, an entry or an extra that is not there: refusals too, if the library says so itself.
-ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, IndexError, ImportError)
+ABSENT = (OSError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
     "x": ["state", "features", "node", "nodes"],
@@ -90,7 +90,7 @@ def _judge_error(
     words = {word for name in names for word in (name, *ROLES.get(name, []))}
     if (
         names
-        and not isinstance(error, FileNotFoundError)
+        and not isinstance(error, OSError)
         and not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words)
     ):
         return _bad(None, "no argument named", text, _place(error))

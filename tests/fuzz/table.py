@@ -34,6 +34,10 @@ EXEMPT: dict[str, str] = {
     "SingularSystemError": "an error: the library raises it, nobody calls it",
     "distributed.RankLostError": "an error: the library raises it, nobody calls it",
     "testing.TOLERANCES": "a table, read through `tolerance`",
+    "train.CheckpointFiles": "Lightning calls it, in a run; tests/train kills and resumes runs",
+    "train.Resumable": "Lightning calls it, in a run; tests/train kills and resumes runs",
+    "train.FiniteLoss": "Lightning calls it, in a run; tests/train has runs whose loss is not finite",
+    "train.exit_code": "it takes a program and its signals; tests/train stops programs",
 }
 
 #: Errors that a name documents beside TypeError, ValueError and the library's own.

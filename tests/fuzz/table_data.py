@@ -310,7 +310,7 @@ def sbm(d: Draw) -> None:
         root=Arg("'sbm'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]),
         name=Arg("'PATTERN'", choice(d, "PATTERN").wrong),
         split=choice(d, "train", "val", "test"),
-        num_graphs=count(d, 1),
+        num_graphs=Arg("1", [w for w in count(d).wrong if w.source != "None"]),
         seed=Arg(None, [w for w in seed(d).wrong if w.valid is False], True),
         pattern_sizes=Arg(None, sizes, True),
         log=Arg("False"),
@@ -394,7 +394,7 @@ def node_classifier(d: Draw) -> None:
         "module",
         "train.NodeClassifier({args})",
         model=module("mp.GCNConv(3, 2)"),
-        lr=number(d, 0.01, optional=True),
+        lr=number(d, 0.01, optional=True, zero=True),
         weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
         optimizer=choice(d, "adam", "adamw"),
     )
@@ -413,7 +413,7 @@ def sequence_classifier(d: Draw) -> None:
         "train.SequenceClassifier({args})",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
         classes=count(d, 2, 3),
-        lr=number(d, 0.01, optional=True),
+        lr=number(d, 0.01, optional=True, zero=True),
         weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
         warmup=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
     )
@@ -495,7 +495,36 @@ def planetoid_module(d: Draw) -> None:
     d.call("out", "module.data")
 
 
+def save_checkpoint(d: Draw) -> None:
+    """A checkpoint that is written whole."""
+    path = Arg("'a.ckpt'", [*NOT_A_PATH, Wrong("'.'", "a folder")])
+    d.call("out", "train.save_checkpoint({args})", state=Arg("{'a': torch.ones(2)}"), path=path)
+
+
+def replace_file(d: Draw) -> None:
+    """A file that is written whole."""
+    data = [Wrong("'text'", "a string"), Wrong("None", "None"), Wrong("3", "a number"), Wrong("[1]", "a list")]
+    path = Arg("'a.txt'", [*NOT_A_PATH, Wrong("'.'", "a folder")])
+    d.call("out", "train.replace_file({args})", path=path, data=Arg("b'text'", data))
+
+
+def load_checkpoint(d: Draw) -> None:
+    """A checkpoint that is read as tensors and plain values."""
+    wrong = [Wrong("'.'", "a folder"), Wrong("'absent.ckpt'", "no file"), Wrong("'http://a/b.ckpt'", "an address")]
+    d.call("saved", "train.save_checkpoint({'a': torch.ones(2)}, 'b.ckpt')")
+    d.call("out", "train.load_checkpoint({args})", path=Arg("'b.ckpt'", [*NOT_A_PATH, *wrong]))
+
+
+def check_writable(d: Draw) -> None:
+    """A folder that can be written to."""
+    d.call("out", "train.check_writable({args})", folder=Arg("'out'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]))
+
+
 TRAIN: dict[str, Strategy] = {
+    "train.save_checkpoint": save_checkpoint,
+    "train.load_checkpoint": load_checkpoint,
+    "train.replace_file": replace_file,
+    "train.check_writable": check_writable,
     "train.NodeClassifier": node_classifier,
     "train.SequenceClassifier": sequence_classifier,
     "train.node_cross_entropy": loss("node_cross_entropy"),

@@ -65,6 +65,12 @@ def norm(d: Draw) -> Arg:
     return choice(d, "batch", "layer", None)
 
 
+def maybe_dropout(d: Draw) -> Arg:
+    """A rate, or None for that of the others."""
+    rate = probability(d)
+    return Arg(rate.right, [w for w in rate.wrong if w.source != "None"], True)
+
+
 def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
     """``in_channels`` and features: floating-point numbers, or categories with a table for each column."""
     wrong_sizes = [*count(d).wrong, Wrong("[]", "empty"), Wrong("[0]", "an empty table"), Wrong("['a']", "letters")]
@@ -376,7 +382,7 @@ MODELS: dict[str, Strategy] = {
         shared_encoder=flag,
         layer_norm=flag,
         dropout=probability,
-        gnn_dropout=probability,
+        gnn_dropout=maybe_dropout,
     ),
     "DiffusionGNN": model(
         "DiffusionGNN",

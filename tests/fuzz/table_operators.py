@@ -189,8 +189,10 @@ def sparse_flow(d: Draw) -> None:
     parts = {name: tensor(d, d.nodes, h, f) for name in names}
     kind = "" if d.dtype == "float32" else f", dtype=torch.{d.dtype}"
     alone = number(d, 0.3, 0.0, 1.0, zero=True)
+    alone = Arg(alone.right, [w for w in alone.wrong if w.what != "a tensor of two"])  # which may be one per head
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True)
+    leak = Arg(leak.right, [w for w in leak.wrong if w.what != "a tensor of two"], True)
     d.call("coupling", "mp.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
     used(d)
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from diffusion_mp.data.arguments import as_path
+from diffusion_mp.errors import check_kind
+
 
 def replace_file(path: str | Path, data: bytes) -> None:
     """Writes a file that is, at every moment and after a kill, the old one or the whole new one.
@@ -19,7 +22,10 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
     Errors: OSError that names the file, when there is no room or no permission.
     """
-    path = Path(path)
+    path = as_path(path, "path")
+    check_kind(data, "data", bytes, "bytes")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} cannot be written: it is a folder. Give the path of a file.")
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes never write to one
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +57,9 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         raise ValueError(
             f"Checkpoints are read from files of this machine only, got {path}; download it, and give its path."
         )
-    if not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "not the path of a file"
+    path = as_path(path, "path")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "not the path of a file"
         example = "runs/fit/version_0/checkpoints/last.ckpt"
         raise FileNotFoundError(
             f"A checkpoint was expected, and {str(path)!r} is {kind}; give a path such as {example}."
@@ -71,8 +78,9 @@ def check_writable(folder: str | Path) -> None:
 
     Errors: OSError that names the folder, when it is a file, cannot be written to, or its disk is full.
     """
+    folder = as_path(folder, "folder")
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(2**16))
             file.flush()
