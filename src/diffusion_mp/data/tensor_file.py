@@ -36,6 +36,8 @@ def load_tensors(path: Path) -> Any:
 def _mapped(path: Path) -> Iterator[IO[bytes]]:
     """A file that can be asked for more than it has without making room for that, as `zipfile` asks."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[:2] != b"PK":
+            raise ValueError("it is no zip file, as torch.save writes since version 1.6")
         yield content  # type: ignore[misc]
 
 
