@@ -65,9 +65,14 @@ class Call:
         line = self.target
         for name in list(named):
             if f"{{{name}}}" in line:
-                line = line.replace(f"{{{name}}}", str(named.pop(name)))
+                line = line.replace(f"{{{name}}}", _bracketed(str(named.pop(name))))
         line = line.replace("{args}", ", ".join(f"{name}={source}" for name, source in named.items()))
         return f"{self.result} = {line}"
+
+
+def _bracketed(source: str) -> str:
+    """An expression that stands beside an operator."""
+    return f"({source})" if source.startswith("lambda") else source
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def label_propagation(d: Draw) -> None:
         Wrong(f"torch.zeros({n}, 2, dtype=torch.complex64)", "complex"),
         Wrong(f"torch.zeros({n}, 2, dtype=torch.long)", "integers of rank two"),
         Wrong(f"torch.zeros({n}, dtype=torch.bool)", "bools"),
-        Wrong(f"torch.zeros({n + 1}, dtype=torch.long)", "too long"),
+        Wrong(f"torch.zeros({n + 1}, dtype=torch.long)", "too long", None),
         Wrong(f"torch.zeros({n}, dtype=torch.long, device='meta')", "on the meta device"),
         Wrong(f"torch.full(({n},), 10**9)", "a billion classes") if n else Wrong("torch.tensor(0)", "of rank zero"),
         Wrong("torch.tensor(0)", "of rank zero"),

@@ -134,7 +134,9 @@ def used(d: Draw, *, pooled: bool = False) -> None:
         d.call("out", "added.degree()", finite=finite)
     elif asked == "operator":
         head = options(d, 0, optional=True, wrong=[*NOT_A_NUMBER, Wrong("-1", "negative"), Wrong("9", "beyond")])
-        d.call("out", f"coupling.as_linear_operator({{args}}).matvec(np.ones({d.nodes}))", finite=finite, head=head)
+        d.call(
+            "out", "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))", finite=finite, head=head
+        )
     else:
         d.call("out", "coupling.read(coupling.pool({v}), {v})", finite=finite, v=_values(d, heads))
 
@@ -253,13 +255,19 @@ def boundary(d: Draw) -> Arg:
     return choice(d, "symmetric", "replicate", "drop", "periodic", "causal")
 
 
+def _any_heads(arg: Arg) -> Arg:
+    """The argument where the number of heads, its last dimension, may be any."""
+    free = ("a longer last dimension",)
+    return Arg(arg.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in arg.wrong])
+
+
 def neumann(d: Draw) -> None:
     """Neighbours along a sequence."""
     d.call(
         "coupling",
         "mp.NeumannCoupling({args})",
         num_nodes=fixed(d.nodes, *[w for w in node_count(d).wrong if w.source != "10**30"]),
-        alpha=tensor(d, 1, d.pick([1, 2])),
+        alpha=_any_heads(tensor(d, 1, d.pick([1, 2]))),
         strides=strides(d),
         boundary=boundary(d),
         ptr=ptr(d),
@@ -287,7 +295,7 @@ def reweighted(d: Draw) -> None:
     """Rows and columns rescaled."""
     rows = {name: tensor(d, d.nodes, 1, optional=True) for name in ("row", "column")}
     rows = {k: Arg(a.right, [w for w in a.wrong if w.what != "a longer last dimension"], True) for k, a in rows.items()}
-    d.call("coupling", "mp.ReweightedCoupling({args})", coupling=coupling(d), **rows, **promises(d))
+    d.call("coupling", "mp.ReweightedCoupling({args})", coupling=coupling(d, other_size=None), **rows, **promises(d))
     used(d)
 
 

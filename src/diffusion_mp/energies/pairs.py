@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.errors import check_tensor, describe
-from diffusion_mp.graph_checks import row_bounds
+from diffusion_mp.graph_checks import as_ptr, check_ptr
 
 CHUNK_ROWS = 8_192  # rows turned to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
@@ -34,7 +34,11 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """The state of every non-empty graph and every head in turn, [n, D] each: pairs never leave such a block."""
     check_heads(x)
     heads = x.unsqueeze(1) if x.dim() == 2 else x
-    bounds = row_bounds(ptr, heads.size(0))
+    bounds = None if ptr is None else as_ptr(ptr)
+    if bounds is not None and int(bounds[-1]) != heads.size(0):
+        raise ValueError(f"ptr must end at the {heads.size(0)} rows of x; its graphs hold {int(bounds[-1])} nodes.")
+    if bounds is not None:
+        check_ptr(heads.size(0), bounds)
     sizes = [heads.size(0)] if bounds is None else bounds.diff().tolist()
     return [head for graph in heads.split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
 
