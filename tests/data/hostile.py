@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from torch_geometric.data import Data
@@ -40,8 +39,8 @@ class Format:
 
 def formats() -> dict[str, Format]:
     """All formats by name."""
-    modules = [module for module in ("hostile_binary", "hostile_text") if find_spec(module) is not None]
-    return {format.name: format for module in modules for format in import_module(module).FORMATS}
+    modules = (import_module("hostile_binary"), import_module("hostile_text"))  # which import this one
+    return {format.name: format for module in modules for format in module.FORMATS}
 
 
 class HostileReader:

@@ -18,6 +18,11 @@ from diffusion_mp.data.reading import reading
 FILE = Path("folder") / "numbers.bin"
 
 
+def before_the_beginning():
+    with Path(__file__).open("rb") as file:
+        file.seek(-1)
+
+
 def recursion():
     return recursion()
 
@@ -25,6 +30,7 @@ def recursion():
 @pytest.mark.parametrize(
     ("read", "said"),
     [
+        (before_the_beginning, "OSError: [Errno 22]"),
         (lambda: gzip.decompress(b"no gzip"), "BadGzipFile: Not a gzipped file"),
         (lambda: gzip.decompress(gzip.compress(b"text")[:-9]), "EOFError"),
         (lambda: zlib.decompress(b"text"), "error: Error -3"),

@@ -56,7 +56,7 @@ def test_every_corner_in_every_precision(name: str, corner: str) -> None:
             check_precision(name, state, torch.float32, dtype)
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1e10, 1e20])
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
 @pytest.mark.parametrize("name", SCALE_FREE)
 def test_a_normalised_state_of_any_scale(name: str, scale: float) -> None:
     """The same coupling as at scale one; the gradient is that divided by the scale."""

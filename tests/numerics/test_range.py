@@ -234,6 +234,16 @@ def test_gates_of_nodes_that_nobody_sends_to(dtype: torch.dtype, autocast: bool,
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """A gate of σ(−40) is zero in float16, and 1/ε times the value that it would let through infinite."""
+    layer = GatedGCNConv(6, norm=None).to(dtype)
+    x = (46 * randn(17, 6, generator=generator)).to(dtype).requires_grad_()
+    edges = torch.randint(17, (2, 51), generator=generator)
+    layer(x, edges).float().sum().backward()
+    assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_a_whole_model_in_half_precision(dtype: torch.dtype, generator: torch.Generator) -> None:
     model = SFiFormer(6, 8, 3, 2, heads=2).eval()
     x, edges = randn(9, 6, generator=generator), torch.tensor([[0, 1, 2], [1, 0, 1]])

@@ -53,14 +53,14 @@ class ArrayFolder:
             raise ValueError(f"its arrays are {_shapes(arrays)}, expected {shapes}")
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _arrays(self) -> dict[str, Shaped[np.ndarray, ...]]:
+    def _arrays(self) -> dict[str, Shaped[np.ndarray, " ..."]]:
         return {file.stem: map_array(file) for file in sorted(self.path.glob("*.npy"))}
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.npy"
 
 
-def _shapes(arrays: dict[str, Shaped[np.ndarray, ...]]) -> dict[str, list[Any]]:
+def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
     return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
 
 

@@ -65,7 +65,7 @@ def read_header(stream: io.BufferedIOBase) -> Header:
     return Header(order, code, in_columns == "True", lengths, 8 + width + length)
 
 
-def read_array(stream: io.BytesIO) -> Shaped[np.ndarray, ...]:
+def read_array(stream: io.BytesIO) -> Shaped[np.ndarray, " ..."]:
     """The array of a .npy file that is in memory."""
     header = read_header(stream)
     data = stream.read()
@@ -74,7 +74,7 @@ def read_array(stream: io.BytesIO) -> Shaped[np.ndarray, ...]:
     return numbers.reshape(header.shape, order=header.layout).astype(header.dtype.newbyteorder("="))
 
 
-def map_array(path: Path) -> Shaped[np.ndarray, ...]:
+def map_array(path: Path) -> Shaped[np.ndarray, " ..."]:
     """The array of a .npy file, not read before it is used; what is written into it stays out of the file."""
     with path.open("rb") as file:
         header = read_header(file)

@@ -117,10 +117,10 @@ class PeptidesFunctional(CachedDataset):
 
 def _row_numbers(path: Path, split: str) -> list[int]:
     """The rows of a split, an array in a zip file."""
-    with zipfile.ZipFile(path) as archive:
-        size = archive.getinfo(f"{split}.npy").file_size
-        if size > _LARGEST:
-            raise ValueError(f"its {split} unpacks into {size} bytes")
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+        entry = archive.getinfo(f"{split}.npy")
+        if entry.file_size > _LARGEST or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"its {split} is not packed by NumPy, or unpacks into {entry.file_size} bytes")
         rows = read_array(io.BytesIO(archive.read(f"{split}.npy")))
     if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
         raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")

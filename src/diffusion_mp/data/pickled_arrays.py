@@ -37,7 +37,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, Made) and value.name in _REBUILD | _FROM_BUFFER
 
 
-def as_array(value: Any) -> Shaped[np.ndarray, ...]:
+def as_array(value: Any) -> Shaped[np.ndarray, " ..."]:
     """An array of bools, integers or floating-point numbers; ValueError where it is none or is not filled."""
     if is_array(value) and value.name in _FROM_BUFFER:
         data, dtype, shape, order = _unpack(value.arguments, 4)
@@ -70,7 +70,7 @@ def as_csr(value: Any) -> csr_matrix:
     return matrix
 
 
-def as_integers(value: Any) -> Shaped[np.ndarray, ...]:
+def as_integers(value: Any) -> Shaped[np.ndarray, " ..."]:
     """int64 [n] of an array, or a list, of integers."""
     if isinstance(value, (list, tuple)):
         numbers = [_integer(number) for number in value]
@@ -112,7 +112,7 @@ def _array_state(value: Any) -> tuple[Any, ...]:
     return _unpack(value.state[1:], 4)  # what comes first is the version
 
 
-def _filled(data: bytes, dtype: np.dtype[Any], shape: Any, in_columns: bool) -> Shaped[np.ndarray, ...]:
+def _filled(data: bytes, dtype: np.dtype[Any], shape: Any, in_columns: bool) -> Shaped[np.ndarray, " ..."]:
     if len(data) != _size(shape) * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes do not fill an array {dtype} of shape {shape}")
     array = np.frombuffer(data, dtype).reshape(shape, order="F" if in_columns else "C")

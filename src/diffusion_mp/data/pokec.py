@@ -124,7 +124,7 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
             arrays.write("edge_index", where, pairs)
 
 
-def _integers(numbers: Shaped[np.ndarray, ...], name: str) -> Int64[np.ndarray, ...]:
+def _integers(numbers: Shaped[np.ndarray, " ..."], name: str) -> Int64[np.ndarray, " ..."]:
     with np.errstate(invalid="ignore"):
         integers = numbers.astype(np.int64)
     if not np.array_equal(integers, numbers):

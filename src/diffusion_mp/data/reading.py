@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ def reading(path: Path, way_out: str) -> Iterator[None]:
     except (MemoryError, ImportError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # parsers raise theirs without a number
+        # Parsers raise theirs without a number, or have sought a place before the beginning of the file.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         said = str(error)
         if isinstance(error, ValueError) and str(path) in said:

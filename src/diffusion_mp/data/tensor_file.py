@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ def load_tensors(path: Path) -> Any:
     Errors: ValueError for anything else, for a compressed archive, and for tensors that claim more than the file has;
     BadZipFile, RuntimeError and others for a damaged one: use it within `reading`.
     """
-    with zipfile.ZipFile(path) as archive:
+    with _mapped(path) as content, zipfile.ZipFile(content) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("torch.save compresses nothing, but parts of this are compressed")
     try:
@@ -27,6 +30,15 @@ def load_tensors(path: Path) -> Any:
         raise ValueError("it is damaged, or asks for more than tensors") from error
     _check(loaded, path.stat().st_size)
     return loaded
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[IO[bytes]]:
+    """A file that can be asked for more than it has without making room for that, as `zipfile` asks."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[:2] != b"PK":
+            raise ValueError("it is no zip file, as torch.save writes since version 1.6")
+        yield content  # type: ignore[misc]
 
 
 def _check(loaded: Any, size: int) -> None:

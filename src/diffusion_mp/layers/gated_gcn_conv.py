@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 from torch_geometric.nn.inits import reset
@@ -108,7 +109,8 @@ class GatedGCNConv(nn.Module):
         return results[0] if len(results) == 1 else tuple(results)
 
     def _gates(self, logits: Tensor, graph: Graph) -> Coupling:
-        gate = logits.sigmoid()
+        # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.
+        gate = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
         if graph.edge_weight is not None:
             gate = gate * graph.weights(gate).unsqueeze(1)
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)

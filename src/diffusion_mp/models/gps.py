@@ -175,6 +175,7 @@ class SFiFormer(GPS):
         """
         if not isinstance(dfi, DFiFormer):
             raise TypeError(f"dfi must be a DFiFormer; got {describe(dfi)}.")
+        check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
-from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_number, check_tensor, describe
+from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_number, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.fixed import teleport
 
@@ -64,8 +64,7 @@ class LabelPropagation(nn.Module):
             if classes > y.numel() + MANY_CLASSES:
                 raise ValueError(f"y must number the classes of {y.numel()} nodes; it reaches {classes - 1}.")
             y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
-        else:
-            check_tensor(y, "y", "of class labels [N] or soft labels [N, K]")
+        check_state(y, "y")
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
                 raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
