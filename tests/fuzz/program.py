@@ -72,7 +72,7 @@ class Call:
 
 def _bracketed(source: str) -> str:
     """An expression that stands beside an operator."""
-    return f"({source})" if source.startswith("lambda") else source
+    return f"({source})" if source.startswith("lambda") or " + " in source else source
 
 
 @dataclass(frozen=True)

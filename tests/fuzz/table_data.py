@@ -327,7 +327,7 @@ def synthetic_pokec(d: Draw) -> None:
         num_edges=count(d, 100, 40),
         num_features=count(d, 4, 2),
         seed=seed(d),
-        homophily=number(d, 0.444, 0.6, optional=True, below="1.5"),
+        homophily=number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
         signal=number(d, 0.3, 0.0, optional=True, zero=True),
         spread=number(d, 1.5, optional=True),
         unlabelled=number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),

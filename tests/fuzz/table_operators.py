@@ -48,6 +48,11 @@ def node_count(d: Draw) -> Arg:
     return fixed(d.nodes, *wrong)
 
 
+def _or_none(arg: Arg) -> Arg:
+    """The argument where None is right too."""
+    return Arg(arg.right, [w for w in arg.wrong if w.source != "None"])
+
+
 def full_degree(d: Draw) -> Arg:
     """Degrees in a larger graph."""
     return Arg(f"torch.ones({d.nodes}, 2)" if d.maybe(0.2) else None, wrong_tensors(d.nodes, 2, none=True), True)
@@ -62,7 +67,7 @@ def graphs(d: Draw) -> None:
         edge_weight = {"edge_index": given["edge_index"], "edge_weight": given["edge_weight"]}
         d.call("graph", "mp.Graph({args})", num_nodes=node_count(d), **edge_weight, **rows, full_degree=full_degree(d))
     elif made == "from_edge_index":
-        d.call("graph", "mp.Graph.from_edge_index({args})", **given, num_nodes=node_count(d))
+        d.call("graph", "mp.Graph.from_edge_index({args})", **given, num_nodes=_or_none(node_count(d)))
     elif made == "from_sparse":
         matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
@@ -177,7 +182,7 @@ def log_low_rank(d: Draw) -> None:
     """Positive features by their logarithms."""
     h, f = d.pick([1, 2]), d.pick([3, 1, 5])
     pair = {name: tensor(d, d.nodes, h, f) for name in ("log_query", "log_key")}
-    weight = tensor(d, d.nodes, h, 2, optional=True)
+    weight = _any_heads(tensor(d, d.nodes, h, 2, optional=True))  # the last dimension is of samples
     d.call("coupling", "mp.LogLowRankCoupling({args})", **pair, ptr=ptr(d), log_weight=weight, normalize=flag(d))
     used(d)
 
@@ -258,9 +263,11 @@ def boundary(d: Draw) -> Arg:
 
 
 def _any_heads(arg: Arg) -> Arg:
-    """The argument where the number of heads, its last dimension, may be any."""
+    """The argument where its last dimension, of heads or samples, may be any."""
     free = ("a longer last dimension",)
-    return Arg(arg.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in arg.wrong])
+    return Arg(
+        arg.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in arg.wrong], arg.optional
+    )
 
 
 def neumann(d: Draw) -> None:

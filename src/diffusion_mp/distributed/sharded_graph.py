@@ -16,7 +16,7 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, S
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
-from diffusion_mp.errors import as_device, as_tensor, check_integer_pairs, check_kind, check_seed, describe
+from diffusion_mp.errors import as_device, check_integer_pairs, check_kind, check_seed, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import as_edge_weight, as_num_nodes, check_edges
 
@@ -74,7 +74,7 @@ class ShardedGraph(Graph):
             )
         num_nodes = as_num_nodes(num_nodes)
         if edge_index is not None:
-            edge_index = as_tensor(edge_index, "edge_index", "a tensor [2, num_edges]")
+            check_kind(edge_index, "edge_index", Tensor, "a tensor [2, num_edges]")
             check_integer_pairs(edge_index, "edge_index")  # widened a chunk at a time
             if edge_index.is_meta:
                 raise ValueError(f"edge_index must have values, which are shared out; got {describe(edge_index)}.")
