@@ -154,6 +154,7 @@ class Coupling(ABC):
         """
         values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
         check_values(values, self.num_nodes, self.heads, "x")
+        check_device(values, "x", self.device, "the coupling")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # The form does not see a shift; removing the mean keeps the two terms from cancelling.
         values = values - values.mean(0, keepdim=True)
@@ -175,6 +176,10 @@ class Coupling(ABC):
         from scipy.sparse.linalg import LinearOperator
 
         check_kind(head, "head", int, "an integer")
+        if self.device.type == "meta":
+            raise ValueError(
+                f"{type(self).__name__} must have numbers; it lies on the meta device, where there are none."
+            )
         if not 0 <= head < self.heads:
             raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 

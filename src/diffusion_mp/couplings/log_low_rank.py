@@ -13,7 +13,7 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.low_rank import check_features
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import check_flags, check_tensor, describe
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.log_linear_attention import (
@@ -67,6 +67,7 @@ class LogLowRankCoupling(PooledCoupling):
             log_weight = torch.zeros(*log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device)
         else:
             check_tensor(log_weight, "log_weight", "[num_nodes, heads, samples]")
+            check_device(log_weight, "log_weight", log_key.device, "log_key")
         if log_weight.dim() != 3 or log_weight.shape[:2] != log_key.shape[:2] or not log_weight.size(2):
             raise ValueError(
                 f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "

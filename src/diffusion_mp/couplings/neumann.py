@@ -65,6 +65,8 @@ class NeumannCoupling(Coupling):
         check_flags(transposed=transposed)
         num_nodes = as_num_nodes(num_nodes)
         check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
+        if alpha.is_meta:
+            raise ValueError(f"alpha must have values; got {describe(alpha)}.")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
         symmetric = is_symmetric(strides, boundary)

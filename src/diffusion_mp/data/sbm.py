@@ -76,6 +76,7 @@ class SBMDataset(CachedDataset):
         check_choice(split, "split", _SIZES[name])
         num_graphs = _SIZES[name][split] if num_graphs is None else num_graphs
         check_counts(num_graphs=num_graphs)
+        seed = as_whole(seed, "seed")
         if not 0 <= seed < 2**30:  # four streams each, and a torch.Generator tells 2**32 seeds apart
             raise ValueError(f"seed must lie in 0 .. 2**30 - 1; got {seed}.")
         if pattern_sizes is not None and name != "PATTERN":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity, graph_size
-from diffusion_mp.errors import check_choice, check_counts, check_positive, describe
+from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
 
 Features = tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]
@@ -118,6 +118,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         return query, key
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        check_state(x, channels=self.channels, module=self)
         q, k = self.resistance_features(x, graph)
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)

@@ -156,7 +156,7 @@ class DiffusionConv(nn.Module):
         """The source by head; by default where the layer starts from."""
         if source is not None:
             channels = state.size(2) * (state.size(1) if self.concat else 1)
-            check_state(source, "source", channels)
+            check_state(source, "source", channels, module=self)
             check_device(source, "source", state.device, "x")
             return self._by_head(source)
         return state if getattr(self.update, "beta", 0.0) else None

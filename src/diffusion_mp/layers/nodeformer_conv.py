@@ -60,6 +60,7 @@ class NodeFormerConv(MultiHeadConv):
         **options: Any,
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        check_counts(hops=hops)
         check_choice(projection, "projection", [None, "separate", "tied"])
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         width = out_channels if head_channels is None else head_channels

@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities import (
     SparseFlowDiffusivity,
 )
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
-from diffusion_mp.errors import check_choice, check_counts, check_flags
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 
@@ -68,6 +68,7 @@ class SFiConv(MultiHeadConv):
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_choice(projection, "projection", [None, "separate", "tied"])
+        check_positive(gamma, "gamma")
         check_flags(adjacency=adjacency, residual=residual, bias=bias)
         if head_channels is None and out_channels % heads:
             raise ValueError(

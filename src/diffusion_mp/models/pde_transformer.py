@@ -170,6 +170,8 @@ class PDETransformer(nn.Module):
     def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
         """The first state: embedding and position, smoothed under P1."""
         check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor of sequences; got {describe(x)}. Use {name}.to_dense().")
         tokens, columns = self.encoder.sizes is not None, self.encoder.channels
         if x.shape[2:] != (columns,) and not (tokens and columns == 1 and x.dim() == 2):
             wanted = "[batch, length]" if tokens and columns == 1 else f"[batch, length, {columns}]"

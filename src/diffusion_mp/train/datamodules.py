@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, load_digits, load_planetoid, random_split_per_class
 from diffusion_mp.data.arguments import as_path
+from diffusion_mp.errors import check_choice, check_seed
 
 
 def _only(batch: list[Data]) -> Data:
@@ -63,6 +64,7 @@ class DigitsDataModule(FullGraphDataModule):
 
     def __init__(self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0) -> None:
         super().__init__()
+        check_seed(seed)
         self.per_class, self.num_val, self.num_neighbors, self.seed = per_class, num_val, num_neighbors, seed
 
     def load(self) -> Data:
@@ -96,8 +98,8 @@ class PlanetoidDataModule(FullGraphDataModule):
         download: bool = False,
     ) -> None:
         super().__init__()
-        if split not in ("random", "public"):
-            raise ValueError(f'split must be "random" or "public", got {split!r}.')
+        check_choice(split, "split", ["random", "public"])
+        check_seed(seed)
         self.root, self.network, self.split, self.seed = as_path(root, "root"), name, split, seed
         self.per_class, self.num_val, self.num_test, self.download = per_class, num_val, num_test, download
 
