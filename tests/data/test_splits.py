@@ -190,7 +190,7 @@ def test_shares_are_numbers(y, share):
 
 def test_shares_are_finite(y):
     for share in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="train must be finite"):
+        with pytest.raises(ValueError, match="train must be a finite number"):
             random_split(y, share, 0.1, torch.Generator())
 
 

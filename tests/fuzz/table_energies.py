@@ -232,7 +232,7 @@ def edge_loss(d: Draw) -> None:
     """The loss of observed edges."""
     given = just_graph(d)
     wrong = [*given.wrong, Wrong(f"mp.Graph({d.nodes})", "a graph without edges")]
-    wrong += [Wrong(f"mp.Graph({d.nodes + 1}, torch.zeros(2, 1, dtype=torch.long))", "of other nodes")]
+    wrong += [Wrong(f"mp.Graph({d.nodes + 2}, torch.zeros(2, 1, dtype=torch.long))", "of other nodes")]
     right = coupling(d, other_size=None)
     d.call("out", "mp.edge_loss({args})", finite=False, coupling=right, graph=Arg(given.right, wrong))
 

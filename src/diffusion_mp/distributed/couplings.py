@@ -60,10 +60,10 @@ class SummedCoupling(_OverRanks):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """log s_ij for edges of the graph: sources may be nodes of other ranks."""
+    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
-            return super()._log_at(edge_index)
+            self._at(edge_index)
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
         nothing = log_key.new_zeros(*log_key.shape[:2], 0)
         counts = all_merged(self.coupling.pool(nothing), self.group)

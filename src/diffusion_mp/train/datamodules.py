@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, load_digits, load_planetoid, random_split_per_class
 from diffusion_mp.data.arguments import as_path
-from diffusion_mp.errors import check_choice, check_seed
+from diffusion_mp.errors import check_seed
 
 
 def _only(batch: list[Data]) -> Data:
@@ -98,7 +98,8 @@ class PlanetoidDataModule(FullGraphDataModule):
         download: bool = False,
     ) -> None:
         super().__init__()
-        check_choice(split, "split", ["random", "public"])
+        if not isinstance(split, str) or split not in ("random", "public"):
+            raise ValueError(f'split must be "random" or "public", got {split!r}.')
         check_seed(seed)
         self.root, self.network, self.split, self.seed = as_path(root, "root"), name, split, seed
         self.per_class, self.num_val, self.num_test, self.download = per_class, num_val, num_test, download

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import check_choice, check_kind, check_positive
+from diffusion_mp.errors import check_kind, check_positive
 
 from .guards import guards
 from .losses import node_cross_entropy
@@ -48,7 +48,8 @@ class NodeClassifier(pl.LightningModule):
     ) -> None:
         super().__init__()
         check_kind(model, "model", nn.Module, "a module")
-        check_choice(optimizer, "optimizer", _OPTIMIZERS)
+        if not isinstance(optimizer, str) or optimizer not in _OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
         check_positive(lr, "lr", allow_zero=True)
         check_positive(weight_decay, "weight_decay", allow_zero=True)
         # The module itself stays out: a checkpoint then holds plain types only and loads with weights_only=True.
