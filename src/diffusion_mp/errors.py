@@ -48,7 +48,7 @@ def describe(value: object) -> str:
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     options = list(choices)
-    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
+    if not (value is None or isinstance(value, str)) or value not in options:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 

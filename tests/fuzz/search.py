@@ -162,8 +162,10 @@ def _shorter(program: Program) -> Iterator[Program]:
             if arg.optional:
                 wrong = tuple(other for other in program.wrong if other != place)
                 yield replace(program.with_arg(place, replace(arg, right=None, valid=True)), wrong=wrong)
-            elif alike and place not in program.wrong and plain.calls[number].args[argument].right != arg.right:
-                yield program.with_arg(place, plain.calls[number].args[argument])
+            elif alike and place not in program.wrong:
+                simplest = plain.calls[number].args.get(argument)  # the simplest program may do without it
+                if simplest is not None and simplest.right != arg.right:
+                    yield program.with_arg(place, simplest)
 
 
 def _is_used(line: str, text: str) -> bool:

@@ -109,6 +109,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         """q̃ and k̃, or twice ``None`` for a constant friction."""
         if self.friction is None:
             return None, None
+        check_state(x, channels=self.channels, module=self.friction)
         query, key = self.friction(x, graph)
         if query.dim() != 3 or query.shape[:2] != (x.size(0), self.heads):
             raise ValueError(
@@ -118,7 +119,6 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         return query, key
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        check_state(x, channels=self.channels, module=self)
         q, k = self.resistance_features(x, graph)
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)
