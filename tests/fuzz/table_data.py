@@ -329,7 +329,7 @@ def synthetic_pokec(d: Draw) -> None:
         seed=seed(d),
         homophily=number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
         signal=number(d, 0.3, 0.0, optional=True, zero=True),
-        spread=number(d, 1.5, optional=True),
+        spread=number(d, 1.5, optional=True, zero=True),
         unlabelled=number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
         cache=Arg(None, NOT_A_PATH[1:4] + NOT_A_PATH[5:], True),
     )

@@ -136,9 +136,11 @@ class BlockStack(GraphModel):
         if self.pe_encoder is None or pe is None:
             return x
         for part in pe if isinstance(pe, tuple) and pe else (pe,):
-            if not isinstance(part, Tensor):
-                raise TypeError(f"pe must be a tensor or a tuple of tensors, a row per node; got {describe(pe)}.")
-            if part.is_complex() or part.shape[:1] != x.shape[:1] or part.device != x.device:
+            if not isinstance(part, Tensor) or not (part.is_floating_point() or part.dtype == torch.bool):
+                raise TypeError(
+                    f"pe must be floating-point tensors, and masks of bool, with a row per node; got {describe(part)}."
+                )
+            if part.shape[:1] != x.shape[:1] or part.device != x.device:
                 raise ValueError(f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}.")
         encoded = cast("Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe))
         if encoded.shape != (x.size(0), self.pe_channels):
