@@ -75,8 +75,8 @@ class PooledCoupling(Coupling):
         """
         if self.ptr is not None:
             raise ValueError(
-                f"pool sums over the nodes of one graph; this {type(self).__name__} is of a batch of "
-                f"{self.ptr.numel() - 1}, as its ptr says. Take the graphs one by one, without a ptr."
+                f"pool sums over the nodes of one graph; by its ptr this {type(self).__name__} is of a batch of "
+                f"{self.ptr.numel() - 1}. Take the graphs one by one."
             )
         return self._pool(self._by_head(v))
 
