@@ -107,7 +107,7 @@ def check_function(value: object, name: str, what: str) -> None:
         raise TypeError(f"{name} must be a function, {what}; got {describe(value)}.")
 
 
-def check_kind(value: object, name: str, kind: type | tuple[type, ...], what: str) -> None:
+def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, which a reader knows as ``what``."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {what}; got {describe(value)}.")
