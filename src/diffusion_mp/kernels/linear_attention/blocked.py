@@ -259,7 +259,8 @@ def _scale(norm: Tensor | None, like: Tensor) -> Tensor:
 
 def _reciprocal(x: Tensor) -> Tensor:
     """1/x, and 0 for 0, as which every number counts whose reciprocal is beyond the range."""
-    return x.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0)
+    inverse = x.reciprocal()
+    return inverse.masked_fill_(inverse.isinf(), 0.0)
 
 
 def _extended(x: Tensor, scale: Tensor, last: Tensor | float, buffer: Buffers) -> Tensor:
