@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -195,6 +195,20 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, modu
 
     With ``module``, unless it also has the dtype and the device of its parameters.
     """
+    # Every layer and diffusivity asks: what fits passes at one look, and only what does not is told why.
+    if not (
+        isinstance(x, Tensor)
+        and x.dim() == 2
+        and (channels is None or x.size(1) == channels)
+        and x.is_floating_point()
+        and x.layout is torch.strided
+    ):
+        _refuse_state(x, name, channels)
+    if module is not None:
+        check_fits(x, module, name)
+
+
+def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.")
     if x.dim() != 2:
@@ -203,10 +217,7 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, modu
             f"Flatten a padded batch to its real rows and pass `batch`."
         )
     check_tensor(x, name, "[num_nodes, channels]")
-    if channels is not None and x.size(1) != channels:
-        raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
-    if module is not None:
-        check_fits(x, module, name)
+    raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
 
 
 def index_vector(value: object, name: str, length: str) -> Tensor:
@@ -326,6 +337,16 @@ def check_edge_rows(edge_attr: Tensor, num_edges: int) -> None:
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
+    # Every product asks: what fits passes at one look, and only what does not is told why.
+    if (
+        isinstance(v, Tensor)
+        and v.dim() == 3
+        and v.size(0) == num_nodes
+        and (heads == 1 or v.size(1) in (1, heads))
+        and v.is_floating_point()
+        and v.layout is torch.strided
+    ):
+        return
     if isinstance(v, Tensor) and v.dim() != 3:
         raise ValueError(
             f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. "

@@ -177,7 +177,8 @@ class Graph(Rows):
 
         Passing a ``Graph`` keeps its cached compressed forms from layer to layer and from call to call.
         """
-        check_kind(x, "x", Tensor, "a tensor, one row per node")
+        if not isinstance(x, Tensor):
+            check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
                 raise ValueError(

@@ -30,6 +30,8 @@ def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
     if torch.compiler.is_compiling():  # a symbol there
         return cast("int", num_nodes)
+    if type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES:
+        return num_nodes
     if isinstance(num_nodes, bool) or not hasattr(num_nodes, "__index__") or isinstance(num_nodes, Tensor):
         raise TypeError(f"num_nodes must be an integer; got {describe(num_nodes)}.")
     count = operator.index(num_nodes)

@@ -61,10 +61,13 @@ class Coupling(ABC):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
+        if not (type(symmetric) is type(row_stochastic) is type(nonnegative) is bool):
+            check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
         if not torch.compiler.is_compiling():  # they may be symbols there
-            check_counts(heads=heads)
-            check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
+            if type(heads) is not int or heads < 1:
+                check_counts(heads=heads)
+            if not isinstance(like, Tensor):
+                check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
         self.num_nodes = as_num_nodes(num_nodes)
         self.heads = heads
         self.dtype = like.dtype

@@ -129,6 +129,15 @@ def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
     """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device."""
+    if (
+        isinstance(query, Tensor)
+        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
+        and query.dim() == 3
+        and query.is_floating_point()
+        and query.layout is key.layout is torch.strided
+        and query.device == key.device
+    ):
+        return
     for name, features in (("query", query), ("key", key)):
         check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
     if query.dim() != 3 or query.shape != key.shape:

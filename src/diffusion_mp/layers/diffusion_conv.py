@@ -123,7 +123,8 @@ class DiffusionConv(nn.Module):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
-        check_flags(return_coupling=return_coupling)
+        if type(return_coupling) is not bool:
+            check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
         if self.validate:
             check_finite(x, "x")

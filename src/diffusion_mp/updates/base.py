@@ -84,12 +84,14 @@ class StateUpdate(nn.Module, ABC):
         check_coupling_kind(coupling)
         self.check(coupling)
         check_values(x, coupling.num_nodes, coupling.heads, "x")
-        check_device(x, "x", coupling.device, "the coupling")
+        if x.device != coupling.device:
+            check_device(x, "x", coupling.device, "the coupling")
         for name, tensor in (("values", values), ("source", source)):
             if tensor is None:
                 continue
             check_values(tensor, coupling.num_nodes, coupling.heads, name)
-            check_device(tensor, name, coupling.device, "the coupling")
+            if tensor.device != coupling.device:
+                check_device(tensor, name, coupling.device, "the coupling")
             heads = tensor.size(1) == x.size(1) or 1 in (tensor.size(1), x.size(1))
             if tensor.size(2) != x.size(2) or not heads:
                 raise ValueError(
