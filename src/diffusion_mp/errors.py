@@ -52,18 +52,21 @@ def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}.")
 
 
-def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
-    """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
+def _check_real(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
+
+
+def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
+    """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
+    _check_real(value, name)
     if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
 
 
 def check_number(value: float, name: str) -> None:
     """Raise unless ``value`` is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number; got {describe(value)}.")
+    _check_real(value, name)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number; got {value}.")
 
@@ -115,8 +118,7 @@ def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str
 
 def check_probability(value: float, name: str) -> None:
     """Raise unless ``value`` lies in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number; got {describe(value)}.")
+    _check_real(value, name)
     if not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be a probability in [0, 1); got {value!r}.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import NoneType
 from typing import Literal
 
 import torch
@@ -14,7 +13,7 @@ from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCouplin
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
-from diffusion_mp.errors import check_choice, check_counts, check_kind, check_positive, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_generator, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.gumbel import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating
@@ -86,7 +85,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if num_samples != 0:
             check_counts(num_samples=num_samples)
         check_positive(tau, "tau")
-        check_kind(generator, "generator", (torch.Generator, NoneType), "a torch.Generator")
+        check_generator(generator)
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_choice(logits, "logits", ["dot", "scaled_dot"])
         self.dim = channels // heads if projection is None else head_channels or channels
