@@ -46,6 +46,16 @@ class Instance:
         weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
+    def at(self, x: Tensor) -> Instance:
+        """The same graphs with another state."""
+        return replace(self, x=x)
+
+    def empty(self) -> Instance:
+        """The same kind of instance without a node."""
+        edges = None if self.edge_index is None else self.edge_index[:, :0]
+        weight = None if self.edge_weight is None else self.edge_weight[:0]
+        return Instance(self.x[:0], edges, weight, torch.tensor([0, 0]))
+
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
         """Node k of the result is node permutation[k]; the edges are listed in another order too.
 
