@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -93,8 +94,9 @@ def perturbation_bound(
         if not calls:
             raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
         if diffusion is not None:
-            calls = [Call(call.out, call.mask, _smoothed(diffusion, call)) for call in calls]
-        tail = _Tail(model, site, inputs, named, [call.out.shape for call in calls])
+            with torch.no_grad():
+                calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
+        tail = _tail(model, site, inputs, named, [call.out.shape for call in calls])
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
@@ -111,29 +113,22 @@ def perturbation_bound(
         )
 
 
-class _Tail:
-    """T: the output of the model as a function of what the calls of one module give, flat and one after the other."""
+def _tail(
+    model: nn.Module, site: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], shapes: list[torch.Size]
+) -> Callable[[Tensor], Tensor]:
+    """T: the output of the model as a function of what the calls of one module give, flat and one after the other.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        site: nn.Module,
-        inputs: tuple[Any, ...],
-        named: dict[str, Any],
-        shapes: list[torch.Size],
-    ) -> None:
-        self.model, self.site, self.inputs, self.named, self.shapes = model, site, inputs, named, shapes
+    The model runs again from its inputs, and a hook replaces what the module gives.
+    """
 
-    def __call__(self, states: Tensor) -> Tensor:
-        pieces = states.split([shape.numel() for shape in self.shapes])
-        given = iter([piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)])
-        with hooked({"site": self.site}, lambda name, call: next(given)):
-            return self.model(*self.inputs, **self.named)
+    def tail(states: Tensor) -> Tensor:
+        pieces = states.split([shape.numel() for shape in shapes])
+        given = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+        with hooked({"site": site}, lambda name, call: next(given)):
+            out: Tensor = model(*inputs, **named)
+        return out
 
-
-@torch.no_grad()
-def _smoothed(diffusion: nn.Module, call: Call) -> Tensor:
-    return diffusion(call.out, call.mask)
+    return tail
 
 
 @torch.no_grad()

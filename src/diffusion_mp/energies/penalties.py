@@ -13,7 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
-from diffusion_mp.energies.pairs import State, check_heads, sum_distance_powers, sum_over_pairs, sum_squared_distances
+from diffusion_mp.energies.pairs import (
+    State,
+    by_head,
+    check_heads,
+    sum_distance_powers,
+    sum_over_pairs,
+    sum_squared_distances,
+)
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_tensor
 
 #: The inverse of g, by the name that `Score` has for it.
@@ -55,7 +62,7 @@ class Penalty(ABC):
         """
         check_heads(x)
         check_flags(normalize=normalize)
-        values = x.unsqueeze(1) if x.dim() == 2 else x
+        values = by_head(x)
         return self.score.coupling(values, values, ptr, normalize=normalize, nonnegative=self.domain[1] == math.inf)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -86,13 +93,11 @@ class Penalty(ABC):
 class QuadraticPenalty(Penalty):
     """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d)."""
 
+    score = Score("constant")
+
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
-
-    @property
-    def score(self) -> Score:
-        return Score("constant")
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         return sum_squared_distances(x, ptr)
@@ -107,14 +112,11 @@ class SimplePenalty(Penalty):
     """
 
     domain: ClassVar[tuple[float, float]] = (0.0, 4.0)
+    score = Score("linear", scale=1.0, offset=2.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         return z2 * (2 - z2 / 4)
-
-    @property
-    def score(self) -> Score:
-        return Score("linear", scale=1.0, offset=2.0)
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         second, fourth = sum_distance_powers(x, ptr)
@@ -125,14 +127,12 @@ class SimplePenalty(Penalty):
 class SigmoidPenalty(Penalty):
     """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20)."""
 
+    score = Score("sigmoid", scale=1.0, offset=1.0)
+
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         # z² − 2 softplus(z²/2 − 1) rewritten so that nothing cancels for distant pairs.
         return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
-
-    @property
-    def score(self) -> Score:
-        return Score("sigmoid", scale=1.0, offset=1.0)
 
 
 @dataclass(frozen=True)
