@@ -73,11 +73,11 @@ def perturbation_bound(
         inputs, named: of the model.
         diffusion: the layer to insert behind ``site``; ``None``: ``site`` is the diffusion layer, and is bypassed.
         points: of the segment, its ends among them (one point: its beginning).
-        tol: of :func:`lipschitz`.
+        tol: of `lipschitz`.
 
     Raises:
         TypeError, ValueError: ``site`` is not called, or is no diffusion layer while none is given.
-        ConvergenceError, RuntimeError: see :func:`lipschitz`.
+        ConvergenceError, RuntimeError: see `lipschitz`.
     """
     check_counts(points=points)
     check_positive(tol, "tol")
