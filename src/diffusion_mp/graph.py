@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -59,6 +59,7 @@ class Pattern(NamedTuple):
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
 
+@runtime_checkable
 class Couples(Protocol):
     """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
 
