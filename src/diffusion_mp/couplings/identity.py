@@ -17,7 +17,9 @@ class IdentityCoupling(Coupling):
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         like = floating((0,), dtype, device)
-        super().__init__(num_nodes, 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
+        super().__init__(
+            num_nodes, 1, like, symmetric=True, row_stochastic=True, nonnegative=True, positive_semidefinite=True
+        )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v
