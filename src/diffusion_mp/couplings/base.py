@@ -390,7 +390,7 @@ class SumCoupling(Coupling):
             first.num_nodes,
             heads,
             first,
-            ptr=lambda: next((term.ptr for term in flat if term.ptr is not None), None),
+            ptr=lambda: _common_boundaries(flat),
             symmetric=lambda: all(term.symmetric for term in flat),
             row_stochastic=lambda: _sums_to_one(flat),
             nonnegative=lambda: all(term.nonnegative for term in flat),
@@ -416,6 +416,17 @@ class SumCoupling(Coupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return reduce(add, [term.to_dense() for term in self.terms])
+
+
+def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
+    """The row boundaries that all terms have; ``None``, one graph, where one of them couples everything."""
+    common = terms[0].ptr
+    for term in terms[1:]:
+        if common is None or term.ptr is None:
+            return None
+        common, other = sorted((common, term.ptr), key=len)
+        common = common[torch.isin(common, other)]
+    return common
 
 
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:
