@@ -22,7 +22,7 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, is_symmetric, walk_pairs
 
 T = TypeVar("T")
 
@@ -118,6 +118,7 @@ class Graph:
         self._segments: Tensor | None = None
         self._csr: Compressed | None = None
         self._csc: Compressed | None = None
+        self._symmetric: bool | None = None
         self._derived: dict[str, Graph] = {}
         if validate and not torch.compiler.is_compiling():
             self._validate()
@@ -348,6 +349,14 @@ class Graph:
         node = self.edges[1 if direction == "in" else 0]
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
+        learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        if self._symmetric is None or learned:
+            self._symmetric = is_symmetric(self.edges, self._own_weights().unsqueeze(1), self.num_nodes)
+        return self._symmetric
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.
