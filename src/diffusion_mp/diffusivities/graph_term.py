@@ -15,7 +15,6 @@ from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
 
-
 Weights = tuple[float, float] | tuple[Tensor, Tensor] | None
 
 
