@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,6 @@ from diffusion_mp.graph_checks import (
     check_ptr,
 )
 from diffusion_mp.graph_ops import batch_pointers, walk_pairs
-from diffusion_mp.rows import Rows
 
 T = TypeVar("T")
 
@@ -56,7 +55,21 @@ class Pattern(NamedTuple):
         return Pattern(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
 
 
-class Graph(Rows):
+#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
+Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
+
+
+class Couples(Protocol):
+    """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
+
+    depends_on: Dependence
+    needs_graph: bool
+
+    def couple(self, x: Tensor, graph: Graph) -> Any:
+        """The coupling at state ``x``."""
+
+
+class Graph:
     r"""Observed edges with weights, over the rows of one or several graphs.
 
     An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
@@ -200,6 +213,42 @@ class Graph(Rows):
         if graph.edge_index is not None and graph.edge_index.device != x.device:
             check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
+
+    def holds(self, x: object) -> bool:
+        """Whether ``x`` is a state of these rows, floating point [N, C], that lies with the edges."""
+        return (
+            isinstance(x, Tensor)
+            and x.dim() == 2
+            and x.size(0) == self.num_nodes
+            and x.is_floating_point()
+            and x.layout is torch.strided
+            and (self.edge_index is None or self.edge_index.device == x.device)
+        )
+
+    # ---------------------------------------------------------------- where not all rows are at hand
+
+    # Rows of different nodes meet in couplings and in a few sums, nowhere else. So a graph whose rows lie with several
+    # processes is a subclass that answers these otherwise (``ShardedGraph``); layers and models are the same.
+
+    first_node: int = 0
+    """The number of the first row in the whole graph."""
+
+    @property
+    def total_nodes(self) -> int:
+        """The nodes of the whole graph."""
+        return self.num_nodes
+
+    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
+        """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
+        return diffusivity.couple(x, self)
+
+    def share(self, coupling: T) -> T:
+        """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
+        return coupling
+
+    def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """A sum over the nodes of the whole graph, from one over the rows at hand."""
+        return x
 
     # ---------------------------------------------------------------- membership
 

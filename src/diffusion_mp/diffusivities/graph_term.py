@@ -45,6 +45,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
         TypeError, ValueError: something else than two diffusivities, or another mix.
     """
 
+    depends_on = "parts"
     why_no_penalty = (
         "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
     )
@@ -60,10 +61,10 @@ class GraphAugmentedDiffusivity(Diffusivity):
         self.symmetric = attention.symmetric and graph_term.symmetric
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        attention = self.attention(x, graph)
+        attention: Coupling = graph.couple(self.attention, x)
         if graph.edge_index is None:
             return attention
-        return MixedCoupling(attention, self.graph_term(x, graph), self.weights())
+        return MixedCoupling(attention, graph.couple(self.graph_term, x), self.weights())
 
     def weights(self) -> Weights:
         """What Ŝ and Ã count; ``None`` for one each."""

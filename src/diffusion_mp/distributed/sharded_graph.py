@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
+from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.errors import as_device, check_integer_pairs, check_kind, check_seed, describe
@@ -134,11 +134,11 @@ class ShardedGraph(Graph):
 
     def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
         """The rows of this rank of a coupling of the whole graph."""
-        if any(isinstance(module, Diffusivity) for module in list(diffusivity.modules())[1:]):
-            return diffusivity.couple(x, self)  # which asks for each of its own
+        if diffusivity.depends_on == "parts":
+            return diffusivity.couple(x, self)  # each part comes here by itself
         if not diffusivity.needs_graph:
             return self.share(diffusivity.couple(x, self))
-        rows = x if isinstance(diffusivity, AdjacencyDiffusivity) else self.exchange(x)  # that one reads no state
+        rows = x if diffusivity.depends_on == "nothing" else self.exchange(x)
         coupling = diffusivity.couple(rows, self.extended)
         if not isinstance(coupling, SparseCoupling):
             raise TypeError(_refusal(coupling))
