@@ -16,20 +16,11 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, GATDiffusivity, Ide
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.updates import ExplicitEuler
+from diffusion_mp.updates import ExplicitEuler, teleport
 
 
 def _gcn_adjacency(self_loops: SelfLoops = "remaining") -> AdjacencyDiffusivity:
     return AdjacencyDiffusivity("sym", self_loops=self_loops, direction="pyg")
-
-
-def teleport(alpha: float) -> ExplicitEuler:
-    """x′ = (1 − α) S x + α h: a step of size 1 − α with source and leak α/(1 − α) (ERRATA D22)."""
-    check_positive(alpha, "alpha", allow_zero=True)
-    if alpha >= 1:
-        raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
-    rate = alpha / (1 - alpha)
-    return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
 
 class MLPConv(DiffusionConv):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from diffusion_mp.diffusivities import SGFormerDiffusivity
 from diffusion_mp.errors import check_counts, check_flags, check_positive
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.layers.fixed import teleport
+from diffusion_mp.updates import teleport
 
 
 class SGFormerConv(DiffusionConv):

@@ -14,8 +14,8 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
-from diffusion_mp.layers.fixed import teleport
 from diffusion_mp.models.base import GraphModel
+from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
 
