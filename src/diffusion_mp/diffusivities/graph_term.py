@@ -22,8 +22,9 @@ class MixedCoupling(SumCoupling):
     """a Ŝ + b Ã with weights a, b > 0, or ``None`` for Ŝ + Ã; ``attention`` is Ŝ, to be looked at by itself."""
 
     def __init__(self, attention: Coupling, graph_term: Coupling, weights: Weights) -> None:
-        parts = [attention, graph_term]
-        super().__init__(parts if weights is None else [a * part for a, part in zip(weights, parts, strict=True)])
+        super().__init__(
+            [attention, graph_term] if weights is None else [weights[0] * attention, weights[1] * graph_term]
+        )
         self.attention = attention
         self.nonnegative = attention.nonnegative and graph_term.nonnegative
 

@@ -53,21 +53,20 @@ class QueryKeyDiffusivity(Diffusivity):
                 check_counts(**{name: count})
         self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
-        if projection is not None:
+        self.head_channels: int | None
+        if projection is None:
+            if channels is not None and channels % heads:
+                raise ValueError(
+                    f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
+                )
+            self.head_channels = None if channels is None else channels // heads
+        else:
             if channels is None:
                 raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
             self.head_channels = head_channels or channels
             self.query = nn.Linear(channels, heads * self.head_channels, bias=False)
             if projection == "separate":
                 self.key = nn.Linear(channels, heads * self.head_channels, bias=False)
-        elif channels is None:
-            self.head_channels = None
-        elif channels % heads:
-            raise ValueError(
-                f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
-            )
-        else:
-            self.head_channels = channels // heads
 
     def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
         """q and k as the attention sees them; the same object where they are equal.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -89,7 +89,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         if lam > 0 and isinstance(friction, nn.Module):
             self.friction = friction
         elif lam > 0 and friction == "attention":
-            width = options.get("head_channels") or self.head_channels
+            width = cast("int", options.get("head_channels") or self.head_channels)
             self.friction = FrictionAttention(channels, self.heads, width)
         self.row_stochastic = lam == 0 or alpha == math.inf
 

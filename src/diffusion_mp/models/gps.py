@@ -11,7 +11,7 @@ from torch import nn
 
 from diffusion_mp.errors import check_flags, check_kind, describe
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
-from diffusion_mp.layers.norm import Norm
+from diffusion_mp.layers.edge_layer import Norm
 from diffusion_mp.models.stack import BlockStack
 
 
