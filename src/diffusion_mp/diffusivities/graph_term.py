@@ -27,6 +27,7 @@ class MixedCoupling(SumCoupling):
         )
         self.attention = attention
         self.nonnegative = attention.nonnegative and graph_term.nonnegative
+        self.row_stochastic = False  # ½ + ½ is not one for a node without edges, whose row of Ã is zero
 
 
 class GraphAugmentedDiffusivity(Diffusivity):
