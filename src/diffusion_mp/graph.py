@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -59,6 +59,7 @@ class Pattern(NamedTuple):
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
 
+@runtime_checkable
 class Couples(Protocol):
     """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
 
@@ -242,7 +243,7 @@ class Graph:
         """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
         return diffusivity.couple(x, self)
 
-    def share(self, coupling: T) -> T:
+    def share(self, coupling: Any) -> Any:
         """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
         return coupling
 
@@ -336,7 +337,7 @@ class Graph:
         return Compressed(torch.searchsorted(ordered, bounds), order)
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
-        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17).
+        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
 
         In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
         """

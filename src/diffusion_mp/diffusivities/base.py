@@ -37,7 +37,7 @@ class Diffusivity(nn.Module, ABC):
         needs_graph: it works on observed edges, and refuses to run without any.
         symmetric, row_stochastic: what its couplings promise.
         penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state they are given (Eq. 15), else ``None``.
-        why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None`` (ERRATA D18).
+        why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None``.
         heads: H of its couplings; 1 broadcasts.
         positional: rows are positions, in order: renaming the nodes changes the coupling.
     """
