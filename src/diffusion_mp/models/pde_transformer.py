@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,10 +24,9 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.self_attention import NoDiffusion
-from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
 from diffusion_mp.models.encoders import FeatureEncoder
-from diffusion_mp.models.pooling import POOLINGS, Pooling
+from diffusion_mp.models.heads import Pooling, pooled
 
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
 
@@ -104,7 +103,7 @@ class PDETransformer(nn.Module):
         check_flags(causal=causal)
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
-        check_choice(pooling, "pooling", POOLINGS)
+        check_choice(pooling, "pooling", get_args(Pooling))
         check_choice(task, "task", ["classify", "retrieve"])
         check_probability(dropout, "dropout")
         options = _options(placement, diffusion, causal)
@@ -165,7 +164,7 @@ class PDETransformer(nn.Module):
         for block in self.blocks:
             state = block(state, mask)
         tokens = torch.ones_like(state[..., 0], dtype=torch.bool) if mask is None else mask
-        return POOLINGS[self.pooling](self.norm(state), tokens)
+        return pooled(self.norm(state), tokens, self.pooling)
 
     def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
         """The first state: embedding and position, smoothed under P1."""
