@@ -40,6 +40,10 @@ class Penalty(ABC):
     def score(self) -> Score:
         """f as a score of s = −½z², which makes its couplings."""
 
+    def reach(self, dtype: torch.dtype) -> float:
+        """The upper end of ``domain``, a little later: unit vectors of ``dtype`` are of unit norm up to rounding."""
+        return self.domain[1] * (1 + 16 * torch.finfo(dtype).eps)
+
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
         check_tensor(z2, "z2", "of squared distances")
