@@ -18,15 +18,12 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
-from diffusion_mp.energies.trace import EnergyTrace, LayerEnergy
 
 __all__ = [
     "Certificate",
     "Energy",
     "EnergyBounds",
-    "EnergyTrace",
     "GaussianPenalty",
-    "LayerEnergy",
     "Penalty",
     "QuadraticPenalty",
     "SigmoidPenalty",
