@@ -124,7 +124,7 @@ def _tail(
     def tail(states: Tensor) -> Tensor:
         pieces = states.split([shape.numel() for shape in shapes])
         given = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-        with hooked({"site": site}, lambda name, call: next(given)):
+        with hooked({"site": site}, lambda *_: next(given)):
             out: Tensor = model(*inputs, **named)
         return out
 
