@@ -1,4 +1,4 @@
-"""Depth 256: neither no source nor a pure source keeps nodes apart, a source with a leak does (D22 in docs/errata.md)."""
+"""Depth 256: neither no source nor a pure source keeps nodes apart, a source with a leak does (D22, docs/errata.md)."""
 
 import torch
 
