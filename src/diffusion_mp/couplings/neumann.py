@@ -92,10 +92,7 @@ class NeumannCoupling(Coupling):
         )
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        if self.transposed:
-            ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-            return self._product(ones).squeeze(2)
-        return (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
+        return super().degree() if self.transposed else (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         column, row = edge_index.flip(0) if self.transposed else edge_index

@@ -120,8 +120,9 @@ class SparseFlowCoupling(Coupling):
         return _Transposed(self)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-        return ones.squeeze(2) if self.row_stochastic else self.moved(ones).squeeze(2)
+        if not self.row_stochastic:
+            return super().degree()
+        return torch.ones(self.num_nodes, self.heads, dtype=self.dtype, device=self.device)
 
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """s and u of listed pairs, and λ, a and w of their rows."""
@@ -196,10 +197,6 @@ class _Transposed(Coupling):
 
     def _transpose(self) -> Coupling:
         return self.flow
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-        return self._product(ones).squeeze(2)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self.flow._at(edge_index.flip(0))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, SumCoupling, merged
-from diffusion_mp.couplings.base import PROMISES
+from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.errors import check_function, check_kind, check_seed
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
@@ -248,9 +248,9 @@ def _block_diagonal(case: CouplingCase) -> None:
 def _gradients(case: CouplingCase) -> None:
     """gradients of product, degree, entries and Dirichlet energy are those of the dense matrix"""
     v = case.values().requires_grad_()
-    routes = [(f"S {question}", *answers) for question, _, *answers in _views(case, case.coupling, case.dense, v)]
+    views = _views(case, case.coupling, case.dense, v)
     turned = ("S.T @ v", case.coupling.T @ v, dense_product(case.dense.transpose(1, 2), v))
-    _expect_gradients(case, [*routes, turned], v)
+    _expect_gradients(case, [*((f"S {question}", got, expected) for question, _, got, expected in views), turned], v)
 
 
 def _pooled_by_blocks(case: CouplingCase) -> None:
