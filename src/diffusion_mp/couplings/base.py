@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
 from diffusion_mp.errors import check_counts, check_device, check_flags, check_kind, check_pairs, check_values, describe
-from diffusion_mp.graph_checks import as_num_nodes, row_bounds
+from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -74,12 +74,13 @@ class Coupling(ABC):
         positive_semidefinite: Promise = False,
     ) -> None:
         if not torch.compiler.is_compiling():  # they may be symbols there
+            if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
+                num_nodes = as_num_nodes(num_nodes)
             if type(heads) is not int or heads < 1:
                 check_counts(heads=heads)
             if not isinstance(like, (Tensor, Coupling)):
                 check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
-        self.num_nodes = as_num_nodes(num_nodes)
-        self.heads = heads
+        self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
         self._questions: dict[str, Callable[[], Any]] = {}
@@ -175,8 +176,7 @@ class Coupling(ABC):
             )
 
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
-        r"""Σ_ij s_ij ‖x_i − x_j‖², one number per head, by one product: Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c = column
-        sums.
+        """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
 
         ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
         """
@@ -217,10 +217,8 @@ class Coupling(ABC):
             return result[:, head].double().cpu().numpy().reshape(x.shape)
 
         forward, adjoint = partial(apply, False), partial(apply, True)
-        shape = (self.num_nodes, self.num_nodes)
-        return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=np.float64)
-
-    # ---------------------------------------------------------------- algebra
+        shape, dtype = (self.num_nodes, self.num_nodes), np.float64
+        return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
         return ScaledCoupling(scale, self)
@@ -327,13 +325,15 @@ class SumCoupling(Coupling):
         if not isinstance(terms, Iterable):
             raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
         flat: list[Coupling] = []
+        heads = 1
         for term in terms:
             if not isinstance(term, Coupling):
                 check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
+            heads = max(heads, term.heads)
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
-        nodes, heads, dtype = flat[0].num_nodes, max([term.heads for term in flat]), flat[0].dtype
+        nodes, dtype = flat[0].num_nodes, flat[0].dtype
         for term in flat:
             if term.num_nodes != nodes:
                 raise ValueError(

@@ -289,8 +289,8 @@ def _scipy_operator(case: CouplingCase) -> None:
     for head, matrix in enumerate(case.dense.detach().double()):
         operator = case.coupling.as_linear_operator(head)
         for name, expected in (("matvec", matrix @ vector), ("rmatvec", matrix.T @ vector)):
-            got = torch.as_tensor(getattr(operator, name)(vector.numpy()))
-            expect_close(*(t.to(case.coupling.dtype) for t in (got, expected)), "product", f"{name} of head {head}")
+            got = torch.as_tensor(getattr(operator, name)(vector.numpy())).to(case.coupling.dtype)
+            expect_close(got, expected.to(case.coupling.dtype), "product", f"{name} of head {head}")
 
 
 def _purity(case: CouplingCase) -> None:
