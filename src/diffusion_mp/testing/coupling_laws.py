@@ -130,7 +130,7 @@ def _transpose(case: CouplingCase) -> None:
     coupling, dense = case.coupling, case.dense.transpose(1, 2)
     _expect_matrix(case, "S.T", coupling.T, dense)
     expect_close(coupling.T.T.to_dense(), case.dense, "entries", "S.T.T.to_dense()")
-    if coupling.symmetric:  # which is not always known when its transpose is asked for
+    if coupling.symmetric:  # S.T may be S itself
         expect_close(coupling._transpose().to_dense(), dense, "entries", "S._transpose().to_dense()")
 
 
