@@ -134,7 +134,7 @@ class Coupling(ABC):
 
     @property
     def T(self) -> Coupling:
-        """Sᵀ, a coupling again; one that was promised to be symmetric is its own. (Turning is cheaper than finding out.)"""
+        """Sᵀ, a coupling again; one that is promised to be symmetric is its own. (Turning beats finding out.)"""
         return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:

@@ -83,10 +83,9 @@ def _form(case: CouplingCase) -> None:
         value = getattr(coupling, name)
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
     row_bounds(coupling.ptr, coupling.num_nodes)
-    shape = (coupling.heads, coupling.num_nodes, coupling.num_nodes)
-    expect(tuple(case.dense.shape) == shape, f"to_dense() has shape {tuple(case.dense.shape)}, expected {shape}")
-    expect(case.dense.dtype == coupling.dtype, f"to_dense() is {case.dense.dtype}, expected {coupling.dtype}")
-    expect(case.dense.device == coupling.device, f"to_dense() is on {case.dense.device}, expected {coupling.device}")
+    got = (tuple(case.dense.shape), case.dense.dtype, case.dense.device)
+    expected = ((coupling.heads, coupling.num_nodes, coupling.num_nodes), coupling.dtype, coupling.device)
+    expect(got == expected, f"to_dense() has shape, dtype and device {got}, expected {expected}")
     expect(bool(case.dense.isfinite().all()), "to_dense() has entries that are not finite")
 
 
