@@ -15,19 +15,15 @@ from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
 
-Weights = tuple[float, float] | tuple[Tensor, Tensor] | None
 
+class AdjacencyEnhancedCoupling(SumCoupling):
+    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S, to be looked at by itself."""
 
-class MixedCoupling(SumCoupling):
-    """a Ŝ + b Ã with weights a, b > 0, or ``None`` for Ŝ + Ã; ``attention`` is Ŝ, to be looked at by itself."""
-
-    def __init__(self, attention: Coupling, graph_term: Coupling, weights: Weights) -> None:
-        super().__init__(
-            [attention, graph_term] if weights is None else [weights[0] * attention, weights[1] * graph_term]
-        )
+    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
+        super().__init__([share * attention, (1 - share) * adjacency])
         self.attention = attention
-        self.nonnegative = attention.nonnegative and graph_term.nonnegative
-        self.row_stochastic = False  # ½ + ½ is not one for a node without edges, whose row of Ã is zero
+        # A learnable factor promises no sign, but these two are positive.
+        self.nonnegative = attention.nonnegative and adjacency.nonnegative
 
 
 class GraphAugmentedDiffusivity(Diffusivity):
@@ -64,13 +60,12 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         attention: Coupling = graph.couple(self.attention, x)
-        if graph.edge_index is None:
-            return attention
-        return MixedCoupling(attention, graph.couple(self.graph_term, x), self.weights())
+        return attention if graph.edge_index is None else self.mixed(attention, graph.couple(self.graph_term, x))
 
-    def weights(self) -> Weights:
-        """What Ŝ and Ã count; ``None`` for one each."""
-        return None if self.mix == "sum" else (0.5, 0.5)
+    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+        """Both couplings as one."""
+        both = attention + graph_term
+        return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:
         return f"mix={self.mix!r}"
@@ -102,9 +97,8 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         super().reset_parameters()
         nn.init.constant_(self.log_gamma, self.initial)
 
-    def weights(self) -> Weights:
-        share = self.log_gamma.sigmoid()
-        return share, 1 - share
+    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+        return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:
         return f"gamma={math.exp(self.initial):g}"
