@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, SumCoupling
+from diffusion_mp.couplings import Coupling, ReweightedCoupling, SumCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.unit import reciprocal
+
+Mix = Literal["sum", "mean", "joint"]
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
@@ -27,7 +30,7 @@ class AdjacencyEnhancedCoupling(SumCoupling):
 
 
 class GraphAugmentedDiffusivity(Diffusivity):
-    r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2), each normalised by itself.
+    r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
     The algebra says the same, ``attention + graph_term`` and ``0.5 * attention + 0.5 * graph_term``, but needs observed
     edges. This one is Ŝ alone for a graph without them.
@@ -37,7 +40,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         graph_term: gives Ã, and is asked only where edges were observed.
         mix: ``"sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), made for
             the conservative one. The paper calls them one thing; they move the state differently
-            (docs/errata.md, D3).
+            (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
+            both, so that a node hears its neighbours the more the more of them it has.
 
     Raises:
         TypeError, ValueError: something else than two diffusivities, or another mix.
@@ -48,15 +52,16 @@ class GraphAugmentedDiffusivity(Diffusivity):
         "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
     )
 
-    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Literal["sum", "mean"] = "sum") -> None:
+    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum") -> None:
         super().__init__()
         check_kind(attention, "attention", Diffusivity, "a Diffusivity")
         check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
-        check_choice(mix, "mix", ["sum", "mean"])
+        check_choice(mix, "mix", get_args(Mix))
         self.attention, self.graph_term, self.mix = attention, graph_term, mix
         self.heads = max(attention.heads, graph_term.heads)
         self.needs_graph = attention.needs_graph
-        self.symmetric = attention.symmetric and graph_term.symmetric
+        self.symmetric = attention.symmetric and graph_term.symmetric and mix != "joint"
+        self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         attention: Coupling = graph.couple(self.attention, x)
@@ -65,6 +70,9 @@ class GraphAugmentedDiffusivity(Diffusivity):
     def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
         """Both couplings as one."""
         both = attention + graph_term
+        if self.mix == "joint":
+            row = reciprocal(both.degree())
+            return ReweightedCoupling(both, row, row_stochastic=True, nonnegative=both.nonnegative)
         return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:
