@@ -69,7 +69,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
         """Both couplings as one."""
-        both = attention + graph_term
+        both = SumCoupling([attention, graph_term])
         if self.mix == "joint":
             row = reciprocal(both.degree())
             return ReweightedCoupling(both, row, row_stochastic=True, nonnegative=both.nonnegative)
