@@ -1,7 +1,9 @@
 """Sums over nodes accumulate in at least float32, also under autocast and in half precision."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +20,10 @@ def promoted(*tensors: Tensor, least: torch.dtype | None = None) -> tuple[list[T
     return [tensor.to(dtype) for tensor in tensors], tensors[-1].dtype
 
 
-def without_autocast(tensor: Tensor) -> torch.autocast:
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Autocast reaches into custom operations; inside this context it does not, on the device of ``tensor``."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def exp_limit(dtype: torch.dtype) -> float:
