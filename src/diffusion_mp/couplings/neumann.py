@@ -26,9 +26,9 @@ class NeumannCoupling(Coupling):
     - ``"symmetric"``: the half-sample extension, x₀ = x₁, x₋₁ = x₂, …, of period 2L. Symmetric, keeps the mean; Δ_h is
       diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold, at every stride.
     - ``"replicate"``: the end again and again, as the paper prints. For h > 1 not symmetric: neither mean nor norm are
-      kept, and Corollary 4.5 is false (ERRATA P1).
+      kept, and the paper's Corollary 4.5, which says that the energy never rises, is false (P1 of docs/errata.md).
     - ``"drop"``: no flow where a neighbour is missing. Symmetric, keeps the mean, non-expansive; for h > 1 the energy
-      may rise (ERRATA P1).
+      may rise.
     - ``"periodic"``: the two ends are neighbours. Symmetric, keeps the mean, non-expansive; but the ends mix, and the
       energy of a path may rise where that of the cycle falls.
     - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 where there is no x_{i−h}: nothing flows from the future. Not
