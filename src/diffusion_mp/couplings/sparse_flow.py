@@ -34,12 +34,12 @@ class SparseFlowCoupling(Coupling):
 
     With resistances r = softmax_j(−q_i·k_j), frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph, and
     thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
-    Σ_j s_ij + μ_i/α = 1. The rows are exact, by a closed form that the paper denies
-    (S3 of docs/errata.md): no iteration is differentiated, and none has to converge.
+    Σ_j s_ij + μ_i/α = 1. The rows are exact, by a closed form that the paper denies (S3 of docs/errata.md): no
+    iteration is differentiated, and none has to converge.
 
-    For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α, less than one,
-    and a row whose every θ_ij is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward
-    and backward.
+    For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α, less than one, and a row
+    whose every θ_ij is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory,
+    forward and backward.
 
     A row amplifies errors of its scores by A = μ(Σ_support 1/r + 1/α). Measured in float32 at n = 118, λ = 1/n: errors
     of 10⁻⁶ for scores of unit variance, where A ≈ 2; 2·10⁻³ in the worst row for a standard deviation of 3, where
