@@ -11,8 +11,8 @@ from diffusion_mp.kernels.derivatives import empty_like
 from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.linear_attention import blocked, reference
 from diffusion_mp.kernels.linear_attention.product import linear_product
+from diffusion_mp.kernels.linear_attention.reference import Terms
 from diffusion_mp.kernels.precision import accumulating, promoted
-from diffusion_mp.kernels.unit import quotient, unit_vectors
 
 BACKENDS = Backends("linear_attention", blocked, "diffusion_mp.kernels.linear_attention.triton")
 
@@ -29,7 +29,7 @@ def _linear_attention(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, the denominators, and the sums over the nodes of a single graph, which the gradient needs again."""
-    out, den, sums = BACKENDS.run("forward", backend, q, k, v, ptr, constant, own, unit)
+    out, den, sums = BACKENDS.run("forward", backend, q, k, v, Terms(ptr, constant, own, unit))
     return out, den, sums
 
 
@@ -57,7 +57,7 @@ def _linear_attention_backward(
     unit: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = BACKENDS.run("backward", backend, grad, q, k, v, out, den, sums, ptr, constant, own, unit)
+    dq, dk, dv = BACKENDS.run("backward", backend, grad, q, k, v, out, den, sums, Terms(ptr, constant, own, unit))
     return dq, dk, dv
 
 
@@ -81,17 +81,10 @@ def _differentiate(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None,
 _linear_attention.register_autograd(_differentiate, setup_context=_setup)
 
 
-def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool) -> Tensor:
+def _composed(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
     """The same from operations that are differentiable any number of times."""
     (q, k, v), dtype = accumulating(q, k, v)
-    if unit:
-        q, k = unit_vectors(q), unit_vectors(k)
-    one = torch.ones_like(v[:, :, :1])
-    # One more feature for the constant, and one more channel for the denominator.
-    q, k = torch.cat([q, constant * one], dim=2), torch.cat([k, one], dim=2)
-    size = linear_product(one, one, one, ptr)
-    total, den = ((own * size * x + linear_product(q, k, x, ptr)) for x in (v, one))
-    return quotient(total, den).to(dtype)
+    return reference.attention(q, k, v, terms, linear_product).to(dtype)
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -106,7 +99,7 @@ def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ..
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
         grad, q, k, v = (t.view_as(t).requires_grad_() for t in inputs)
-        first = torch.autograd.grad(_composed(q, k, v, ptr, *ctx.options), (q, k, v), grad, create_graph=True)
+        first = torch.autograd.grad(_composed(q, k, v, Terms(ptr, *ctx.options)), (q, k, v), grad, create_graph=True)
         by_grad, by_q, by_k, by_v = torch.autograd.grad(first, (grad, q, k, v), grads, create_graph=True)
     return by_grad, by_q, by_k, by_v, *[None] * 8
 
@@ -145,6 +138,6 @@ def linear_attention(
     name = requested("linear_attention", backend)
     if name == "reference":
         (q, k, v), dtype = accumulating(q, k, v)
-        return reference.linear_attention(q, k, v, ptr, constant, own, unit).to(dtype)
+        return reference.attention(q, k, v, Terms(ptr, constant, own, unit)).to(dtype)
     (q, k, v), dtype = promoted(q, k, v)
     return _linear_attention(q, k, v, ptr, constant, own, unit, name)[0].to(dtype)

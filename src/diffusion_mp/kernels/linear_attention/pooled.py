@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from diffusion_mp.kernels.dispatch import requested
 from diffusion_mp.kernels.linear_attention import blocked
+from diffusion_mp.kernels.linear_attention.reference import Terms
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.unit import quotient, unit_vectors
 
@@ -75,14 +76,14 @@ class _Pool(torch.autograd.Function):
         ctx.unit = unit
         ctx.save_for_backward(k, v)
         with without_autocast(v):
-            return blocked.pool(k, v, unit)
+            return blocked.pool(k, v, Terms(unit=unit))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         k, v = ctx.saved_tensors
         with without_autocast(v):
-            return (*blocked.pool_backward(grad, k, v, ctx.unit), None)
+            return (*blocked.pool_backward(grad, k, v, Terms(unit=ctx.unit)), None)
 
 
 class _Read(torch.autograd.Function):
@@ -90,7 +91,7 @@ class _Read(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, v: Tensor, sums: Tensor, constant: float, own: float, unit: bool) -> Tensor:
         ctx.options = constant, own, unit
         with without_autocast(v):
-            out, den = blocked.read(q, v, sums, constant, own, unit)
+            out, den = blocked.read(q, v, sums, Terms(None, constant, own, unit))
         ctx.save_for_backward(q, v, out, den, sums)
         return out
 
@@ -99,4 +100,8 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _, v, *_ = ctx.saved_tensors
         with without_autocast(v):
-            return (*blocked.read_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None)
+            q, v, out, den, sums = ctx.saved_tensors
+            own = ctx.options[1]
+            dq, dsums = blocked.read_backward(grad, *ctx.saved_tensors, Terms(None, *ctx.options))
+            dv = own * sums[0, -1, -1] * quotient(grad, den.unsqueeze(2)) if own else None
+            return dq, dv, dsums, None, None, None

@@ -14,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.linear_attention.reference import Terms
 from diffusion_mp.kernels.triton_rows import load, store
 
 # The smallest normal number: a vector whose entries are all below it counts as zero.
@@ -181,19 +183,19 @@ def _row_terms(
 class _Launch:
     """The sizes of one operation: [N, H, F] and [N, H, D], how rows are dealt out, and what all kernels are told."""
 
-    def __init__(self, x: Tensor, y: Tensor, ptr: Tensor | None, unit: bool) -> None:
+    def __init__(self, x: Tensor, y: Tensor, terms: Terms) -> None:
         self.nodes, self.heads, self.features = x.shape
         self.channels = y.size(2)
         # Enough rows for a state to be small beside them, so that the states of all runs are small beside the inputs.
         least = max(256, 4 * padded(self.features), 4 * padded(self.channels))
         rows = max(least, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
-        self.tiles: Tiles = tiles(ptr, self.nodes, rows, x.device)
+        self.tiles: Tiles = tiles(terms.ptr, self.nodes, rows, x.device)
         wide = padded(self.features)
         block = min(64 if wide <= 64 else 32, padded(self.channels))
         self.parts = max(1, triton.cdiv(self.channels, block))  # denominators also where there is no channel
         self.sizes = (self.heads, self.features, self.channels)
         self.options: dict[str, Any] = {
-            "UNIT": unit,
+            "UNIT": terms.unit,
             "PRECISION": precision(x.dtype),
             "BLOCK_N": 64 if wide <= 64 else 32 if wide <= 128 else 16,
             "BLOCK_F": wide,
@@ -242,44 +244,89 @@ class _Launch:
         return dx
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
     """The result [N, H, D] in the dtype of v, the denominators [N, H], and the sums of a single graph, in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        launch = _Launch(k, v, ptr, unit)
+        launch = _Launch(k, v, terms)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         state = launch.state(k, v, None, None)
-        out = launch.meet(q, v, None, state, den, constant, own)
-        return out, den, state.squeeze(0) if ptr is None else state.new_empty(0, state.size(2))
+        out = launch.meet(q, v, None, state, den, terms.constant, terms.own)
+        return out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, state.size(2))
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    sums: Tensor,
-    ptr: Tensor | None,
-    constant: float,
-    own: float,
-    unit: bool,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
-    out, den = out.contiguous(), den.contiguous()
     with torch.cuda.device_of(q):
-        scale, weight = torch.empty_like(den), torch.empty_like(den)
-        _row_terms[(triton.cdiv(den.numel(), 32),)](
-            grad, out, den, scale, weight, den.numel(), *grad.stride()[:2], *v.shape[1:],
-            BLOCK_N=32, BLOCK_D=padded(v.size(2)), num_warps=4,
-        )  # fmt: skip
-        launch = _Launch(k, v, ptr, unit)
-        state = sums if ptr is None else launch.state(k, v, None, None)
+        scale, weight = _row_factors(grad, out, den)
+        launch = _Launch(k, v, terms)
+        state = sums if terms.ptr is None else launch.state(k, v, None, None)
         dq = launch.feature_gradient(q, grad, scale, weight, state)
         state = launch.state(q, grad, scale, weight)
         dk = launch.feature_gradient(k, v, None, None, state)
-        return dq, dk, launch.meet(k, grad, scale, state, None, constant, own)
+        return dq, dk, launch.meet(k, grad, scale, state, None, terms.constant, terms.own)
+
+
+def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
+    """[[Σ_j k̃_j v_jᵀ, Σ_j k̃_j], [Σ_j v_j, n]] of one graph, [H, F + 1, D + 1]."""
+    k, v = row_contiguous(k), row_contiguous(v)
+    with torch.cuda.device_of(k):
+        return _matrix(_Launch(k, v, terms).state(k, v, None, None), k.size(2), v.size(2), k.size(0))
+
+
+def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    """The result and the denominators from such sums, which may be those of more rows."""
+    q, v = row_contiguous(q), row_contiguous(v)
+    with torch.cuda.device_of(q):
+        launch = _Launch(q, v, terms)
+        launch.tiles.table[:, 3] = sums[0, -1, -1]  # the nodes of the graph are those of the sums
+        den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
+        return launch.meet(q, v, None, _state(sums), den, terms.constant, terms.own), den
+
+
+def read_backward(
+    grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and the sums; n is a number of nodes and has none."""
+    grad, q = row_contiguous(grad), row_contiguous(q)
+    with torch.cuda.device_of(q):
+        scale, weight = _row_factors(grad, out, den)
+        launch = _Launch(q, grad, terms)
+        dq = launch.feature_gradient(q, grad, scale, weight, _state(sums))
+        dsums = _matrix(launch.state(q, grad, scale, weight), q.size(2), v.size(2), 0)
+        dsums[:, -1] *= terms.constant
+        return dq, dsums
+
+
+def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    """Gradients of k and v."""
+    k, v = row_contiguous(k), row_contiguous(v)
+    with torch.cuda.device_of(k):
+        launch, state = _Launch(k, v, terms), _state(grad)
+        return launch.feature_gradient(k, v, None, None, state), launch.meet(k, v, None, state, None, 1.0, 0.0)
+
+
+def _row_factors(grad: Tensor, out: Tensor, den: Tensor) -> tuple[Tensor, Tensor]:
+    """1/d_i and h_i of every row and head."""
+    out, den = out.contiguous(), den.contiguous()
+    scale, weight = torch.empty_like(den), torch.empty_like(den)
+    _row_terms[(triton.cdiv(den.numel(), 32),)](
+        grad, out, den, scale, weight, den.numel(), *grad.stride()[:2], *grad.shape[1:],
+        BLOCK_N=32, BLOCK_D=padded(grad.size(2)), num_warps=4,
+    )  # fmt: skip
+    return scale, weight
+
+
+def _matrix(state: Tensor, features: int, channels: int, nodes: int) -> Tensor:
+    """The state of a single graph as [[M, m], [r, n]]."""
+    outer, left, right = state.squeeze(0).split([features * channels, features, channels], dim=1)
+    rows = torch.cat([outer.unflatten(1, (features, channels)), right.unsqueeze(1)], dim=1)
+    return torch.cat([rows, pad(left, (0, 1), value=float(nodes)).unsqueeze(2)], dim=2)
+
+
+def _state(sums: Tensor) -> Tensor:
+    """And back."""
+    return torch.cat([sums[:, :-1, :-1].flatten(1), sums[:, :-1, -1], sums[:, -1, :-1]], dim=1)
