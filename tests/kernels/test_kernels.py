@@ -114,6 +114,6 @@ def test_registered_operations_pass_opcheck(ragged, generator):
     ops = torch.ops.diffusion_mp
     torch.library.opcheck(ops.linear_product.default, (q, k, v, ptr, "auto"))
     pattern = list(Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern)
-    torch.library.opcheck(ops.spmm.default, (pattern, torch.rand(20, 2, requires_grad=True), v, "auto"))
-    torch.library.opcheck(ops.sddmm.default, (pattern, q, k, "auto"))
+    torch.library.opcheck(ops.spmm.default, (*pattern, torch.rand(20, 2, requires_grad=True), v, "auto"))
+    torch.library.opcheck(ops.sddmm.default, (*pattern, q, k, "auto"))
     torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from diffusion_mp.kernels.pairwise.scores import log_score
 
 
-def declines(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
+def declines(named: bool, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
     """Why FlexAttention cannot take these arguments, as the end of a sentence; ``None``: it can."""
     if q.dtype == torch.float64:
         return "FlexAttention has no float64"

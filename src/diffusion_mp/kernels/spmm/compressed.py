@@ -39,11 +39,8 @@ def _product(ptr: Tensor, columns: Tensor, entries: Tensor, v: Tensor) -> Tensor
     return torch.sparse_csr_tensor(ptr, columns, entries, size=size, check_invariants=False) @ v.contiguous()
 
 
-def sddmm(target: Tensor, source: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a_target·b_source per edge and head, without the [E, H, D] of all messages at once."""
-    out = a.new_empty(target.numel(), a.size(1))
+def sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+    """a_row·b_col per entry and head, without the [E, H, D] of all messages at once."""
     chunk = max(1, CHUNK // max(1, a.size(1) * a.size(2)))
-    for first in range(0, target.numel(), chunk):
-        part = slice(first, first + chunk)
-        out[part] = (a[target[part]] * b[source[part]]).sum(2)
-    return out
+    parts = zip(pattern.row.split(chunk), pattern.col.split(chunk), strict=True)
+    return torch.cat([(a[row] * b[col]).sum(2) for row, col in parts])
