@@ -14,7 +14,7 @@ from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number
 from diffusion_mp.graph_checks import row_bounds
-from diffusion_mp.kernels.linear_attention import linear_attention, linear_product, pooled
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_product, linear_read
 
 
 class LinearAttentionCoupling(PooledCoupling):
@@ -65,11 +65,11 @@ class LinearAttentionCoupling(PooledCoupling):
         return linear_attention(query, key, v, self.ptr, constant=self.constant, own=self.own, unit=self.unit)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(pooled.pool_attention(self.key.expand(-1, v.size(1), -1), v, self.unit))
+        return Sums(linear_pool(self.key.expand(-1, v.size(1), -1), v, Terms(unit=self.unit)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query = self.query.expand(-1, v.size(1), -1)
-        return pooled.read_attention(query, v, sums.totals, self.constant, self.own, self.unit)
+        return linear_read(query, v, sums.totals, Terms(None, self.constant, self.own, self.unit))
 
     def block(self, rows: slice) -> PooledCoupling:
         return LinearAttentionCoupling(

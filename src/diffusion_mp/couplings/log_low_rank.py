@@ -14,13 +14,13 @@ from diffusion_mp.couplings.low_rank import check_features
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
-from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.log_linear_attention import (
     log_linear_entries,
     log_linear_logsumexp,
+    log_linear_pool,
     log_linear_product,
-    pooled,
+    log_linear_read,
 )
 
 
@@ -93,19 +93,21 @@ class LogLowRankCoupling(PooledCoupling):
         return self._row_shift
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        factors = (self.log_query, self.log_key, self.row_shift, self.col_shift)
-        log_query, log_key, row_shift, col_shift = (t.expand(-1, v.size(1), -1) for t in factors)
+        log_query, log_key, col_shift = (
+            t.expand(-1, v.size(1), -1) for t in (self.log_query, self.log_key, self.col_shift)
+        )
+        row_shift = None if self._row_shift is None else self._row_shift.expand(-1, v.size(1), -1)
         return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = (t.expand(-1, v.size(1), -1) for t in (self.log_key, self.col_shift))
-        return Sums(*pooled.pool(log_key, col_shift, v))
+        return Sums(*log_linear_pool(log_key, col_shift, v))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         """Normalised by the sums themselves, so that one pass over the senders is enough."""
         log_query = self.log_query.expand(-1, v.size(1), -1)
         row_shift = None if self.row_stochastic else self.row_shift.expand(-1, v.size(1), -1)
-        return pooled.read(log_query, row_shift, sums.totals, cast("Tensor", sums.shift)).to(v.dtype)
+        return log_linear_read(log_query, row_shift, sums.totals, cast("Tensor", sums.shift)).out.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         features = (self.log_query[rows], self.log_key[rows])
@@ -126,9 +128,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        log_entries = log_linear_entries(
-            Graph(self.num_nodes, edge_index, validate=False).pattern, self.log_query, self.log_key
-        )
+        log_entries = log_linear_entries(edge_index, self.log_query, self.log_key)
         log_entries = log_entries + (self.row_shift[target] + self.col_shift[source]).logsumexp(2)
         if self.ptr is None:
             return log_entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
@@ -12,7 +13,8 @@ from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
-from diffusion_mp.kernels.linear_attention import linear_product, pooled
+from diffusion_mp.kernels.linear_attention import linear_product
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.kernels.unit import quotient
 
@@ -55,10 +57,14 @@ class LowRankCoupling(PooledCoupling):
         return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(pooled.pool(self.key.expand(-1, v.size(1), -1), v))
+        (key, values), _ = accumulating(self.key.expand(-1, v.size(1), -1), v)
+        with without_autocast(v):
+            return Sums(key.permute(1, 2, 0) @ values.transpose(0, 1))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return pooled.read(self.query.expand(-1, v.size(1), -1), sums.totals).to(v.dtype)
+        (query, totals), _ = accumulating(self.query.expand(-1, v.size(1), -1), sums.totals)
+        with without_autocast(v):
+            return (query.transpose(0, 1) @ totals).transpose(0, 1).to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         return LowRankCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative)
@@ -111,10 +117,11 @@ class UniformCoupling(LowRankCoupling):
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(pooled.pool_attention(self.key[:, :, :0].expand(-1, v.size(1), -1), v, False))
+        total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
+        return Sums(pad(total, (0, 1), value=float(v.size(0))))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        total, count = sums.totals[:, 0, :-1], sums.totals[:, 0, -1:]
+        total, count = sums.totals[:, :-1], sums.totals[:, -1:]
         return (quotient(total, count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
 
     def block(self, rows: slice) -> PooledCoupling:

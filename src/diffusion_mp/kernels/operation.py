@@ -46,6 +46,7 @@ SCHEMA = {
     Wide: "Tensor",
     Narrow: "Tensor",
     Tensor | None: "Tensor?",
+    Wide | None: "Tensor?",
     Sequence[int]: "SymInt[]",
     int: "SymInt",
     float: "float",
@@ -185,7 +186,7 @@ class Operation(Generic[T]):
             kinds |= {f"{name}.{field}": parts[field] for field in fields} if fields else {name: hint}
             self._parameters.append(_Parameter(name, slice(first, len(kinds)), hint if fields else None))
         self._flat = list(kinds)
-        self._wide = [place for place, kind in enumerate(kinds.values()) if kind == Wide]
+        self._wide = [place for place, kind in enumerate(kinds.values()) if kind in (Wide, Wide | None)]
         self._narrow = [place for place, kind in enumerate(kinds.values()) if kind == Narrow]
         self._tensor = next(place for place, kind in enumerate(kinds.values()) if SCHEMA.get(kind) == "Tensor")
         self._many: Any = None if returned is Tensor else returned
@@ -217,10 +218,11 @@ class Operation(Generic[T]):
 
     def _bring_to_one_dtype(self, flat: list[Any], narrow: bool) -> None:
         """In place; with ``narrow``, what kernels take in half precision stays in it."""
+        wide_places = [place for place in self._wide if flat[place] is not None]
         dtypes = [flat[place].dtype for place in self._narrow]
-        wide = reduce(torch.promote_types, [flat[place].dtype for place in self._wide] + dtypes, torch.float32)
+        wide = reduce(torch.promote_types, [flat[place].dtype for place in wide_places] + dtypes, torch.float32)
         short = reduce(torch.promote_types, dtypes) if narrow and dtypes else wide
-        for places, dtype in ((self._wide, wide), (self._narrow, short)):
+        for places, dtype in ((wide_places, wide), (self._narrow, short)):
             for place in places:
                 flat[place] = flat[place].to(dtype)
 

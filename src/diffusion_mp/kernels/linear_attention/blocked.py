@@ -39,14 +39,14 @@ LEAST, MOST = 1e-15, 1e15
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
-    """The result [N, H, D], the denominators [N, H], and of a single graph all sums but n, [H, (F + 1)(D + 1) − 1]."""
+    """The result [N, H, D], the denominators [N, H], and of a single graph [K, κ], [H, F + 1, D + 1]."""
     out, den = _results(v)
-    sums = den.new_zeros(k.size(1) if terms.ptr is None else 0, (k.size(2) + 1) * (v.size(2) + 1) - 1)
+    sums = den.new_zeros(k.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
     blockwise = _Blockwise(v, terms)
     for size, blocks in blockwise.graphs(k, v):
         pooled, weight = blockwise.pool(k, v, blocks)
         if terms.ptr is None:
-            sums.copy_(torch.cat([pooled, weight], dim=2).flatten(1)[:, :-1])
+            torch.cat([pooled, weight], dim=2, out=sums)
         blockwise.read(out, den, q, v, pooled, weight, size, blocks)
     return out, den, sums
 
@@ -56,14 +56,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    features, width = k.size(2), v.size(2) + 1
     blockwise = _Blockwise(v, terms)
     for size, blocks in blockwise.graphs(k, v):
-        if terms.ptr is None:
-            pooled = sums[:, : features * width].unflatten(1, (features, width))
-        else:  # pooled again: the sums of many small graphs may be more than their nodes
-            pooled = torch.cat(blockwise.pool(k, v, blocks), dim=2)[:, :-1]
-        pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, den, pooled, blocks)
+        # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
+        pooled = sums if terms.ptr is None else torch.cat(blockwise.pool(k, v, blocks), dim=2)
+        pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, den, pooled[:, :-1], blocks)
 
         def own_part(b: Rows, weight: float = terms.own * size) -> Tensor:
             return blockwise.row_gradients(grad, out, den, b)[..., :-1].mul_(weight)
@@ -91,13 +88,20 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> tuple[Tensor, Tens
 
 def read_backward(
     grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
-) -> tuple[Tensor, Tensor]:
-    """Gradients of q and the sums; n is a number of nodes and has none."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, of v where a node reads its own ([0]: it does not), and of the sums.
+
+    n is a number of nodes and has no gradient: zero.
+    """
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(v, memory_format=torch.contiguous_format) if terms.own else v.new_empty(0)
     blockwise = _Blockwise(v, terms)
     blocks = blockwise.one_graph(q, v)
     pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, den, sums[:, :-1], blocks)
-    return dq, torch.cat([pooled_grad, pad(bias, (0, 1))], dim=1)
+    if terms.own:
+        for b in blocks:
+            put(dv, b, blockwise.row_gradients(grad, out, den, b)[..., :-1].mul_(terms.own * float(sums[0, -1, -1])))
+    return dq, dv, torch.cat([pooled_grad, pad(bias, (0, 1))], dim=1)
 
 
 def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:

@@ -1,166 +1,106 @@
-"""Registration of the operations on log features: shape inference, autograd, no second derivative."""
+"""Declarations: attention through log features, its two halves, and single entries. All are once differentiable."""
 
-from typing import Any, Optional
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.graph import Pattern
-from diffusion_mp.kernels.backends import Backends
-from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
-from diffusion_mp.kernels.dispatch import Backend, requested
+from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
 from diffusion_mp.kernels.log_linear_attention import entries as chunked
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.operation import Wide, empty_like, once_differentiable, operation
 
-BLOCKS = Backends("log_linear_attention", blocked)
-ENTRIES = Backends("log_linear_attention", chunked)
-
-
-@torch.library.custom_op("diffusion_mp::log_linear_logsumexp", mutates_args=())
-def _logsumexp(
-    log_q: Tensor,
-    log_k: Tensor,
-    col_shift: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    backend: str,
-) -> Tensor:
-    lse: Tensor = BLOCKS.run("logsumexp", backend, log_q, log_k, col_shift, ptr)
-    return lse
+FAMILY = "log_linear_attention"
 
 
-@_logsumexp.register_fake
-def _(log_q: Tensor, log_k: Tensor, col_shift: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(col_shift, memory_format=torch.contiguous_format)
+class Rows(NamedTuple):
+    """The result [N, H, D], and the log-normalisers of its rows [N, H, K]; [0, H, K] where shifts of rows are given."""
+
+    out: Tensor
+    log_sum: Tensor
 
 
-@torch.library.custom_op("diffusion_mp::log_linear_logsumexp_backward", mutates_args=())
-def _logsumexp_backward(
+class Pooled(NamedTuple):
+    """Sums over senders [H, K, F, D + 1], to be multiplied by exp(shift) [H, K, F, 1]."""
+
+    sums: Tensor
+    shift: Tensor
+
+
+def _optional(row_shift: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A gradient for row shifts that may not be given: [0, …] then."""
+    return like.new_empty(0 if row_shift is None else shape[0], *shape[1:])
+
+
+# ---------------------------------------------------------------- attention
+
+
+@operation(FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.forward, dtype="v")
+def _attention(log_q: Wide, log_k: Wide, v: Wide, row_shift: Wide | None, col_shift: Wide, ptr: Tensor | None) -> Rows:
+    return Rows(empty_like(v), col_shift.new_empty(len(v) if row_shift is None else 0, *col_shift.shape[1:]))
+
+
+@operation(f"{FAMILY}_backward", family=FAMILY, cpu=blocked.backward)
+def _attention_backward(
     grad: Tensor,
-    lse: Tensor,
-    log_q: Tensor,
-    log_k: Tensor,
-    col_shift: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, db = BLOCKS.run("logsumexp_backward", backend, grad, lse, log_q, log_k, col_shift, ptr)
-    return dq, dk, db
-
-
-@_logsumexp_backward.register_fake
-def _(
-    grad: Tensor, lse: Tensor, log_q: Tensor, log_k: Tensor, col_shift: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, db = empty_like(log_q, log_k, col_shift)
-    return dq, dk, db
-
-
-@torch.library.custom_op("diffusion_mp::log_linear_product", mutates_args=())
-def _product(
+    grad_log_sum: Tensor,
     log_q: Tensor,
     log_k: Tensor,
     v: Tensor,
-    row_shift: Tensor,
+    row_shift: Tensor | None,
     col_shift: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    backend: str,
-) -> Tensor:
-    out: Tensor = BLOCKS.run("product", backend, log_q, log_k, v, row_shift, col_shift, ptr)
-    return out
+    ptr: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv, db = empty_like(log_q, log_k, v, col_shift)
+    return dq, dk, dv, _optional(row_shift, db.shape, db), db
 
 
-@_product.register_fake
-def _(log_q: Tensor, log_k: Tensor, v: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("diffusion_mp::log_linear_product_backward", mutates_args=())
-def _product_backward(
-    grad: Tensor,
+def _gradients(
+    grad_out: Tensor,
+    grad_log_sum: Tensor,
     log_q: Tensor,
     log_k: Tensor,
     v: Tensor,
-    row_shift: Tensor,
+    row_shift: Tensor | None,
     col_shift: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
+    ptr: Tensor | None,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = BLOCKS.run("product_backward", backend, grad, log_q, log_k, v, row_shift, col_shift, ptr)
-    dq, dk, dv, da, db = grads
-    return dq, dk, dv, da, db
+) -> tuple[Tensor | None, ...]:
+    args = (log_q, log_k, v, row_shift, col_shift, ptr)
+    dq, dk, dv, da, db = _attention_backward(grad_out, grad_log_sum, *args, backend=backend)
+    return dq, dk, dv, None if row_shift is None else da, db
 
 
-@_product_backward.register_fake
-def _(
-    grad: Tensor, log_q: Tensor, log_k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, da, db = empty_like(log_q, log_k, v, row_shift, col_shift)
-    return dq, dk, dv, da, db
+def log_linear_product(
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H K"] | None,
+    col_shift: Float[Tensor, "N H K"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
+    r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
 
+    Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
+    (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its transpose. Nothing
+    leaves log space before the largest exponent of every feature and sample is subtracted.
 
-@torch.library.custom_op("diffusion_mp::log_linear_entries", mutates_args=())
-def _entries(target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, backend: str) -> Tensor:
-    out: Tensor = ENTRIES.run("entries", backend, target, source, log_q, log_k)
-    return out
+    Args:
+        log_q, log_k: logarithms of the positive features of receivers and senders.
+        v: values.
+        row_shift: a, one number per node, head and sample; ``None`` divides each row of each sample by its sum.
+        col_shift: b, likewise, of the senders.
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+        backend: how it is computed; see `kernels.dispatch`.
 
-
-@_entries.register_fake
-def _(target: Tensor, source: Tensor, log_q: Tensor, *others: Any) -> Tensor:
-    return log_q.new_empty(target.size(0), log_q.size(1))
-
-
-@torch.library.custom_op("diffusion_mp::log_linear_entries_backward", mutates_args=())
-def _entries_backward(
-    grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, backend: str
-) -> tuple[Tensor, Tensor]:
-    dq, dk = ENTRIES.run("entries_backward", backend, grad, out, target, source, log_q, log_k)
-    return dq, dk
-
-
-@_entries_backward.register_fake
-def _(
-    grad: Tensor, out: Tensor, target: Tensor, source: Tensor, log_q: Tensor, log_k: Tensor, backend: str
-) -> tuple[Tensor, Tensor]:
-    dq, dk = empty_like(log_q, log_k)
-    return dq, dk
-
-
-once_differentiable(
-    _logsumexp_backward,
-    _product_backward,
-    _entries_backward,
-    name="attention through log features",
-    instead="use a low-rank diffusivity (SimpleDiffusivity)",
-)
-
-
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.backend = inputs
-    ctx.save_for_backward(output, *tensors)
-
-
-def _differentiate_logsumexp(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_logsumexp_backward(grad, *ctx.saved_tensors, ctx.backend), None, None)
-
-
-def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_product_backward(grad, *ctx.saved_tensors, ctx.backend), None, None)
-
-
-def _differentiate_entries(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (None, None, *_entries_backward(grad, *ctx.saved_tensors, ctx.backend), None)
-
-
-_logsumexp.register_autograd(_differentiate_logsumexp, setup_context=_save_all)
-_product.register_autograd(_differentiate_product, setup_context=_save_inputs)
-_entries.register_autograd(_differentiate_entries, setup_context=_save_all)
+    Returns:
+        The result in the dtype of ``v``, in O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass: the
+        [N, H, K F] factors exist for a block of nodes at a time. Once differentiable.
+    """
+    return _attention(log_q, log_k, v, row_shift, col_shift, ptr, backend=backend).out
 
 
 def log_linear_logsumexp(
@@ -173,57 +113,126 @@ def log_linear_logsumexp(
 ) -> Float[Tensor, "N H K"]:
     """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
 
-    The log-normaliser of a row, always in at least float32. O(N K F) time, O(N (K + F)) memory, also in the backward
-    pass; once differentiable.
+    The log-normaliser of a row, always in at least float32: attention without any channel of values. O(N K F) time,
+    O(N (K + F)) memory, also in the backward pass; once differentiable.
     """
-    name = requested("log_linear_attention", backend)
-    (log_q, log_k, col_shift), _ = accumulating(log_q, log_k, col_shift)
-    if name == "reference":
-        return reference.log_linear_logsumexp(log_q, log_k, col_shift, ptr)
-    return _logsumexp(log_q, log_k, col_shift, ptr, name)
+    return _attention(log_q, log_k, log_q[:, :, :0], None, col_shift, ptr, backend=backend).log_sum
 
 
-def log_linear_product(
+# ---------------------------------------------------------------- its halves, for one graph
+
+
+@operation("log_linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool)
+def _pool(log_k: Wide, col_shift: Wide, v: Wide) -> Pooled:
+    shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
+    return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
+
+
+@operation("log_linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward)
+def _pool_backward(grad: Tensor, log_k: Tensor, col_shift: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dk, db, dv = empty_like(log_k, col_shift, v)
+    return dk, db, dv
+
+
+@operation("log_linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read)
+def _read(log_q: Wide, row_shift: Wide | None, sums: Wide, shift: Tensor) -> Rows:
+    nodes, heads, samples = len(log_q), *sums.shape[:2]
+    log_sum = log_q.new_empty(nodes if row_shift is None else 0, heads, samples)
+    return Rows(log_q.new_empty(nodes, heads, sums.size(3) - 1), log_sum)
+
+
+@operation("log_linear_read_backward", family=FAMILY, cpu=blocked.read_backward)
+def _read_backward(
+    grad: Tensor, grad_log_sum: Tensor, log_q: Tensor, row_shift: Tensor | None, sums: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dsums = empty_like(log_q, sums)
+    return dq, _optional(row_shift, (len(log_q), *sums.shape[:2]), sums), dsums
+
+
+def _row_gradients(
+    grad_out: Tensor,
+    grad_log_sum: Tensor,
+    log_q: Tensor,
+    row_shift: Tensor | None,
+    sums: Tensor,
+    shift: Tensor,
+    backend: str,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    dq, da, dsums = _read_backward(grad_out, grad_log_sum, log_q, row_shift, sums, shift, backend=backend)
+    return dq, None if row_shift is None else da, dsums
+
+
+def log_linear_pool(
+    log_k: Float[Tensor, "N H F"], col_shift: Float[Tensor, "N H K"], v: Float[Tensor, "N H D"]
+) -> Pooled:
+    """U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1] over the nodes of one graph, and M: what all rows read.
+
+    Sums over other senders have another M; times exp(M − M′) they are sums with the shift M′, and so they merge. M is in
+    double precision, has no gradient, and is −∞ where there is no sender.
+    """
+    return _pool(log_k, col_shift, v)
+
+
+def log_linear_read(
     log_q: Float[Tensor, "N H F"],
-    log_k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H K"],
-    col_shift: Float[Tensor, "N H K"],
-    ptr: Tensor | None = None,
-    *,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
+    row_shift: Float[Tensor, "N H K"] | None,
+    sums: Float[Tensor, "H K F D_and_one"],
+    shift: Float[Tensor, "H K F one"],
+) -> Rows:
+    """The rows of ``log_linear_product`` for some receivers, from the sums over all senders, in at least float32.
 
-    With a = −logsumexp − log K and b the samples' log weights it is the mean over K samples of row-normalised kernel
-    attention (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its
-    transpose. Nothing leaves log space before the largest exponent of every feature and sample is subtracted.
-
-    Args:
-        log_q, log_k: logarithms of the positive features of receivers and senders. v: values.
-        row_shift, col_shift: a and b, one number per node, head and sample.
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        backend: how it is computed; see `kernels.dispatch`.
-
-    O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass: the [N, H, K F] factors exist for a block of
-    nodes at a time. Once differentiable; the result has the dtype of ``v``.
+    Without given shifts their log-normalisers too.
     """
-    name = requested("log_linear_attention", backend)
-    (log_q, log_k, row_shift, col_shift, v), dtype = accumulating(log_q, log_k, row_shift, col_shift, v)
-    if name == "reference":
-        return reference.log_linear_product(log_q, log_k, v, row_shift, col_shift, ptr).to(dtype)
-    return _product(log_q, log_k, v, row_shift, col_shift, ptr, name).to(dtype)
+    return _read(log_q, row_shift, sums, shift)
+
+
+# ---------------------------------------------------------------- single entries
+
+
+@operation("log_linear_entries", family=FAMILY, reference=reference.entries, cpu=chunked.forward)
+def _entries(edge_index: Tensor, log_q: Wide, log_k: Wide) -> Tensor:
+    return log_q.new_empty(edge_index.size(1), log_q.size(1))
+
+
+@operation("log_linear_entries_backward", family=FAMILY, cpu=chunked.backward)
+def _entries_backward(
+    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
+) -> tuple[Tensor, Tensor]:
+    dq, dk = empty_like(log_q, log_k)
+    return dq, dk
 
 
 def log_linear_entries(
-    pattern: Pattern, log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"], *, backend: Backend = "auto"
+    edge_index: Int[Tensor, "two E"],
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    *,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "E H"]:
-    """log Σ_r exp(log_q_row(e),r + log_k_col(e),r), the logarithm of every entry e of a pattern. O(E H F) time.
+    """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
     In at least float32; once differentiable.
     """
-    name = requested("log_linear_attention", backend)
-    (log_q, log_k), _ = accumulating(log_q, log_k)
-    if name == "reference":
-        return reference.log_linear_entries(pattern.row, pattern.col, log_q, log_k)
-    return _entries(pattern.row, pattern.col, log_q, log_k, name)
+    return _entries(edge_index, log_q, log_k, backend=backend)
+
+
+_attention.derivatives({"log_q log_k v row_shift col_shift": _gradients})
+_pool.derivatives(
+    {
+        "log_k col_shift v": lambda grad_sums, log_k, col_shift, v, backend: _pool_backward(
+            grad_sums, log_k, col_shift, v, backend=backend
+        )
+    }
+)
+_read.derivatives({"log_q row_shift sums": _row_gradients})
+_entries.derivatives(
+    {
+        "log_q log_k": lambda grad, out, edge_index, log_q, log_k, backend: _entries_backward(
+            grad, out, edge_index, log_q, log_k, backend=backend
+        )
+    }
+)
+for _backward in (_attention_backward, _pool_backward, _read_backward, _entries_backward):
+    _backward.derivatives(
+        once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
+    )
