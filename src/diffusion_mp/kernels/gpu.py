@@ -101,3 +101,8 @@ def precision(dtype: torch.dtype) -> str:
 def row_contiguous(x: Tensor) -> Tensor:
     """``x`` [N, H, F] with neighbouring channels side by side; an expanded head axis is not written out."""
     return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()
+
+
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """The tensors as kernels read them, row after row; what is not there stays ``None``."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]

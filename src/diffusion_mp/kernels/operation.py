@@ -218,13 +218,14 @@ class Operation(Generic[T]):
 
     def _bring_to_one_dtype(self, flat: list[Any], narrow: bool) -> None:
         """In place; with ``narrow``, what kernels take in half precision stays in it."""
-        wide_places = [place for place in self._wide if flat[place] is not None]
         dtypes = [flat[place].dtype for place in self._narrow]
-        wide = reduce(torch.promote_types, [flat[place].dtype for place in wide_places] + dtypes, torch.float32)
+        places = [place for place in self._wide if flat[place] is not None]
+        wide = reduce(torch.promote_types, [flat[place].dtype for place in places] + dtypes, torch.float32)
         short = reduce(torch.promote_types, dtypes) if narrow and dtypes else wide
-        for places, dtype in ((wide_places, wide), (self._narrow, short)):
-            for place in places:
-                flat[place] = flat[place].to(dtype)
+        for place in places:
+            flat[place] = flat[place].to(wide)
+        for place in self._narrow:
+            flat[place] = flat[place].to(short)
 
     # ---------------------------------------------------------------- what torch is told
 
