@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diffusion_mp.kernels.log_linear_attention import (
+    Receivers,
+    Senders,
     blocked,
     entries,
     log_linear_entries,
@@ -131,10 +133,11 @@ def test_exponents_far_apart_leave_the_logsumexp_finite_and_right_in_float32(sca
 
 def test_both_bounds_are_taken(generator):
     """The bound is separable where one exp per feature and one per sample suffice, and only there."""
+    everything = blocked.Group(slice(0, 40), [slice(0, 40)])
     taken = {
-        scale: blocked._bound(log_k, col_shift, slice(0, 40), [slice(0, 40)]).rest is None
+        scale: blocked._bound(Senders(log_k, col_shift, v), everything).rest is None
         for scale in SCALES
-        for _, log_k, _, col_shift in [far_apart(scale, generator)]
+        for _, log_k, v, col_shift in [far_apart(scale, generator)]
     }
     assert taken == {1.0: True, 3.0: True, 7.0: False, 14.0: False, 3500.0: False}
 
@@ -204,7 +207,7 @@ def test_the_registered_operations_pass_opcheck(ragged, generator):
     log_q, log_k, v, row_shift, col_shift = draw(9, generator, dtype=torch.float32)
     ops = torch.ops.diffusion_mp
     for shifts in (None, row_shift):
-        torch.library.opcheck(ops.log_linear_attention.default, (log_q, log_k, v, shifts, col_shift, ptr, "auto"))
+        torch.library.opcheck(ops.log_linear_attention.default, (log_q, shifts, log_k, col_shift, v, ptr, "auto"))
     edge_index = torch.randint(0, 9, (2, 20), generator=generator)
     torch.library.opcheck(ops.log_linear_entries.default, (edge_index, log_q, log_k, "auto"))
 
@@ -228,6 +231,7 @@ def test_no_tensor_is_larger_than_a_block_or_an_input(size, generator, monkeypat
     log_q, log_k, v, row_shift, col_shift = (t.detach() for t in draw(n, generator))
     with Largest() as largest:
         for shifts in (None, row_shift):
-            blocked.forward(log_q, log_k, v, shifts, col_shift, ptr)
-            blocked.backward(v, row_shift, log_q, log_k, v, shifts, col_shift, ptr)
+            receivers, senders = Receivers(log_q, shifts), Senders(log_k, col_shift, v)
+            grad = blocked.attention(receivers, senders, ptr)
+            blocked.attention_backward(grad, receivers, senders, ptr)
     assert largest.entries <= max(log_q.numel(), blocked.BLOCK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +15,9 @@ from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.log_linear_attention import (
+    Pooled,
+    Receivers,
+    Senders,
     log_linear_entries,
     log_linear_logsumexp,
     log_linear_pool,
@@ -101,13 +103,13 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = (t.expand(-1, v.size(1), -1) for t in (self.log_key, self.col_shift))
-        return Sums(*log_linear_pool(log_key, col_shift, v))
+        return Sums(*log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         """Normalised by the sums themselves, so that one pass over the senders is enough."""
         log_query = self.log_query.expand(-1, v.size(1), -1)
         row_shift = None if self.row_stochastic else self.row_shift.expand(-1, v.size(1), -1)
-        return log_linear_read(log_query, row_shift, sums.totals, cast("Tensor", sums.shift)).out.to(v.dtype)
+        return log_linear_read(Receivers(log_query, row_shift), Pooled(*sums)).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         features = (self.log_query[rows], self.log_key[rows])

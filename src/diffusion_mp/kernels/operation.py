@@ -304,5 +304,5 @@ class Operation(Generic[T]):
             if any(ctx.needs_input_grad[place] for place in places):
                 found = formula(*(named[name] for name in names))
                 for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
-                    out[place] = grad
+                    out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)

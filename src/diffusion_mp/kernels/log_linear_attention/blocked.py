@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
+from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 
 # Entries of one block of factors over all heads: 2 MiB in float32, so that it stays in cache from exp to product.
@@ -42,8 +44,8 @@ class Bound(NamedTuple):
     """δ, [b, H, 1, K, F]; ``None``, for zero: one exp per feature and one per sample instead of one for every pair."""
 
 
-class Pooled(NamedTuple):
-    """The sums over the senders of a graph, or their gradients."""
+class Sums(NamedTuple):
+    """The sums over the senders of b graphs, or their gradients."""
 
     values: Tensor
     """U, [b, H, K F, D]."""
@@ -51,232 +53,201 @@ class Pooled(NamedTuple):
     """c, [b, H, 1, K, F]."""
 
 
-# ---------------------------------------------------------------- a batch at once, both halves for a graph at a time
+class Group(NamedTuple):
+    """One graph, or several of equal size."""
+
+    rows: Rows
+    blocks: list[Rows]
+    """The same rows in blocks."""
 
 
-def forward(
-    log_q: Tensor, log_k: Tensor, v: Tensor, row_shift: Tensor | None, col_shift: Tensor, ptr: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The result [N, H, D] and L [N, H, K]; with given shifts L is not computed, and [0, H, K]."""
-    out, log_sum = _results(log_q, row_shift, col_shift.size(2), v.size(2))
-    for rows, blocks in _graphs(log_q, col_shift.size(2), v.size(2), ptr):
-        bound = _bound(log_k, col_shift, rows, blocks)
-        _read(out, log_sum, log_q, row_shift, _pool(log_k, col_shift, v, bound, blocks), bound, blocks)
-    return out, log_sum
+def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Attended:
+    """Every graph of a batch: pooled, then read."""
+    out = empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
+    for group in _groups(senders.log_k, senders.col_shift.size(2), senders.v.size(2), ptr):
+        bound = _bound(senders, group)
+        _read(out, receivers, _pool(senders, bound, group), bound, group)
+    return out
 
 
-def backward(
-    grad: Tensor,
-    grad_log_sum: Tensor,
-    log_q: Tensor,
-    log_k: Tensor,
-    v: Tensor,
-    row_shift: Tensor | None,
-    col_shift: Tensor,
-    ptr: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of log_q, log_k, v, a ([0, H, K] where none was given) and b."""
-    dq, dk, dv, db = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k, v, col_shift))
-    da = db.new_empty(0 if row_shift is None else db.size(0), *db.shape[1:])
-    for rows, blocks in _graphs(log_q, col_shift.size(2), v.size(2), ptr):
-        bound = _bound(log_k, col_shift, rows, blocks)
-        sums = _pool(log_k, col_shift, v, bound, blocks)
-        sums_grad = _read_backward(dq, da, grad, grad_log_sum, log_q, row_shift, sums, bound, blocks)
-        _pool_backward(dk, db, dv, sums_grad, log_k, col_shift, v, bound, blocks)
-    return dq, dk, dv, da, db
+def attention_backward(
+    grad: Attended, receivers: Receivers, senders: Senders, ptr: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the senders."""
+    by_receivers = empty_gradients(receivers, senders.col_shift.size(2))
+    by_senders = Senders(*empty_like(*senders))
+    for group in _groups(senders.log_k, senders.col_shift.size(2), senders.v.size(2), ptr):
+        bound = _bound(senders, group)
+        by_sums = _read_backward(by_receivers, grad, receivers, _pool(senders, bound, group), bound, group)
+        _pool_backward(by_senders, by_sums, senders, bound, group)
+    return (*by_receivers, *by_senders)
 
 
-# ---------------------------------------------------------------- the halves of one graph
-
-
-def pool(log_k: Tensor, col_shift: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """[U, c] and M, [H, K, F, D + 1 and 1]; M in double precision, and −∞ where there is no sender."""
+def pool(senders: Senders) -> Pooled:
+    """The sums of one graph."""
+    log_k, col_shift, v = senders
     shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
     if not log_k.size(0):
-        return v.new_zeros(*shape, v.size(2) + 1), v.new_full((*shape, 1), -torch.inf, dtype=torch.float64)
-    rows, blocks = _one_graph(log_k, col_shift.size(2))
-    bound = _bound(log_k, col_shift, rows, blocks)
-    values, counts = _pool(log_k, col_shift, v, bound, blocks)
+        return Pooled(v.new_zeros(*shape, v.size(2) + 1), v.new_full((*shape, 1), -torch.inf, dtype=torch.float64))
+    (group,) = _groups(log_k, shape[1], 1, None)
+    bound = _bound(senders, group)
+    values, counts = _pool(senders, bound, group)
     shift = _exponents(bound.features.double(), bound.samples.double())
     shift = shift if bound.rest is None else shift + bound.rest
-    return torch.cat([values.view(*shape, -1), counts.view(*shape, 1)], dim=3), shift.view(*shape, 1)
+    return Pooled(torch.cat([values.view(*shape, -1), counts.view(*shape, 1)], dim=3), shift.view(*shape, 1))
 
 
-def pool_backward(grad: Tensor, log_k: Tensor, col_shift: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of log_k, b and v from that of [U, c]."""
-    dk, db, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (log_k, col_shift, v))
-    if log_k.size(0):
-        rows, blocks = _one_graph(log_k, col_shift.size(2))
-        bound = _bound(log_k, col_shift, rows, blocks)
-        _pool_backward(dk, db, dv, _split(grad), log_k, col_shift, v, bound, blocks)
-    return dk, db, dv
+def pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, ...]:
+    """Gradients of the senders."""
+    by_senders = Senders(*empty_like(*senders))
+    for group in _groups(senders.log_k, senders.col_shift.size(2), 1, None):
+        _pool_backward(by_senders, _split(grad), senders, _bound(senders, group), group)
+    return by_senders
 
 
-def read(log_q: Tensor, row_shift: Tensor | None, sums: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """The result and L, as ``forward`` gives them, from such sums, which may be those of more rows."""
-    samples, channels = sums.size(1), sums.size(3) - 1
-    out, log_sum = _results(log_q, row_shift, samples, channels)
-    _, blocks = _one_graph(log_q, samples)
-    _read(out, log_sum, log_q, row_shift, _split(sums), _shifted(shift, log_q.dtype), blocks)
-    return out, log_sum
+def read(receivers: Receivers, pooled: Pooled) -> Attended:
+    """The rows from such sums, which may be those of more nodes."""
+    out = empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
+    for group in _groups(receivers.log_q, pooled.sums.size(1), 1, None):
+        _read(out, receivers, _split(pooled.sums), _merged_bound(pooled), group)
+    return out
 
 
-def read_backward(
-    grad: Tensor, grad_log_sum: Tensor, log_q: Tensor, row_shift: Tensor | None, sums: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of log_q, a ([0, H, K] where none was given) and the sums."""
-    dq, samples = torch.empty_like(log_q, memory_format=torch.contiguous_format), sums.size(1)
-    da = dq.new_empty(0 if row_shift is None else dq.size(0), dq.size(1), samples)
-    _, blocks = _one_graph(log_q, samples)
-    bound = _shifted(shift, log_q.dtype)
-    values, counts = _read_backward(dq, da, grad, grad_log_sum, log_q, row_shift, _split(sums), bound, blocks)
-    return dq, da, torch.cat([values.view(*shift.shape[:3], -1), counts.view_as(shift)], dim=3)
+def read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
+    """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
+    by_receivers, by_sums = empty_gradients(receivers, pooled.sums.size(1)), torch.zeros_like(pooled.sums)
+    for group in _groups(receivers.log_q, pooled.sums.size(1), 1, None):
+        bound = _merged_bound(pooled)
+        values, counts = _read_backward(by_receivers, grad, receivers, _split(pooled.sums), bound, group)
+        by_sums = torch.cat([values.view_as(by_sums[..., :-1]), counts.view_as(pooled.shift)], dim=3)
+    return (*by_receivers, by_sums)
 
 
-def _shifted(shift: Tensor, dtype: torch.dtype) -> Bound:
-    """The bound of sums that may be merged; M_sr − max_r M_sr is small, and cancels nothing."""
-    shift = shift.squeeze(3)[None, :, None]
-    samples = shift.amax(4)
-    rest = (shift - samples.unsqueeze(4)).to(dtype)
-    return Bound(torch.zeros_like(rest[:, :, :, 0]), samples.to(dtype), rest)
+# ---------------------------------------------------------------- what these are made of
 
 
-def _split(sums: Tensor) -> Pooled:
-    return Pooled(sums[..., :-1].flatten(1, 2).unsqueeze(0), sums[None, :, None, :, :, -1])
+def empty_results(receivers: Receivers, samples: int, channels: int) -> Attended:
+    """Without a row of L where shifts are given: it is not needed then."""
+    nodes, heads, _ = receivers.log_q.shape
+    new = receivers.log_q.new_empty
+    return Attended(new(nodes, heads, channels), new(nodes if receivers.row_shift is None else 0, heads, samples))
 
 
-# ---------------------------------------------------------------- what both are made of
+def empty_gradients(receivers: Receivers, samples: int) -> tuple[Tensor, Tensor]:
+    """By log_q and a; without a row of the latter where no shifts are given."""
+    nodes, heads, _ = receivers.log_q.shape
+    rows = 0 if receivers.row_shift is None else nodes
+    return empty_like(receivers.log_q), receivers.log_q.new_empty(rows, heads, samples)
 
 
-def _graphs(log_features: Tensor, samples: int, channels: int, ptr: Tensor | None) -> Iterator[tuple[Rows, list[Rows]]]:
-    """Yield the rows of one graph, or of several of equal size, and the same rows in blocks.
-
-    A node has H K F factors, and a graph as many sums over its nodes in each of ``channels``.
-    """
+def _groups(log_features: Tensor, samples: int, channels: int, ptr: Tensor | None) -> Iterator[Group]:
+    """A node has H K F factors, and a graph as many sums over its nodes in each of ``channels``."""
     num_nodes, heads, features = log_features.shape
     height = BLOCK // (heads * samples * features)
     for _, rows, blocks in row_blocks(ptr, num_nodes, height, log_features.device, channels):
-        yield rows, blocks
+        yield Group(rows, blocks)
 
 
-def _one_graph(log_features: Tensor, samples: int) -> tuple[Rows, list[Rows]]:
-    """All rows, and the same in blocks."""
-    return next(_graphs(log_features, samples, 1, None), (slice(0), []))
-
-
-def _results(log_q: Tensor, row_shift: Tensor | None, samples: int, channels: int) -> tuple[Tensor, Tensor]:
-    nodes, heads, _ = log_q.shape
-    return log_q.new_empty(nodes, heads, channels), log_q.new_empty(nodes if row_shift is None else 0, heads, samples)
-
-
-def _bound(log_k: Tensor, col_shift: Tensor, rows: Rows, blocks: list[Rows]) -> Bound:
+def _bound(senders: Senders, group: Group) -> Bound:
     """m_r = max_j log_k_jr and β_s = max_j b_js, if for each s the node that attains β_s is within SLACK of every m_r;
     else δ makes their sum the maximum itself.
     """
-    keys = gather(log_k, rows)
+    keys = gather(senders.log_k, group.rows)
     features = keys.amax(2, keepdim=True)
-    samples, at = gather(col_shift, rows).max(2, keepdim=True)
+    samples, at = gather(senders.col_shift, group.rows).max(2, keepdim=True)
     attained = keys.gather(2, at.transpose(2, 3).expand(-1, -1, -1, keys.size(3)))
     if not (features - attained > SLACK).any():  # so put, a NaN of one graph does not decide for others
         return Bound(features, samples, None)
     rest = torch.full_like(_exponents(features, samples), -torch.inf)
-    for b in blocks:
-        exponents = _exponents(gather(log_k, b) - features, gather(col_shift, b) - samples)
+    for b in group.blocks:
+        exponents = _exponents(gather(senders.log_k, b) - features, gather(senders.col_shift, b) - samples)
         rest = torch.maximum(rest, exponents.amax(2, keepdim=True))
     return Bound(features, samples, rest)
 
 
-def _pool(log_k: Tensor, col_shift: Tensor, v: Tensor, bound: Bound, blocks: list[Rows]) -> Pooled:
-    """The sums of the graphs that the blocks make up."""
+def _merged_bound(pooled: Pooled) -> Bound:
+    """The bound of sums that may be merged ones; M_sr − max_r M_sr is small, and cancels nothing."""
+    shift = pooled.shift.squeeze(3)[None, :, None]
+    samples = shift.amax(4)
+    rest = (shift - samples.unsqueeze(4)).to(pooled.sums.dtype)
+    return Bound(torch.zeros_like(rest[:, :, :, 0]), samples.to(rest.dtype), rest)
+
+
+def _split(sums: Tensor) -> Sums:
+    """[U, c] [H, K, F, D + 1] of one graph, apart."""
+    return Sums(sums[..., :-1].flatten(1, 2).unsqueeze(0), sums[None, :, None, :, :, -1])
+
+
+def _pool(senders: Senders, bound: Bound, group: Group) -> Sums:
+    """The sums over the senders of each graph."""
 
     def part(b: Rows) -> tuple[Tensor, Tensor]:
-        factor = _factor(gather(log_k, b), gather(col_shift, b), bound, -1)
-        return factor.flatten(3).transpose(2, 3) @ gather(v, b), factor.sum(2, keepdim=True)
+        factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
+        return factor.flatten(3).transpose(2, 3) @ gather(senders.v, b), factor.sum(2, keepdim=True)
 
-    values, counts = part(blocks[0])
-    for b in blocks[1:]:
+    values, counts = part(group.blocks[0])
+    for b in group.blocks[1:]:
         more_values, more_counts = part(b)
         values += more_values
         counts += more_counts
-    return Pooled(values, counts)
+    return Sums(values, counts)
 
 
-def _read(
-    out: Tensor,
-    log_sum: Tensor,
-    log_q: Tensor,
-    row_shift: Tensor | None,
-    sums: Pooled,
-    bound: Bound,
-    blocks: list[Rows],
-) -> None:
-    """Writes the result, and L where no shifts are given."""
-    for b in blocks:
-        weights, log_sums = _weights(log_q, row_shift, sums, bound, b)
-        scatter(out, b, weights.flatten(3) @ sums.values)
-        if log_sums is not None:
-            scatter(log_sum, b, log_sums)
+def _read(out: Attended, receivers: Receivers, sums: Sums, bound: Bound, group: Group) -> None:
+    """Writes the rows of the receivers."""
+    for b in group.blocks:
+        weights, log_sum = _weights(receivers, sums, bound, b)
+        scatter(out.values, b, weights.flatten(3) @ sums.values)
+        if log_sum is not None:
+            scatter(out.log_sum, b, log_sum)
 
 
 def _read_backward(
-    dq: Tensor,
-    da: Tensor,
-    grad: Tensor,
-    grad_log_sum: Tensor,
-    log_q: Tensor,
-    row_shift: Tensor | None,
-    sums: Pooled,
+    by_receivers: tuple[Tensor, Tensor],
+    grad: Attended,
+    receivers: Receivers,
+    sums: Sums,
     bound: Bound,
-    blocks: list[Rows],
-) -> Pooled:
-    """Writes the derivatives by log_q, and by the shifts where they are given; returns those by the sums."""
-    sums_grad = Pooled(torch.zeros_like(sums.values), torch.zeros_like(sums.counts))
-    for b in blocks:
-        weights, log_sums = _weights(log_q, row_shift, sums, bound, b)
-        g = gather(grad, b)
-        sums_grad.values.add_(weights.flatten(3).transpose(2, 3) @ g)
-        derivative = (g @ sums.values.transpose(2, 3)).view_as(weights).mul_(weights)
-        by_shift = derivative.sum(4)
-        if log_sums is None:
-            scatter(da, b, by_shift)
+    group: Group,
+) -> Sums:
+    """Writes the gradients of the receivers, and returns those of the sums: W and Σ_i A_isr t_is."""
+    by_log_q, by_row_shift = by_receivers
+    values, counts = torch.zeros_like(sums.values), torch.zeros_like(sums.counts)
+    for b in group.blocks:
+        weights, log_sum = _weights(receivers, sums, bound, b)
+        g = gather(grad.values, b)
+        values += weights.flatten(3).transpose(2, 3) @ g
+        by_exponents = (g @ sums.values.transpose(2, 3)).view_as(weights).mul_(weights)
+        by_shift = by_exponents.sum(4)
+        if log_sum is None:
+            scatter(by_row_shift, b, by_shift)
         else:
-            through = (gather(grad_log_sum, b) - by_shift).mul_(by_shift.size(3))
+            through = (gather(grad.log_sum, b) - by_shift).mul_(by_shift.size(3))  # t
             weights.mul_(through.unsqueeze(4))
-            sums_grad.counts.add_(weights.sum(2, keepdim=True))
-            derivative.addcmul_(weights, sums.counts)
-        scatter(dq, b, derivative.sum(3))
-    return sums_grad
+            counts += weights.sum(2, keepdim=True)
+            by_exponents.addcmul_(weights, sums.counts)
+        scatter(by_log_q, b, by_exponents.sum(3))
+    return Sums(values, counts)
 
 
-def _pool_backward(
-    dk: Tensor,
-    db: Tensor,
-    dv: Tensor,
-    sums_grad: Pooled,
-    log_k: Tensor,
-    col_shift: Tensor,
-    v: Tensor,
-    bound: Bound,
-    blocks: list[Rows],
-) -> None:
-    """Writes the derivatives by log_k, b and v."""
-    for b in blocks:
-        factor = _factor(gather(log_k, b), gather(col_shift, b), bound, -1)
-        scatter(dv, b, factor.flatten(3) @ sums_grad.values)
-        derivative = (gather(v, b) @ sums_grad.values.transpose(2, 3)).view_as(factor)
-        derivative.add_(sums_grad.counts).mul_(factor)
-        scatter(dk, b, derivative.sum(3))
-        scatter(db, b, derivative.sum(4))
+def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound, group: Group) -> None:
+    """Writes the gradients of the senders."""
+    for b in group.blocks:
+        factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
+        scatter(by_senders.v, b, factor.flatten(3) @ by_sums.values)
+        by_factor = (gather(senders.v, b) @ by_sums.values.transpose(2, 3)).view_as(factor).add_(by_sums.counts)
+        by_exponents = by_factor.mul_(factor)
+        scatter(by_senders.log_k, b, by_exponents.sum(3))
+        scatter(by_senders.col_shift, b, by_exponents.sum(4))
 
 
-def _weights(
-    log_q: Tensor, row_shift: Tensor | None, sums: Pooled, bound: Bound, rows: Rows
-) -> tuple[Tensor, Tensor | None]:
+def _weights(receivers: Receivers, sums: Sums, bound: Bound, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """A of a block [b, H, n, K, F], and L [b, H, n, K] where no shifts are given."""
+    log_q, row_shift = receivers
     queries = gather(log_q, rows)
     if row_shift is not None:
         return _factor(queries, gather(row_shift, rows), bound, 1), None
-    top = _top(queries, bound)  # the largest factor of a row and sample is 1, then divided by the row's sum
+    top = _top(queries, bound)  # the largest factor of a row and sample is 1, before they are divided by their sum
     factor = _factor(queries, -top, bound, 1)
     total = (factor * sums.counts).sum(4)
     return factor.div_((total.size(3) * total).unsqueeze(4)), total.log() + top

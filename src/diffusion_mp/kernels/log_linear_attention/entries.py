@@ -9,7 +9,7 @@ from torch import Tensor
 CHUNK = 1 << 20
 
 
-def forward(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
+def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r), [E, H]."""
     out = log_q.new_empty(edge_index.size(1), log_q.size(1))
     for part, (source, target) in _chunks(edge_index, log_q):
@@ -17,7 +17,9 @@ def forward(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
     return out
 
 
-def backward(grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> tuple[Tensor, Tensor]:
+def entries_backward(
+    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
+) -> tuple[Tensor, Tensor]:
     """Gradients of log_q and log_k: every entry's softmax over the features, times its gradient, summed at its ends."""
     dq, dk = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (log_q, log_k))
     for part, (source, target) in _chunks(edge_index, log_q):
