@@ -18,6 +18,8 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import (
+    Features,
+    RowTerms,
     entries,
     log_entries,
     sparse_flow_potentials,
@@ -184,9 +186,9 @@ class SparseFlowCoupling(Coupling):
         A product then costs O(E D) instead of O(N² D): worth it for several products where :meth:`density` is well
         below one tenth. Gradients flow through the stored entries.
         """
-        q, k, friction_q, friction_k = self._features
         with torch.no_grad():
-            edge_index = support(q, k, friction_q, friction_k, self.lam, self.row_shift, self.threshold, self.ptr)
+            terms = RowTerms(self.lam, self.row_shift, self.threshold)
+            edge_index = support(Features(*self._features), terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         return SparseCoupling(
             graph, self._at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True

@@ -171,7 +171,10 @@ class Operation(Generic[T]):
             out = self._op(*flat, chosen) if self.family else self._op(*flat)
         if out_dtype is not None:
             out = (out[0].to(out_dtype), *out[1:]) if self._many else out.to(out_dtype)
-        return self._many(*out) if self._many and hasattr(self._many, "_fields") else out
+        return self._named(out) if self._many else out
+
+    def _named(self, results: Sequence[Any]) -> Any:
+        return self._many(*results) if hasattr(self._many, "_fields") else tuple(results)
 
     # ---------------------------------------------------------------- arguments
 
@@ -202,6 +205,7 @@ class Operation(Generic[T]):
         """Where an argument or a result stands; nowhere if it is a gradient or the backend."""
         places = {parameter.name: parameter.place for parameter in self._parameters}
         places |= {result: slice(place, place + 1) for place, result in enumerate(self._results, len(self._flat))}
+        places.setdefault("out", slice(len(self._flat), None))
         return places.get(name, slice(0))
 
     def _flatten(self, args: Sequence[Any]) -> list[Any]:
@@ -260,7 +264,7 @@ class Operation(Generic[T]):
 
         Args:
             formulas: "q k" (arguments, or ``rows.a``, a field of one) → a function that returns their gradients, one or
-                a tuple. Its parameters say by name what it wants: arguments, results (``out``, or fields of several),
+                a tuple. Its parameters say by name what it wants: arguments, ``out`` (or a field of several results),
                 ``grad`` (of several results ``grad_field``), ``backend``. Only what is asked for is kept, and a formula
                 runs where one of its gradients is wanted. Results whose gradient no formula asks for have none.
                 See also :func:`once_differentiable`.
@@ -298,6 +302,8 @@ class Operation(Generic[T]):
         named = dict(zip(self._all, values, strict=True))
         named |= zip((p.name for p in self._parameters), self._unflatten(values), strict=True)
         named |= zip(self._grads, grads, strict=True)
+        if self._many is not None:
+            named.setdefault("out", self._named(values[len(self._flat) :]))
         named["backend"] = ctx.backend
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for places, formula, names in self._formulas:
