@@ -52,8 +52,8 @@ def main(dtype: torch.dtype, width: int) -> None:
     q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))
     row, ptr = torch.zeros(n, 2), torch.tensor([0, 1000, n])
     terms = Terms(ptr, 1.0, 0.5, True)
-    *_, sums = linear.forward(q, k, v, terms._replace(own=0.0))
-    linear.backward(v, q, k, v, v, row, sums, terms)
+    out = linear.forward(q, k, v, terms._replace(own=0.0))
+    linear.backward(v, q, k, v, out, terms)
     for score in ("sigmoid", "exp"):
         pairwise.attention(q, k, v, ptr, score)
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))

@@ -69,7 +69,7 @@ class LinearAttentionCoupling(PooledCoupling):
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query = self.query.expand(-1, v.size(1), -1)
-        return linear_read(query, v, sums.totals, Terms(None, self.constant, self.own, self.unit))
+        return linear_read(query, v, sums.totals, Terms(None, self.constant, self.own, self.unit)).values
 
     def block(self, rows: slice) -> PooledCoupling:
         return LinearAttentionCoupling(

@@ -18,6 +18,7 @@ them, or else in memory that every block uses again (``Buffers``). What follows 
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.kernels.buffers import Buffers
-from diffusion_mp.kernels.linear_attention.reference import Terms
+from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
+from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
@@ -38,34 +40,37 @@ SMALL = 1 << 18
 LEAST, MOST = 1e-15, 1e15
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
-    """The result [N, H, D], the denominators [N, H], and of a single graph [K, κ], [H, F + 1, D + 1]."""
-    out, den = _results(v)
-    sums = den.new_zeros(k.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+class _Sums(NamedTuple):
+    """K [b, F + 1, D] and κ [b, F + 1, 1] of b graphs and heads."""
+
+    pooled: Tensor
+    weight: Tensor
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
+    """Every graph of a batch: pooled, then read."""
     blockwise = _Blockwise(v, terms)
-    for size, blocks in blockwise.graphs(k, v):
-        pooled, weight = blockwise.pool(k, v, blocks)
+    out = blockwise.empty_results(k.size(2), k.size(1) if terms.ptr is None else 0)
+    for size, blocks in blockwise.graphs(k):
+        sums = blockwise.pool(k, v, blocks)
         if terms.ptr is None:
-            torch.cat([pooled, weight], dim=2, out=sums)
-        blockwise.read(out, den, q, v, pooled, weight, size, blocks)
-    return out, den, sums
+            torch.cat(sums, dim=2, out=out.pooled)
+        blockwise.read(out, q, v, sums, size, blocks)
+    return out
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    dq, dk, dv = empty_like(q, k, v)
     blockwise = _Blockwise(v, terms)
-    for size, blocks in blockwise.graphs(k, v):
+    for size, blocks in blockwise.graphs(k):
         # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
-        pooled = sums if terms.ptr is None else torch.cat(blockwise.pool(k, v, blocks), dim=2)
-        pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, den, pooled[:, :-1], blocks)
-
-        def own_part(b: Rows, weight: float = terms.own * size) -> Tensor:
-            return blockwise.row_gradients(grad, out, den, b)[..., :-1].mul_(weight)
-
-        blockwise.pool_backward(dk, dv, pooled_grad, bias, k, v, blocks, own_part if terms.own else None)
+        sums = out.pooled if terms.ptr is None else torch.cat(blockwise.pool(k, v, blocks), dim=2)
+        pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, sums[:, :-1], blocks)
+        own_part = partial(blockwise.own_gradient, grad, out, terms.own * size) if terms.own else None
+        blockwise.pool_backward(dk, dv, pooled_grad, bias, k, v, blocks, own_part)
     return dq, dk, dv
 
 
@@ -73,43 +78,38 @@ def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
     """[K, κ] of one graph, which is [[Σ_j k̃_j v_jᵀ, Σ_j k̃_j], [Σ_j v_j, n]]: [H, F + 1, D + 1]."""
     blockwise = _Blockwise(v, terms)
     if not k.size(0):
-        return v.new_zeros(k.size(1), k.size(2) + 1, v.size(2) + 1, dtype=blockwise.dtype)
-    return torch.cat(blockwise.pool(k, v, blockwise.one_graph(k, v)), dim=2)
-
-
-def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    """The result and the denominators from such sums, which may be those of more rows."""
-    out, den = _results(v)
-    pooled, weight = (part.contiguous() for part in sums.split([v.size(2), 1], dim=2))
-    blockwise = _Blockwise(v, terms)
-    blockwise.read(out, den, q, v, pooled, weight, float(sums[0, -1, -1]), blockwise.one_graph(q, v))
-    return out, den
-
-
-def read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, of v where a node reads its own ([0]: it does not), and of the sums.
-
-    n is a number of nodes and has no gradient: zero.
-    """
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    dv = torch.empty_like(v, memory_format=torch.contiguous_format) if terms.own else v.new_empty(0)
-    blockwise = _Blockwise(v, terms)
-    blocks = blockwise.one_graph(q, v)
-    pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, den, sums[:, :-1], blocks)
-    if terms.own:
-        for b in blocks:
-            put(dv, b, blockwise.row_gradients(grad, out, den, b)[..., :-1].mul_(terms.own * float(sums[0, -1, -1])))
-    return dq, dv, torch.cat([pooled_grad, pad(bias, (0, 1))], dim=1)
+        return blockwise.empty_results(k.size(2), k.size(1)).pooled.zero_()
+    return torch.cat(blockwise.pool(k, v, blockwise.blocks(k)), dim=2)
 
 
 def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     """Gradients of k and v."""
-    dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (k, v))
+    dk, dv = empty_like(k, v)
     blockwise = _Blockwise(v, terms)
-    blockwise.pool_backward(dk, dv, grad[:, :-1], grad[:, -1:, :-1], k, v, blockwise.one_graph(k, v))
+    blockwise.pool_backward(dk, dv, grad[:, :-1], grad[:, -1:, :-1], k, v, blockwise.blocks(k))
     return dk, dv
+
+
+def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
+    """The rows from such sums, which may be those of more nodes."""
+    blockwise = _Blockwise(v, terms)
+    out = blockwise.empty_results(0, 0)
+    parts = _Sums(*(part.contiguous() for part in sums.split([v.size(2), 1], dim=2)))
+    blockwise.read(out, q, v, parts, float(sums[0, -1, -1]), blockwise.blocks(q))
+    return out
+
+
+def read_backward(
+    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
+    dq, dv = empty_like(q), empty_like(v) if terms.own else v.new_empty(0)
+    blockwise = _Blockwise(v, terms)
+    blocks = blockwise.blocks(q)
+    pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, sums[:, :-1], blocks)
+    for b in blocks if terms.own else []:
+        put(dv, b, blockwise.own_gradient(grad, out, terms.own * float(sums[0, -1, -1]), b))
+    return dq, dv, torch.cat([pooled_grad, pad(bias, (0, 1))], dim=1)
 
 
 class _Vectors(NamedTuple):
@@ -130,27 +130,33 @@ class _Blockwise:
     """What the blocks of one call share: the terms of a row, the precision of sums, and memory."""
 
     def __init__(self, v: Tensor, terms: Terms) -> None:
-        self.terms, self.dtype = terms, _wide(v)
-        self.buffer = Buffers(v, self.dtype)
+        self.like, self.terms = v, terms
+        self.buffer = Buffers(v, _wide(v))
 
-    def graphs(self, x: Tensor, v: Tensor) -> Iterator[tuple[int, list[Rows]]]:
+    def graphs(self, x: Tensor) -> Iterator[tuple[int, list[Rows]]]:
         """The size and the blocks of one graph, or of some graphs of equal size in one block.
 
         A block has an eighth of all nodes, so that it is small beside the result, within the limits above.
         """
-        width = max(1, x.size(1) * max(x.size(2), v.size(2)))
+        width = max(1, x.size(1) * max(x.size(2), self.like.size(2)))
         height = min(BLOCK, max(SMALL, x.size(0) * width // 8)) // width
         for size, _, blocks in row_blocks(self.terms.ptr, x.size(0), height, x.device):
             yield size, blocks
 
-    def one_graph(self, x: Tensor, v: Tensor) -> list[Rows]:
+    def blocks(self, x: Tensor) -> list[Rows]:
         """All blocks of a single graph."""
-        return [b for _, blocks in self.graphs(x, v) for b in blocks]
+        return [b for _, blocks in self.graphs(x) for b in blocks]
+
+    def empty_results(self, features: int, heads: int) -> Attended:
+        """With room for the sums of so many heads."""
+        v = self.like
+        values, den = empty_like(v), v.new_empty(v.shape[:2], dtype=_wide(v))
+        return Attended(values, den, den.new_zeros(heads, features + 1, v.size(2) + 1))
 
     # ---------------------------------------------------------------- the two halves, and their gradients
 
-    def pool(self, k: Tensor, v: Tensor, blocks: list[Rows]) -> tuple[Tensor, Tensor]:
-        """K [b, F + 1, D] and κ [b, F + 1, 1] of the graphs that the blocks make up."""
+    def pool(self, k: Tensor, v: Tensor, blocks: list[Rows]) -> _Sums:
+        """The sums of the graphs that the blocks make up."""
 
         def part(b: Rows) -> tuple[Tensor, Tensor]:
             keys = self._vectors(k, b)
@@ -162,40 +168,30 @@ class _Blockwise:
             more_pooled, more_weight = part(b)
             pooled += more_pooled
             weight += more_weight
-        return pooled, weight
+        return _Sums(pooled, weight)
 
-    def read(
-        self,
-        out: Tensor,
-        den: Tensor,
-        q: Tensor,
-        v: Tensor,
-        pooled: Tensor,
-        weight: Tensor,
-        size: float,
-        blocks: list[Rows],
-    ) -> None:
-        """Writes the result and the denominators of graphs of ``size`` nodes, from their K and κ."""
+    def read(self, out: Attended, q: Tensor, v: Tensor, sums: _Sums, size: float, blocks: list[Rows]) -> None:
+        """Writes the result and the denominators of graphs of ``size`` nodes."""
         constant, own = self.terms.constant, self.terms.own
-        bias = constant * pooled[:, -1:]
+        bias = constant * sums.pooled[:, -1:]
         for b in blocks:
             queries = self._vectors(q, b)
             scale = queries.scale
-            row = (queries.entries @ weight[:, :-1]).mul_(scale).add_((constant + own) * size)
-            total = self._product(queries.entries, pooled[:, :-1], out, b)
+            row = (queries.entries @ sums.weight[:, :-1]).mul_(scale).add_((constant + own) * size)
+            total = self._product(queries.entries, sums.pooled[:, :-1], out.values, b)
             torch.addcmul(bias, total, scale, out=total)
             if own:
                 total.add_(_load(v, b), alpha=own * size)
-            put(den.unsqueeze(2), b, row)
-            _store(out, b, torch.mul, total, _reciprocal(row))
+            put(out.den.unsqueeze(2), b, row)
+            _store(out.values, b, torch.mul, total, _reciprocal(row))
 
     def read_backward(
-        self, dq: Tensor, grad: Tensor, q: Tensor, out: Tensor, den: Tensor, pooled: Tensor, blocks: list[Rows]
+        self, dq: Tensor, grad: Tensor, q: Tensor, out: Attended, pooled: Tensor, blocks: list[Rows]
     ) -> tuple[Tensor, Tensor]:
         """Writes ∂q; returns G and c Σ_i g_i. ``pooled`` is [K, κ] without the row of the constant."""
         pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
         for b in blocks:
-            queries, grads = self._vectors(q, b), self.row_gradients(grad, out, den, b)
+            queries, grads = self._vectors(q, b), self.row_gradients(grad, out, b)
             bias += grads[..., :-1].sum(1, keepdim=True)
             grads.mul_(queries.scale)
             pooled_grad += _contract(queries.entries, grads)
@@ -222,10 +218,15 @@ class _Blockwise:
             total = self._product(keys.entries, pooled_grad[..., :-1], dv, b)
             _store(dv, b, torch.addcmul, bias if own_part is None else own_part(b).add_(bias), total, scale)
 
-    def row_gradients(self, grad: Tensor, out: Tensor, den: Tensor, rows: Rows) -> Tensor:
+    def own_gradient(self, grad: Tensor, out: Attended, weight: float, rows: Rows) -> Tensor:
+        """a g of a block: what its own values get."""
+        return self.row_gradients(grad, out, rows)[..., :-1].mul_(weight)
+
+    def row_gradients(self, grad: Tensor, out: Attended, rows: Rows) -> Tensor:
         """[g, h] of a block, [b, n, D + 1]."""
-        extended = self._extended(_load(grad, rows), _reciprocal(_load(den.unsqueeze(2), rows)), 0.0)
-        inner = torch.mul(extended[..., :-1], stack(out, rows), out=self.buffer("inner", *extended[..., :-1].shape))
+        extended = self._extended(_load(grad, rows), _reciprocal(_load(out.den.unsqueeze(2), rows)), 0.0)
+        values = stack(out.values, rows)
+        inner = torch.mul(extended[..., :-1], values, out=self.buffer("inner", *values.shape))
         torch.sum(inner, 2, out=extended[..., -1]).neg_()
         return extended
 
@@ -280,10 +281,6 @@ class _Blockwise:
 def _wide(x: Tensor) -> torch.dtype:
     """The precision of sums."""
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _results(v: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v, memory_format=torch.contiguous_format), v.new_empty(v.shape[:2], dtype=_wide(v))
 
 
 def _load(x: Tensor, rows: Rows) -> Tensor:

@@ -1,4 +1,4 @@
-"""Declarations: attention with normalised rows, its two halves, and the bare product."""
+"""Declarations: the bare product, attention with normalised rows, and its two halves."""
 
 from typing import NamedTuple
 
@@ -9,30 +9,12 @@ from torch import Tensor
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.linear_attention import blocked, reference, segmented
-from diffusion_mp.kernels.linear_attention.reference import Terms
+from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.precision import accumulating
 
+FAMILY = "linear_attention"
 TRITON = "diffusion_mp.kernels.linear_attention.triton"
-
-
-class Attention(NamedTuple):
-    """What the attention returns, the last two for its gradient only."""
-
-    out: Tensor
-    den: Tensor
-    """The denominators [N, H]."""
-    sums: Tensor
-    """The sums over the nodes of a single graph [H, F + 1, D + 1]; [0, F + 1, D + 1] of a batch."""
-
-
-class Gradients(NamedTuple):
-    """By q, k and v."""
-
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
 
 # ---------------------------------------------------------------- the bare product
 
@@ -83,60 +65,59 @@ def linear_product(
 # ---------------------------------------------------------------- attention
 
 
+class Gradients(NamedTuple):
+    """By q, k and v."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
 @operation(
     "linear_attention",
-    family="linear_attention",
-    reference=lambda *args: Attention(reference.attention(*args), None, None),
+    family=FAMILY,
+    reference=reference.attention,
     cpu=blocked.forward,
     triton=gpu.kernel(TRITON, "forward"),
     dtype="v",
 )
-def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> Attention:
-    den = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    graphs = v.size(1) if terms.ptr is None else 0
-    return Attention(empty_like(v), den, den.new_empty(graphs, k.size(2) + 1, v.size(2) + 1))
+def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> Attended:
+    sums = _empty_sums(k, v)
+    return Attended(empty_like(v), sums.new_empty(v.shape[:2]), sums if terms.ptr is None else sums[:0])
 
 
-@operation(
-    "linear_attention_backward",
-    family="linear_attention",
-    cpu=blocked.backward,
-    triton=gpu.kernel(TRITON, "backward"),
-)
-def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
-) -> Gradients:
+@operation("linear_attention_backward", family=FAMILY, cpu=blocked.backward, triton=gpu.kernel(TRITON, "backward"))
+def _attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms) -> Gradients:
     return Gradients(*empty_like(q, k, v))
 
 
-def _gradients(
-    grad_out: Tensor,
+def _second_derivatives(
+    grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    sums: Tensor,
     terms: Terms,
-    backend: str,
-) -> Gradients:
-    return _attention_backward(grad_out, q, k, v, out, den, sums, terms, backend=backend)
-
-
-def _second_derivatives(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, grad_dq: Tensor, grad_dk: Tensor, grad_dv: Tensor
+    grad_dq: Tensor,
+    grad_dk: Tensor,
+    grad_dv: Tensor,
 ) -> tuple[Tensor, ...]:
     """Through the reference with the fast product, whose derivative is taken here: out and d are functions there."""
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
         inputs = [t.view_as(t).requires_grad_() for t in (grad, q, k, v)]
         wide, dtype = accumulating(*inputs[1:])
-        out = reference.attention(*wide, terms, linear_product).to(dtype)
+        out = reference.attention(*wide, terms, linear_product).values.to(dtype)
         first = torch.autograd.grad(out, inputs[1:], inputs[0], create_graph=True)
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-_attention.derivatives({"q k v": _gradients})
+_attention.derivatives(
+    {
+        "q k v": lambda grad_values, q, k, v, out, terms, backend: _attention_backward(
+            grad_values, q, k, v, out, terms, backend=backend
+        )
+    }
+)
 _attention_backward.derivatives({"grad q k v": _second_derivatives})
 
 
@@ -169,95 +150,60 @@ def linear_attention(
         The result in the dtype of ``v``, in O(N F D) time and with no memory beyond the result's, in the backward pass
         beyond the gradients'; half precision accumulates in float32. Differentiable any number of times.
     """
-    return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).out
+    return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 
 # ---------------------------------------------------------------- its halves, for one graph
 
 
-@operation(
-    "linear_pool",
-    family="linear_attention",
-    reference=reference.pool,
-    cpu=blocked.pool,
-    triton=gpu.kernel(TRITON, "pool"),
-)
-def _pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
-    shape = (k.size(1), k.size(2) + 1, v.size(2) + 1)
-    return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
+@operation("linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool, triton=gpu.kernel(TRITON, "pool"))
+def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
+    """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1]: what all its rows read.
 
-
-@operation(
-    "linear_pool_backward",
-    family="linear_attention",
-    cpu=blocked.pool_backward,
-    triton=gpu.kernel(TRITON, "pool_backward"),
-)
-def _pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    dk, dv = empty_like(k, v)
-    return dk, dv
-
-
-class Rows(NamedTuple):
-    """What a row reads from the sums, and its denominators [N, H]."""
-
-    out: Tensor
-    den: Tensor
+    The sums of parts of a graph add up to those of the whole. In at least float32; once differentiable.
+    """
+    return _empty_sums(k, v)
 
 
 @operation(
     "linear_read",
-    family="linear_attention",
-    reference=lambda *args: Rows(reference.read(*args), None),
+    family=FAMILY,
+    reference=reference.read,
     cpu=blocked.read,
     triton=gpu.kernel(TRITON, "read"),
     dtype="v",
 )
-def _read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> Rows:
-    return Rows(empty_like(v), sums.new_empty(v.shape[:2]))
+def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> Attended:
+    """The rows of :func:`linear_attention` for some receivers, from the sums over all senders; once differentiable."""
+    return Attended(empty_like(v), sums.new_empty(v.shape[:2]), sums.new_empty(0, 1, v.size(2) + 1))
 
 
-@operation(
-    "linear_read_backward",
-    family="linear_attention",
-    cpu=blocked.read_backward,
-    triton=gpu.kernel(TRITON, "read_backward"),
-)
+@operation("linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward, triton=gpu.kernel(TRITON, "pool_backward"))
+def _pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    return empty_like(k, v)
+
+
+@operation("linear_read_backward", family=FAMILY, cpu=blocked.read_backward, triton=gpu.kernel(TRITON, "read_backward"))
 def _read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
+    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dsums = empty_like(q, sums)
     return dq, empty_like(v) if terms.own else v.new_empty(0), dsums
 
 
 def _row_gradients(
-    grad_out: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms, backend: str
+    grad_values: Tensor, q: Tensor, v: Tensor, sums: Tensor, out: Attended, terms: Terms, backend: str
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    dq, dv, dsums = _read_backward(grad_out, q, v, out, den, sums, terms, backend=backend)
+    dq, dv, dsums = _read_backward(grad_values, q, v, out, sums, terms, backend=backend)
     return dq, dv if terms.own else None, dsums
 
 
-_pool.derivatives({"k v": lambda grad, k, v, terms, backend: _pool_backward(grad, k, v, terms, backend=backend)})
-_read.derivatives({"q v sums": _row_gradients})
+def _empty_sums(k: Tensor, v: Tensor) -> Tensor:
+    shape = (v.size(1), k.size(2) + 1, v.size(2) + 1)
+    return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
+
+
+linear_pool.derivatives({"k v": lambda grad, k, v, terms, backend: _pool_backward(grad, k, v, terms, backend=backend)})
+linear_read.derivatives({"q v sums": _row_gradients})
 for _half in (_pool_backward, _read_backward):
     _half.derivatives(once_differentiable("linear attention in two halves", instead="take it whole (linear_attention)"))
-
-
-def linear_pool(
-    k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
-) -> Float[Tensor, "H F_and_one D_and_one"]:
-    """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph: what all rows of the attention read.
-
-    The sums of parts of a graph add up to those of the whole. In at least float32; once differentiable.
-    """
-    return _pool(k, v, terms)
-
-
-def linear_read(
-    q: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    sums: Float[Tensor, "H F_and_one D_and_one"],
-    terms: Terms,
-) -> Float[Tensor, "N H D"]:
-    """The rows of ``linear_attention`` for some receivers, from the sums over all senders; once differentiable."""
-    return _read(q, v, sums, terms).out

@@ -29,6 +29,17 @@ class Terms(NamedTuple):
     """Whether every q_i and k_j is divided by its norm."""
 
 
+class Attended(NamedTuple):
+    """What attention returns; all but the values is for the gradients of fast paths, and theirs only."""
+
+    values: Tensor
+    """[N, H, D]."""
+    den: Tensor | None = None
+    """Denominators [N, H]."""
+    pooled: Tensor | None = None
+    """What ``pool`` returns, where it was taken of one whole graph; else no entry."""
+
+
 def linear_product(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None
 ) -> Float[Tensor, "N H D"]:
@@ -44,7 +55,7 @@ def attention(
     v: Float[Tensor, "N H D"],
     terms: Terms,
     product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
-) -> Float[Tensor, "N H D"]:
+) -> Attended:
     """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as the bare ``product`` is."""
     one = torch.ones_like(v[:, :, :1])
     size = product(one, one, one, terms.ptr)
@@ -61,7 +72,7 @@ def read(
     v: Float[Tensor, "N H D"],
     sums: Float[Tensor, "H F_and_one D_and_one"],
     terms: Terms,
-) -> Float[Tensor, "N H D"]:
+) -> Attended:
     """The rows of attention from the sums over all senders."""
     total = torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums)
     return _normalized(total, v, terms.own * sums[0, -1, -1])
@@ -79,6 +90,6 @@ def _with_one(x: Tensor) -> Tensor:
     return pad(x, (0, 1), value=1.0)
 
 
-def _normalized(total: Tensor, v: Tensor, own: Tensor) -> Tensor:
+def _normalized(total: Tensor, v: Tensor, own: Tensor) -> Attended:
     """The sums with a node's own values ``own`` times more, over the sums of the scores: the last channel."""
-    return quotient(total[..., :-1] + own * v, total[..., -1:] + own)
+    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own))

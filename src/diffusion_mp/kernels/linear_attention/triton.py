@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
-from diffusion_mp.kernels.linear_attention.reference import Terms
+from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
 from diffusion_mp.kernels.triton_rows import load, store
 
 # The smallest normal number: a vector whose entries are all below it counts as zero.
@@ -245,26 +245,26 @@ class _Launch:
         return dx
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
-    """The result [N, H, D] in the dtype of v, the denominators [N, H], and the sums of a single graph, in float32."""
+def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
+    """The result in the dtype of v, and in float32 the denominators, and the state of a single graph."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state = launch.state(k, v)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = launch.meet(q, v, None, state, den, terms.constant, terms.own)
-        return out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:])
+        return Attended(out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]))
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     with torch.cuda.device_of(q):
-        factors = _row_factors(grad, out, den)
+        factors = _row_factors(grad, out)
         launch = _Launch(k, v, terms)
-        dq = launch.feature_gradient(q, grad, sums if terms.ptr is None else launch.state(k, v), *factors)
+        dq = launch.feature_gradient(q, grad, out.pooled if terms.ptr is None else launch.state(k, v), *factors)
         state = launch.state(q, grad, *factors)
         dk = launch.feature_gradient(k, v, state)
         return dq, dk, launch.meet(k, grad, factors[0], state, None, terms.constant, terms.own)
@@ -285,21 +285,22 @@ def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Ten
         return launch.feature_gradient(k, v, grad), launch.meet(k, v, None, grad, None, 1.0, 0.0)
 
 
-def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    """The result and the denominators from such a state, which may be that of more rows."""
+def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
+    """The rows from such a state, which may be that of more nodes."""
     q, v = row_contiguous(q), row_contiguous(v)
     with torch.cuda.device_of(q):
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
-        return _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own), den
+        out = _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own)
+        return Attended(out, den, sums.new_empty(0, 1, v.size(2) + 1))
 
 
 def read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: Tensor, terms: Terms
+    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, of v where a node reads its own ([0]: it does not), and of the sums, n's being zero."""
+    """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
     grad, q = row_contiguous(grad), row_contiguous(q)
     with torch.cuda.device_of(q):
-        scale, weight = _row_factors(grad, out, den)
+        scale, weight = _row_factors(grad, out)
         launch = _Launch(q, grad, terms)
         dq = launch.feature_gradient(q, grad, sums.contiguous(), scale, weight)
         dsums = launch.state(q, grad, scale, weight).squeeze(0)
@@ -309,12 +310,12 @@ def read_backward(
         return dq, (own * grad).to(v.dtype) if terms.own else v.new_empty(0), dsums
 
 
-def _row_factors(grad: Tensor, out: Tensor, den: Tensor) -> tuple[Tensor, Tensor]:
+def _row_factors(grad: Tensor, out: Attended) -> tuple[Tensor, Tensor]:
     """1/d_i and h_i of every row and head."""
-    out, den = out.contiguous(), den.contiguous()
+    values, den = out.values.contiguous(), out.den.contiguous()
     scale, weight = torch.empty_like(den), torch.empty_like(den)
     _row_terms[(triton.cdiv(den.numel(), 32),)](
-        grad, out, den, scale, weight, den.numel(), *grad.stride()[:2], *grad.shape[1:],
+        grad, values, den, scale, weight, den.numel(), *grad.stride()[:2], *grad.shape[1:],
         BLOCK_N=32, BLOCK_D=padded(grad.size(2)), num_warps=4,
     )  # fmt: skip
     return scale, weight
