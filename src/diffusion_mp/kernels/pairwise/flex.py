@@ -38,7 +38,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
 
     queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     out = _compiled()(queries, keys, values, score_mod=log_weight, scale=1.0)
-    return Attended(out.squeeze(0).transpose(0, 1), None)
+    return Attended(out.squeeze(0).transpose(0, 1), out.new_empty(0))
 
 
 @cache

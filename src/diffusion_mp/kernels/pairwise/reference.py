@@ -18,7 +18,7 @@ def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, scor
         torch.einsum("hij,jhd->ihd", log_scores(q[rows], k[rows], score).softmax(2), v[rows])
         for rows in slices(ptr, q.size(0))
     ]
-    return Attended(torch.cat(parts), None)
+    return Attended(torch.cat(parts), q.new_empty(0))
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
@@ -31,7 +31,9 @@ def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> T
     row_shift, col_shift, ptr, score = weighting
     parts = []
     for rows in slices(ptr, q.size(0)):
-        shift = row_shift[rows].t()[:, :, None] + col_shift[rows].t()[:, None, :]
+        shift = row_shift[rows].t()[:, :, None]
+        if col_shift is not None:
+            shift = shift + col_shift[rows].t()[:, None, :]
         weights = (log_scores(q[rows], k[rows], score) + shift).exp()
         parts.append(torch.einsum("hij,jhd->ihd", weights, v[rows]))
     return torch.cat(parts)

@@ -23,10 +23,10 @@ class Weighting(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """Σ_j p_ij v_j [N, H, D] and log Σ_j f(q_i·k_j) [N, H]; the latter is for the derivative of kernels only."""
+    """Σ_j p_ij v_j [N, H, D]; and log Σ_j f(q_i·k_j) [N, H] if a kernel needs it for its derivative, else nothing."""
 
     out: Tensor
-    lse: Tensor | None
+    lse: Tensor
 
 
 def log_score(s: Tensor, score: str) -> Tensor:

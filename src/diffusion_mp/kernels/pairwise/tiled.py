@@ -91,7 +91,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
     row_shift, col_shift, ptr, score = weighting
     dtype = v.dtype
-    (q, k, v, row_shift, col_shift), _ = accumulating(q, k, v, row_shift, col_shift)
+    (q, k, v, row_shift), _ = accumulating(q, k, v, row_shift)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     buffer = Buffers(q, q.dtype)
     for rows, blocks in _tiles(ptr, q):
@@ -99,7 +99,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
         sums = queries.new_zeros(*queries.shape[:2], v.size(2))
         for cols in blocks:
             keys = stack(k, cols)
-            level = -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
+            level = -row if col_shift is None else -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
             tile = _tile(queries, keys)
             below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
             sums.baddbmm_(_weights(below, level, score, buffer("weights", *tile)), stack(v, cols))

@@ -89,7 +89,9 @@ def _product(
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
         s = tl.dot(queries, tl.trans(load(k, col, inside, head, k_n, k_h, f, F, OPERAND)), input_precision=PRECISION)
-        level = -shift[:, None] - tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
+        level = -shift[:, None]
+        if col_shift is not None:
+            level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
         w, _ = _weights(s, level, inside, SIGMOID)
         values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
         sums = tl.dot(w.to(OPERAND), values, sums, input_precision=PRECISION)

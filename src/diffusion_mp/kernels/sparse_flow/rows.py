@@ -17,7 +17,7 @@ class Features(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """What gives the entries of a row beside the scores, z_ij = e^{s_ij + a_i} max(1 − λ_i e^{u_ij − w_i}, 0); [N, H]."""
+    """With the scores of a row it gives z_ij = e^{s_ij + a_i} max(1 − λ_i e^{u_ij − w_i}, 0); [N, H]."""
 
     lam: Wide
     a: Wide

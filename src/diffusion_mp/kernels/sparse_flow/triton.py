@@ -8,6 +8,7 @@ the columns), so that no sum needs atomics and every one has a fixed order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, no_type_check
 
 import torch
@@ -286,9 +287,9 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
 
 
 def _gradients(
-    features: list[Tensor], terms: list[Tensor], pulls: list[Tensor | None],
+    features: list[Tensor], terms: list[Tensor], pulls: Sequence[Tensor | None],
     values: tuple[Tensor | None, Tensor | None], products: tuple[Tensor | None, Tensor | None],
-    sums: tuple[Tensor | None, ...], ptr: Tensor | None,
+    sums: Sequence[Tensor | None], ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, q̃ and k̃; receivers write ``sums`` and the first of ``products``, senders the second."""
     q, k, fq, fk = features
@@ -317,7 +318,7 @@ def product_backward(
     pairs, of_rows, (grad, v) = contiguous(*features), contiguous(*terms), contiguous(grad, v)
     dv, *sums = (torch.empty_like(x) for x in (v, *of_rows))
     values, products = ((v, grad), (dv, None)) if transpose else ((grad, v), (None, dv))
-    return *_gradients(pairs, of_rows, 5 * [None], values, products, tuple(sums), ptr), dv, *sums
+    return *_gradients(pairs, of_rows, 5 * [None], values, products, sums, ptr), dv, *sums
 
 
 def potentials_backward(
