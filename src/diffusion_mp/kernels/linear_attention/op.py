@@ -87,12 +87,12 @@ def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> Attended:
 
 
 @operation("linear_attention_backward", family=FAMILY, cpu=blocked.backward, triton=gpu.kernel(TRITON, "backward"))
-def _attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms) -> Gradients:
+def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms) -> Gradients:
     return Gradients(*empty_like(q, k, v))
 
 
 def _second_derivatives(
-    grad: Tensor,
+    grad_values: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -104,21 +104,15 @@ def _second_derivatives(
     """Through the reference with the fast product, whose derivative is taken here: out and d are functions there."""
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
-        inputs = [t.view_as(t).requires_grad_() for t in (grad, q, k, v)]
+        inputs = [t.view_as(t).requires_grad_() for t in (grad_values, q, k, v)]
         wide, dtype = accumulating(*inputs[1:])
         out = reference.attention(*wide, terms, linear_product).values.to(dtype)
         first = torch.autograd.grad(out, inputs[1:], inputs[0], create_graph=True)
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-_attention.derivatives(
-    {
-        "q k v": lambda grad_values, q, k, v, out, terms, backend: _attention_backward(
-            grad_values, q, k, v, out, terms, backend=backend
-        )
-    }
-)
-_attention_backward.derivatives({"grad q k v": _second_derivatives})
+_attention.derivatives({"q k v": _attention_backward})
+_attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
 def linear_attention(
@@ -192,7 +186,7 @@ def _read_backward(
 
 
 def _row_gradients(
-    grad_values: Tensor, q: Tensor, v: Tensor, sums: Tensor, out: Attended, terms: Terms, backend: str
+    grad_values: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms, backend: str
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     dq, dv, dsums = _read_backward(grad_values, q, v, out, sums, terms, backend=backend)
     return dq, dv if terms.own else None, dsums
@@ -203,7 +197,7 @@ def _empty_sums(k: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-linear_pool.derivatives({"k v": lambda grad, k, v, terms, backend: _pool_backward(grad, k, v, terms, backend=backend)})
+linear_pool.derivatives({"k v": _pool_backward})
 linear_read.derivatives({"q v sums": _row_gradients})
 for _half in (_pool_backward, _read_backward):
     _half.derivatives(once_differentiable("linear attention in two halves", instead="take it whole (linear_attention)"))

@@ -26,19 +26,24 @@ def _attention_backward(
 
 
 @operation("log_linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool)
-def _pool(senders: Senders) -> Pooled:
+def log_linear_pool(senders: Senders) -> Pooled:
+    """What all rows of attention read, for one graph or a part of it; once differentiable."""
     log_k, col_shift, v = senders
     shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
     return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
 
 
 @operation("log_linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward)
-def _pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
+def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(*senders)
 
 
 @operation("log_linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read)
-def _read(receivers: Receivers, pooled: Pooled) -> Attended:
+def log_linear_read(receivers: Receivers, pooled: Pooled) -> Attended:
+    """``log_linear_product`` for some receivers, from the sums over all senders, in at least float32.
+
+    Without given shifts their log-normalisers too. Once differentiable.
+    """
     return blocked.empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
 
 
@@ -59,38 +64,10 @@ def _entries_backward(
     return empty_like(log_q, log_k)
 
 
-_attention.derivatives(
-    {
-        "receivers.log_q receivers.row_shift senders.log_k senders.col_shift senders.v": (
-            lambda grad_values, grad_log_sum, receivers, senders, ptr, backend: _attention_backward(
-                Attended(grad_values, grad_log_sum), receivers, senders, ptr, backend=backend
-            )
-        )
-    }
-)
-_pool.derivatives(
-    {
-        "senders.log_k senders.col_shift senders.v": lambda grad_sums, senders, backend: _pool_backward(
-            grad_sums, senders, backend=backend
-        )
-    }
-)
-_read.derivatives(
-    {
-        "receivers.log_q receivers.row_shift pooled.sums": (
-            lambda grad_values, grad_log_sum, receivers, pooled, backend: _read_backward(
-                Attended(grad_values, grad_log_sum), receivers, pooled, backend=backend
-            )
-        )
-    }
-)
-_entries.derivatives(
-    {
-        "log_q log_k": lambda grad, out, edge_index, log_q, log_k, backend: _entries_backward(
-            grad, out, edge_index, log_q, log_k, backend=backend
-        )
-    }
-)
+_attention.derivatives({"receivers senders": _attention_backward})
+log_linear_pool.derivatives({"senders": _pool_backward})
+log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
+_entries.derivatives({"log_q log_k": _entries_backward})
 for _backward in (_attention_backward, _pool_backward, _read_backward, _entries_backward):
     _backward.derivatives(
         once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
@@ -143,19 +120,6 @@ def log_linear_logsumexp(
     O(N (K + F)) memory, also in the backward pass; once differentiable.
     """
     return _attention(Receivers(log_q, None), Senders(log_k, col_shift, log_q[:, :, :0]), ptr, backend=backend).log_sum
-
-
-def log_linear_pool(senders: Senders) -> Pooled:
-    """What all rows of attention read, for one graph or a part of it; once differentiable."""
-    return _pool(senders)
-
-
-def log_linear_read(receivers: Receivers, pooled: Pooled) -> Attended:
-    """``log_linear_product`` for some receivers, from the sums over all senders, in at least float32.
-
-    Without given shifts their log-normalisers too. Once differentiable.
-    """
-    return _read(receivers, pooled)
 
 
 def log_linear_entries(

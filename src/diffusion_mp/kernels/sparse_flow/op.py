@@ -34,11 +34,11 @@ def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -
 def _potentials_backward(
     grad_a: Tensor,
     grad_w: Tensor,
-    grad_mu: Tensor,
+    grad_log_mu: Tensor,
     features: Features,
     lam: Tensor,
     leak: Tensor,
-    solution: Solution,
+    out: Solution,
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return empty_like(*features, lam, leak)
@@ -70,20 +70,8 @@ def _product_backward(
 
 FEATURES = "features.q features.k features.friction_q features.friction_k"
 
-_potentials.derivatives(
-    {
-        f"{FEATURES} lam leak": lambda grad_a, grad_w, grad_log_mu, features, lam, leak, out, ptr, backend: (
-            _potentials_backward(grad_a, grad_w, grad_log_mu, features, lam, leak, out, ptr, backend=backend)
-        )
-    }
-)
-_product.derivatives(
-    {
-        f"{FEATURES} v terms.lam terms.a terms.w": lambda grad, features, v, terms, ptr, transpose, backend: (
-            _product_backward(grad, features, v, terms, ptr, transpose, backend=backend)
-        )
-    }
-)
+_potentials.derivatives({f"{FEATURES} lam leak": _potentials_backward})
+_product.derivatives({f"{FEATURES} v terms.lam terms.a terms.w": _product_backward})
 for backward in (_potentials_backward, _product_backward):
     backward.derivatives(
         once_differentiable(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
+from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 from diffusion_mp.kernels.sparse_flow.newton import newton
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowTerms, Solution
 
@@ -29,8 +29,10 @@ ON_GPU = 64
 
 def tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, Rows]]:
     """(rows, columns) over the graphs of features ``like`` [N, H, F]: every row once, with all columns of its graph."""
-    entries = TILE if like.device.type == "cpu" else TILE * ON_GPU
-    return row_tiles(ptr, like.size(0), like.size(1), like.device, entries)
+    entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
+    for _, cols, blocks in row_blocks(ptr, like.size(0), lambda size: entries // size, like.device):
+        for rows in blocks:
+            yield rows, cols
 
 
 def _inner(a: Tensor, b: Tensor, rows: Rows, cols: Rows) -> Tensor:
