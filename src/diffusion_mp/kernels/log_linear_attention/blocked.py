@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import empty_like
@@ -43,6 +42,15 @@ class Bound(NamedTuple):
     """β, [b, H, 1, K]."""
     rest: Tensor | None
     """δ, [b, H, 1, K, F]; ``None``, for zero: one exp per feature and one per sample instead of one for every pair."""
+
+
+class Sums(NamedTuple):
+    """The sums over the senders of b graphs, or their gradients."""
+
+    values: Tensor
+    """U, [b, H, K F, D]."""
+    counts: Tensor
+    """c, [b, H, 1, K, F]."""
 
 
 class Group(NamedTuple):
@@ -85,14 +93,14 @@ def pool(senders: Senders) -> Pooled:
     bound = _bound(senders, group)
     shift = _exponents(bound.features.double(), bound.samples.double())
     shift = shift if bound.rest is None else shift + bound.rest
-    return Pooled(_pool(senders, bound, group).view(*shape, -1), shift.view(*shape, 1))
+    return Pooled(_joined(_pool(senders, bound, group)), shift.view(*shape, 1))
 
 
 def pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, ...]:
     """Gradients of the senders."""
     by_senders = Senders(*empty_like(*senders))
     for group in _groups(senders.log_k, senders.col_shift.size(2), 1, None):
-        _pool_backward(by_senders, _flat(grad), senders, _bound(senders, group), group)
+        _pool_backward(by_senders, _split(grad), senders, _bound(senders, group), group)
     return by_senders
 
 
@@ -100,7 +108,7 @@ def read(receivers: Receivers, pooled: Pooled) -> Attended:
     """The rows from such sums, which may be those of more nodes."""
     out = empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
     for group in _groups(receivers.log_q, pooled.sums.size(1), 1, None):
-        _read(out, receivers, _flat(pooled.sums), _merged_bound(pooled), group)
+        _read(out, receivers, _split(pooled.sums), _merged_bound(pooled), group)
     return out
 
 
@@ -108,8 +116,8 @@ def read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple
     """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
     by_receivers, by_sums = empty_gradients(receivers, pooled.sums.size(1)), torch.zeros_like(pooled.sums)
     for group in _groups(receivers.log_q, pooled.sums.size(1), 1, None):
-        sums, bound = _flat(pooled.sums), _merged_bound(pooled)
-        by_sums = _read_backward(by_receivers, grad, receivers, sums, bound, group).view_as(by_sums)
+        sums, bound = _split(pooled.sums), _merged_bound(pooled)
+        by_sums = _joined(_read_backward(by_receivers, grad, receivers, sums, bound, group))
     return (*by_receivers, by_sums)
 
 
@@ -163,29 +171,36 @@ def _merged_bound(pooled: Pooled) -> Bound:
     return Bound(torch.zeros_like(rest[:, :, :, 0]), samples.to(rest.dtype), rest)
 
 
-def _flat(sums: Tensor) -> Tensor:
-    """The sums of one graph [H, K, F, D + 1], as they are here."""
-    return sums.flatten(1, 2).unsqueeze(0)
+def _split(sums: Tensor) -> Sums:
+    """U and c of one graph, [H, K, F, D + 1], apart."""
+    return Sums(sums[..., :-1].flatten(1, 2).unsqueeze(0), sums[None, :, None, :, :, -1])
 
 
-def _pool(senders: Senders, bound: Bound, group: Group) -> Tensor:
-    """[U, c] of every graph, [b, H, K F, D + 1]."""
+def _joined(sums: Sums) -> Tensor:
+    """And back."""
+    counts = sums.counts[0, :, 0].unsqueeze(3)
+    return torch.cat([sums.values.view(*counts.shape[:3], -1), counts], dim=3)
 
-    def part(b: Rows) -> Tensor:
+
+def _pool(senders: Senders, bound: Bound, group: Group) -> Sums:
+    """The sums over the senders of each graph."""
+
+    def part(b: Rows) -> Sums:
         factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
-        return factor.flatten(3).transpose(2, 3) @ _with_one(gather(senders.v, b))
+        return Sums(factor.flatten(3).transpose(2, 3) @ gather(senders.v, b), factor.sum(2, keepdim=True))
 
     sums = part(group.blocks[0])
     for b in group.blocks[1:]:
-        sums += part(b)
+        for total, more in zip(sums, part(b), strict=True):
+            total += more
     return sums
 
 
-def _read(out: Attended, receivers: Receivers, sums: Tensor, bound: Bound, group: Group) -> None:
+def _read(out: Attended, receivers: Receivers, sums: Sums, bound: Bound, group: Group) -> None:
     """Writes the rows of the receivers."""
     for b in group.blocks:
         weights, log_sum = _weights(receivers, sums, bound, b)
-        scatter(out.values, b, weights.flatten(3) @ sums[..., :-1])
+        scatter(out.values, b, weights.flatten(3) @ sums.values)
         if log_sum is not None:
             scatter(out.log_sum, b, log_sum)
 
@@ -194,69 +209,60 @@ def _read_backward(
     by_receivers: tuple[Tensor, Tensor],
     grad: Attended,
     receivers: Receivers,
-    sums: Tensor,
+    sums: Sums,
     bound: Bound,
     group: Group,
-) -> Tensor:
+) -> Sums:
     """Writes the gradients of the receivers, and returns those of the sums: W and Σ_i A_isr t_is."""
     by_log_q, by_row_shift = by_receivers
-    by_sums = torch.zeros_like(sums)
+    by_sums = Sums(torch.zeros_like(sums.values), torch.zeros_like(sums.counts))
     for b in group.blocks:
         weights, log_sum = _weights(receivers, sums, bound, b)
         g = gather(grad.values, b)
-        by_sums[..., :-1] += weights.flatten(3).transpose(2, 3) @ g
-        by_exponents = (g @ sums[..., :-1].transpose(2, 3)).view_as(weights).mul_(weights)
+        by_sums.values.add_(weights.flatten(3).transpose(2, 3) @ g)
+        by_exponents = (g @ sums.values.transpose(2, 3)).view_as(weights).mul_(weights)
         by_shift = by_exponents.sum(4)
         if log_sum is None:
             scatter(by_row_shift, b, by_shift)
         else:
             through = (gather(grad.log_sum, b) - by_shift).mul_(by_shift.size(3))  # t
             weights.mul_(through.unsqueeze(4))
-            by_sums[..., -1] += weights.sum(2).flatten(2)
-            by_exponents.addcmul_(weights, _counts(sums, bound))
+            by_sums.counts.add_(weights.sum(2, keepdim=True))
+            by_exponents.addcmul_(weights, sums.counts)
         scatter(by_log_q, b, by_exponents.sum(3))
     return by_sums
 
 
-def _pool_backward(by_senders: Senders, by_sums: Tensor, senders: Senders, bound: Bound, group: Group) -> None:
+def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound, group: Group) -> None:
     """Writes the gradients of the senders."""
     for b in group.blocks:
         factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
-        scatter(by_senders.v, b, factor.flatten(3) @ by_sums[..., :-1])
-        by_factor = (_with_one(gather(senders.v, b)) @ by_sums.transpose(2, 3)).view_as(factor)
-        by_exponents = by_factor.mul_(factor)
+        scatter(by_senders.v, b, factor.flatten(3) @ by_sums.values)
+        by_factor = (gather(senders.v, b) @ by_sums.values.transpose(2, 3)).view_as(factor)
+        by_exponents = by_factor.add_(by_sums.counts).mul_(factor)
         scatter(by_senders.log_k, b, by_exponents.sum(3))
         scatter(by_senders.col_shift, b, by_exponents.sum(4))
 
 
-def _weights(receivers: Receivers, sums: Tensor, bound: Bound, rows: Rows) -> tuple[Tensor, Tensor | None]:
+def _weights(receivers: Receivers, sums: Sums, bound: Bound, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """A of a block [b, H, n, K, F], and L [b, H, n, K] where no shifts are given."""
     queries = gather(receivers.log_q, rows)
     if receivers.row_shift is not None:
         return _factor(queries, gather(receivers.row_shift, rows), bound, 1), None
     # The largest factor of a row and sample is 1, before they are divided by their sum.
-    counts, queries = _counts(sums, bound), queries + bound.features
+    queries = queries + bound.features
     if bound.rest is None:  # factors of all samples are proportional, so that they are the same once divided
         top = queries.amax(3, keepdim=True)
         factor = queries.sub_(top).exp_()
-        total = factor @ counts.squeeze(2).transpose(2, 3)
+        total = factor @ sums.counts.squeeze(2).transpose(2, 3)
         factor = factor.unsqueeze(3) * total.mul(total.size(3)).reciprocal_().unsqueeze(4)
     else:
         factor = queries.unsqueeze(3) + bound.rest
         top = factor.amax(4)
         factor = _exp(factor.sub_(top.unsqueeze(4)))
-        total = (factor * counts).sum(4)
+        total = (factor * sums.counts).sum(4)
         factor.div_(total.mul(total.size(3)).unsqueeze(4))
     return factor, total.log() + top + bound.samples
-
-
-def _counts(sums: Tensor, bound: Bound) -> Tensor:
-    """c, [b, H, 1, K, F]."""
-    return sums[:, :, None, :, -1].unflatten(3, (-1, bound.features.size(3)))
-
-
-def _with_one(x: Tensor) -> Tensor:
-    return pad(x, (0, 1), value=1.0)
 
 
 def _exponents(log_features: Tensor, shift: Tensor) -> Tensor:
