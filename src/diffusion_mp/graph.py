@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,14 +22,28 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, is_symmetric, walk_pairs
 from diffusion_mp.pattern import Compressed, Pattern, kept
-from diffusion_mp.rows import Rows
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
 
-class Graph(Rows):
+#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
+Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
+
+
+@runtime_checkable
+class Couples(Protocol):
+    """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
+
+    depends_on: Dependence
+    needs_graph: bool
+
+    def couple(self, x: Tensor, graph: Graph) -> Any:
+        """The coupling at state ``x``."""
+
+
+class Graph:
     r"""Observed edges with weights, over the rows of one or several graphs.
 
     An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
@@ -76,6 +90,7 @@ class Graph(Rows):
         # Filled when first asked for. (Plain attributes: torch.compile cannot enter functools.cached_property's lock.)
         self._segments: Tensor | None = None
         self._pattern: Pattern | None = None
+        self._symmetric: bool | None = None
         self._derived: dict[str, Graph] = {}
         if validate and not torch.compiler.is_compiling():
             self._validate()
@@ -173,6 +188,42 @@ class Graph(Rows):
             check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
+    def holds(self, x: object) -> bool:
+        """Whether ``x`` is a state of these rows, floating point [N, C], that lies with the edges."""
+        return (
+            isinstance(x, Tensor)
+            and x.dim() == 2
+            and x.size(0) == self.num_nodes
+            and x.is_floating_point()
+            and x.layout is torch.strided
+            and (self.edge_index is None or self.edge_index.device == x.device)
+        )
+
+    # ---------------------------------------------------------------- where not all rows are at hand
+
+    # Rows of different nodes meet in couplings and in a few sums, nowhere else. So a graph whose rows lie with several
+    # processes is a subclass that answers these otherwise (``ShardedGraph``); layers and models are the same.
+
+    first_node: int = 0
+    """The number of the first row in the whole graph."""
+
+    @property
+    def total_nodes(self) -> int:
+        """The nodes of the whole graph."""
+        return self.num_nodes
+
+    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
+        """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
+        return diffusivity.couple(x, self)
+
+    def share(self, coupling: Any) -> Any:
+        """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
+        return coupling
+
+    def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """A sum over the nodes of the whole graph, from one over the rows at hand."""
+        return x
+
     # ---------------------------------------------------------------- membership
 
     @property
@@ -253,7 +304,7 @@ class Graph(Rows):
         return self.pattern.by_col
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
-        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17).
+        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
 
         In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
         """
@@ -264,6 +315,14 @@ class Graph(Rows):
         node = self.edges[1 if direction == "in" else 0]
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
+        learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        if self._symmetric is None or learned:
+            self._symmetric = is_symmetric(self.edges, self._own_weights().unsqueeze(1), self.num_nodes)
+        return self._symmetric
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.

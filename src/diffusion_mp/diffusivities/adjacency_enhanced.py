@@ -38,6 +38,7 @@ class AdjacencyEnhancedDiffusivity(Diffusivity):
         TypeError, ValueError: γ is not positive.
     """
 
+    depends_on = "parts"
     why_no_penalty = "attention plus a graph term, with a learnable balance: no theorem names an energy it descends."
 
     def __init__(self, attention: Diffusivity, *, gamma: float = 1.0, self_loops: SelfLoops = "remaining") -> None:

@@ -63,6 +63,7 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         check_counts(hops=hops)
         check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
         self.hops = hops
+        self.depends_on = "edges"
         self.self_loops: SelfLoops = self_loops
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

@@ -18,6 +18,7 @@ from diffusion_mp.kernels.unit import quotient
 class IdentityDiffusivity(Diffusivity):
     """S = I: no node sees another, an MLP (Table 1)."""
 
+    depends_on = "nothing"
     symmetric = True
     row_stochastic = True
     why_no_penalty = "the identity coupling moves nothing, so every energy of pairs stays as it is."
@@ -29,6 +30,7 @@ class IdentityDiffusivity(Diffusivity):
 class UniformDiffusivity(Diffusivity):
     """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3."""
 
+    depends_on = "nothing"
     symmetric = True
     row_stochastic = True
     why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
@@ -57,6 +59,7 @@ class AdjacencyDiffusivity(Diffusivity):
             ``"error"``: such a node is refused.
     """
 
+    depends_on = "nothing"
     needs_graph = True
     why_no_penalty = "the adjacency is fixed: certify the coupling itself (Theorem 1)."
 

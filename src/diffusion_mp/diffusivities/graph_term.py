@@ -23,6 +23,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
     These are different updates of the state (ERRATA D3).
     """
 
+    depends_on = "parts"
     why_no_penalty = (
         "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
     )

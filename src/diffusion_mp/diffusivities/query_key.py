@@ -51,6 +51,7 @@ class QueryKeyDiffusivity(Diffusivity):
             )
         self.channels, self.heads = channels, heads
         self.projection, self.normalize = projection, normalize
+        self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is not None:
             if channels is None:
                 raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")

@@ -33,6 +33,7 @@ class RelationalBias(Diffusivity):
         bias: b [P, H].
     """
 
+    depends_on = "parts"
     needs_graph = True
     why_no_penalty = (
         "the relational bias is fixed by the graph and its b: certify the coupling itself (Theorem 1), where A is "

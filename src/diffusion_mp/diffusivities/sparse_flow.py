@@ -91,6 +91,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])
         self.lam, self.alpha = lam, alpha
+        self.depends_on = "graph"  # λ is λ*/n
         self.lam_scale: Literal["own", "batch_max"] = lam_scale
         width = channels // heads if projection is None else head_channels or channels
         self.friction: nn.Module | None = None

@@ -162,21 +162,22 @@ class Operation(Generic[T]):
         """Declare the derivatives; without them the operation has none.
 
         Args:
-            formulas: "q k" (arguments, or ``rows.a``, a field of one) → a function that returns their gradients, one or
-                a tuple. Its parameters say by name what it wants: arguments, ``out`` (or a field of several results),
-                ``grad`` (of several results ``grad_field``), ``backend``. Only what is asked for is kept, and a formula
-                runs where one of its gradients is wanted. Results whose gradient no formula asks for have none.
+            formulas: "q k" (arguments; all fields of one, or ``rows.a``) → a function that returns their gradients,
+                one or a tuple. Its parameters say by name what it wants: arguments, ``out`` (or a field of several
+                results), ``grad`` (or ``grad_field``), ``backend``. Only what is asked for is kept, and a formula runs
+                where one of its gradients is wanted. Results whose gradient no formula asks for have none.
                 A formula may be an operation, whose arguments have such names. See also :func:`once_differentiable`.
         """
         flat, results, self._formulas = list(self._signature.flat), self._signature.results, []
         for arguments, formula in formulas.items():
-            places = [flat.index(name) for name in (flat if arguments == "*" else arguments.split())]
+            names = flat if arguments == "*" else arguments.split()
+            places = [flat.index(part) for name in names for part in self._signature.parts.get(name, [name])]
             self._formulas.append((places, formula, _wanted(formula)))
         asked = {name for *_, names in self._formulas for name in names}
         kept = {part for name in asked for part in self._signature.parts.get(name, ())}
         self._kept = [(place, part) for place, part in enumerate([*flat, *results]) if part in kept]
         self._grads = [f"grad_{result}" for result in results] if self._signature.several else ["grad"]
-        unasked = [place for place, grad in enumerate(self._grads) if grad not in asked]
+        unasked = [place for place, grad in enumerate(self._grads) if not asked & {grad, "grad"}]
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
@@ -194,6 +195,7 @@ class Operation(Generic[T]):
     def _backward(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that are wanted, by the formulas."""
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+        values |= {"grad": self._signature.returned(*grads)} if self._signature.several else {}
         values |= zip(self._grads, grads, strict=True)
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for places, formula, names in self._formulas:
@@ -204,7 +206,7 @@ class Operation(Generic[T]):
                     values[name] = self._signature.tuples[name](*(values[part] for part in self._signature.parts[name]))
             found = _call(formula, [values[name] for name in names])
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
-                out[place] = grad
+                out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, PooledCoupling, SparseCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import check_function
-from diffusion_mp.graph import Graph
+from diffusion_mp.graph import Dependence, Graph
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
 from diffusion_mp.testing.instances import Instance, hub_instance, join
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws, seeded
@@ -107,6 +108,39 @@ def _promises(case: DiffusivityCase) -> None:
     for name in ("symmetric", "row_stochastic"):
         if getattr(module, name):
             expect(getattr(coupling, name), f"{name} is declared by the diffusivity, but not by its coupling")
+
+
+def _dependence(case: DiffusivityCase) -> None:
+    """the entries depend on no more of the state than depends_on says"""
+    module, instance = case.module().eval(), case.instance()
+    declared, x = module.depends_on, instance.x
+    expect(declared in get_args(Dependence), f"depends_on is {declared!r}, expected one of {get_args(Dependence)}")
+    coupling = case(module, instance)
+    changed = replace(instance, x=torch.cat([-x[:1], x[1:]]))
+    if declared == "parts":
+        parts = [part for part in module.modules() if isinstance(part, Diffusivity) and part is not module]
+        expect(bool(parts), "depends_on is 'parts', but no part is a Diffusivity")
+    elif declared == "nothing":
+        expect_close(case(module, changed).to_dense(), coupling.to_dense(), "rearranged", "S of another state")
+    elif declared == "edges":
+        expect(isinstance(coupling, SparseCoupling), f"depends_on is 'edges', but {coupling} has none")
+        source, target = cast(SparseCoupling, coupling).graph.edges
+        apart = torch.ones(instance.num_nodes, dtype=torch.bool).index_fill(0, target[source == 0], False)[1:]
+        got, expected = (c.to_dense()[:, 1:][:, apart] for c in (case(module, changed), coupling))
+        expect_close(got, expected, "rearranged", "S of another state, in the rows that node 0 sends nothing to")
+    elif declared == "rows":
+        some = 3
+        values = x[:, :1].unsqueeze(2)
+        if isinstance(coupling, PooledCoupling):  # which says itself how couplings of some rows become one of all
+            blocks = [(module(x[rows]), values[rows]) for rows in (slice(some), slice(some, None))]
+            total = merged([block.pool(part) for block, part in blocks])
+            got = torch.cat([block.read(total, part) for block, part in blocks])
+            expect_close(got, coupling @ values, "rearranged", "S v from two blocks of rows")
+        else:
+            alone, within = module(x[:some]).to_dense(), coupling.to_dense()[:, :some, :some]
+            if module.row_stochastic:
+                within = within / within.sum(2, keepdim=True)
+            expect_close(alone, within, "rearranged", "S of the first rows alone")
 
 
 def _coupling_laws(case: DiffusivityCase) -> None:
@@ -315,6 +349,7 @@ def _compile(case: DiffusivityCase) -> None:
 DIFFUSIVITY_LAWS: tuple[Law[DiffusivityCase], ...] = (
     _declarations,
     _promises,
+    _dependence,
     _coupling_laws,
     _needs_graph,
     _permutation,
