@@ -2,7 +2,6 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
 from typing import Any
 
 import torch
@@ -11,12 +10,9 @@ from torch import Tensor
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Bring ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
-    return promoted(*tensors, least=torch.float32)
-
-
-def promoted(*tensors: Tensor, least: torch.dtype | None = None) -> tuple[list[Tensor], torch.dtype]:
-    """Bring ``tensors`` to one dtype, half precision too, unless ``least`` is more; also return that of the last."""
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), least or tensors[0].dtype)
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
     return [tensor.to(dtype) for tensor in tensors], tensors[-1].dtype
 
 
