@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -103,11 +104,12 @@ class LogLowRankCoupling(PooledCoupling):
         return None if self.row_stochastic else heads_of(v, self.row_shift)[0]
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(*log_linear_pool(Senders(*heads_of(v, self.log_key, self.col_shift), v)))
+        log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
+        return Sums(*log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        receivers = Receivers(*heads_of(v, self.log_query), self._given_shift(v))
-        return log_linear_read(receivers, Pooled(*sums)).values.to(v.dtype)
+        receivers = Receivers(heads_of(v, self.log_query)[0], self._given_shift(v))
+        return log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         features = (self.log_query[rows], self.log_key[rows])

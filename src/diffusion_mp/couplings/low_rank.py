@@ -53,7 +53,8 @@ class LowRankCoupling(PooledCoupling):
         self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return linear_product(*heads_of(v, self.query, self.key), v, self.ptr)
+        query, key = heads_of(v, self.query, self.key)
+        return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         (key, values), _ = accumulating(*heads_of(v, self.key), v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -66,7 +66,9 @@ class SummedCoupling(_OverRanks):
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
         nothing = log_key.new_zeros(*log_key.shape[:2], 0)
         counts = all_merged(self.coupling.pool(nothing), self.group)
-        log_sum = log_linear_read(Receivers(log_query, None), Pooled(*counts)).log_sum
+        log_sum = log_linear_read(
+            Receivers(log_query, None), Pooled(counts.totals, cast("Tensor", counts.shift))
+        ).log_sum
         row_shift = -math.log(col_shift.size(2)) - log_sum
         keys, shifts = self.exchange(log_key), self.exchange(col_shift)
         queries = pad(log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond

@@ -105,8 +105,8 @@ def _second_derivatives(
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
         inputs = [t.view_as(t).requires_grad_() for t in (grad_values, q, k, v)]
-        wide, dtype = accumulating(*inputs[1:])
-        out = reference.attention(*wide, terms, linear_product).values.to(dtype)
+        (q, k, v), dtype = accumulating(*inputs[1:])
+        out = reference.attention(q, k, v, terms, linear_product).values.to(dtype)
         first = torch.autograd.grad(out, inputs[1:], inputs[0], create_graph=True)
         return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 

@@ -30,13 +30,13 @@ class Terms(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What attention returns; all but the values is for the gradients of fast paths, and theirs only."""
+    """What attention returns; all but the values is for the gradients of fast paths, and empty here."""
 
     values: Tensor
     """[N, H, D]."""
-    den: Tensor | None = None
+    den: Tensor
     """Denominators [N, H]."""
-    pooled: Tensor | None = None
+    pooled: Tensor
     """What ``pool`` returns, where it was taken of one whole graph; else no entry."""
 
 
@@ -92,4 +92,5 @@ def _with_one(x: Tensor) -> Tensor:
 
 def _normalized(total: Tensor, v: Tensor, own: Tensor) -> Attended:
     """The sums with a node's own values ``own`` times more, over the sums of the scores: the last channel."""
-    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own))
+    nothing = total.new_empty(0)
+    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own), nothing, nothing)
