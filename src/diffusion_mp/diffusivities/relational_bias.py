@@ -45,7 +45,7 @@ class RelationalBias(Diffusivity):
     ) -> None:
         super().__init__()
         check_counts(heads=heads, hops=hops)
-        self.adjacency = AdjacencyDiffusivity(normalization, **options)
+        self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads = heads
         self.symmetric = self.adjacency.symmetric
         self.bias = nn.Parameter(torch.zeros(hops, heads))
