@@ -16,11 +16,7 @@ from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffu
 from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
-from diffusion_mp.diffusivities.sparse_flow import (
-    EdgeSparseFlowDiffusivity,
-    FrictionAttention,
-    SparseFlowDiffusivity,
-)
+from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
 
 __all__ = [
     "AdjacencyDiffusivity",
