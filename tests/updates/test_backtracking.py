@@ -141,7 +141,7 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
-    """ERRATA D7: for z² > 4 the simple penalty decreases, so an explosion would count as descent."""
+    """For z² > 4 the simple penalty decreases, so an explosion would count as descent (docs/errata.md, D7)."""
     penalty, x = SimplePenalty(), 5.0 * ball(40)
     coupling = random_problem().coupling if sparse else penalty.coupling(x)
     with pytest.raises(ValueError, match=r"x must lie in the domain of SimplePenalty.*squared distance .*Normalise"):
@@ -155,3 +155,13 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
 def test_isolated_nodes_rest() -> None:
     x = ball(3)
     assert torch.equal(Backtracking(QuadraticPenalty())(x, SparseCoupling(Graph(3), x.new_zeros(0))), x)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_state_at_rest_keeps_the_first_step(seed: int) -> None:
+    """Where all nodes agree, what is left of the slope is rounding; a search among its energies would shrink τ."""
+    problem, update = random_problem(seed=seed), Backtracking(QuadraticPenalty(), tau=0.05)
+    for level in (0.1, 0.3, 1 / 3, 100.1):
+        x = torch.full_like(problem.state, level)
+        torch.testing.assert_close(update(x, problem.coupling), x, rtol=1e-14, atol=0)
+        assert update.last_tau == 0.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -40,11 +40,13 @@ class UniformDiffusivity(Diffusivity):
 
 
 class AdjacencyDiffusivity(Diffusivity):
-    r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d (ERRATA D17).
+    r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
 
     - ``"sym"``: a_ij / √(d_i d_j);
     - ``"row"``: a_ij / d_i;
     - ``"sum"``: a_ij.
+
+    The released code ignores weights in the degrees and takes in-degrees at both ends (docs/errata.md, D17).
 
     In a part of a graph whose ``full_degree`` is known, d is that of the whole graph, so that every entry is the one
     the whole graph has for this pair; rows of ``"row"`` then sum to the share of their edges that the part has.
@@ -73,7 +75,7 @@ class AdjacencyDiffusivity(Diffusivity):
     ) -> None:
         super().__init__()
         check_choice(normalization, "normalization", ["sym", "row", "sum"])
-        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_choice(direction, "direction", ["directed", "undirected", "pyg"])
         check_choice(zero_degree, "zero_degree", ["zero", "error"])
         self.normalization = normalization

@@ -1,26 +1,50 @@
-"""Attention and the observed graph together (Wu, Wipf & Yan 2025, Section 5.3.2)."""
+"""Attention beside the observed graph: a Ŝ + b Ã where edges were observed, and Ŝ alone where none were."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, ReweightedCoupling, SumCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.errors import check_choice, check_kind
-from diffusion_mp.graph import Graph
+from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
+from diffusion_mp.errors import check_choice, check_kind, check_positive
+from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.unit import reciprocal
+
+Mix = Literal["sum", "mean", "joint"]
+
+
+class AdjacencyEnhancedCoupling(SumCoupling):
+    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S, to be looked at by itself."""
+
+    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
+        super().__init__([share * attention, (1 - share) * adjacency])
+        self.attention = attention
+        # A learnable factor promises no sign, but these two are positive.
+        self.nonnegative = attention.nonnegative and adjacency.nonnegative
 
 
 class GraphAugmentedDiffusivity(Diffusivity):
-    r"""An all-pair diffusivity Ŝ with a graph term Ã, when there is a graph; Ŝ alone when there is none.
+    r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
-    - ``mix="sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63);
-    - ``mix="mean"``: ½Ŝ + ½Ã, Eq. (24), made for the conservative update; with a graph it is
-      ``0.5 * attention + 0.5 * graph_term``.
+    The algebra says the same, ``attention + graph_term`` and ``0.5 * attention + 0.5 * graph_term``, but needs observed
+    edges. This one is Ŝ alone for a graph without them.
 
-    These are different updates of the state (ERRATA D3).
+    Args:
+        attention: gives Ŝ.
+        graph_term: gives Ã, and is asked only where edges were observed.
+        mix: ``"sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), made for
+            the conservative one. The paper calls them one thing; they move the state differently
+            (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
+            both, so that a node hears its neighbours the more the more of them it has.
+
+    Raises:
+        TypeError, ValueError: something else than two diffusivities, or another mix.
     """
 
     depends_on = "parts"
@@ -28,23 +52,61 @@ class GraphAugmentedDiffusivity(Diffusivity):
         "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
     )
 
-    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Literal["sum", "mean"] = "sum") -> None:
+    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum") -> None:
         super().__init__()
         check_kind(attention, "attention", Diffusivity, "a Diffusivity")
         check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
-        check_choice(mix, "mix", ["sum", "mean"])
-        self.attention = attention
-        self.graph_term = graph_term
-        self.mix = mix
+        check_choice(mix, "mix", get_args(Mix))
+        self.attention, self.graph_term, self.mix = attention, graph_term, mix
         self.heads = max(attention.heads, graph_term.heads)
-        self.symmetric = attention.symmetric and graph_term.symmetric
+        self.needs_graph = attention.needs_graph
+        self.symmetric = attention.symmetric and graph_term.symmetric and mix != "joint"
+        self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        attention = self.attention(x, graph)
-        if graph.edge_index is None:
-            return attention
-        both = attention + self.graph_term(x, graph)
+        attention: Coupling = graph.couple(self.attention, x)
+        return attention if graph.edge_index is None else self.mixed(attention, graph.couple(self.graph_term, x))
+
+    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+        """Both couplings as one."""
+        both = SumCoupling([attention, graph_term])
+        if self.mix == "joint":
+            row = reciprocal(both.degree())
+            return ReweightedCoupling(both, row, row_stochastic=True, nonnegative=both.nonnegative)
         return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:
         return f"mix={self.mix!r}"
+
+
+class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
+    r"""(1 + γ)⁻¹ [γ S + Ã] with Ã = D^-½ (A + I) D^-½ and a learnable γ > 0 (SFi-Former, Eq. 11).
+
+    γ = e^g with a learnable g, so the weights are σ(g) and σ(−g): a convex combination.
+
+    Args:
+        attention: gives S.
+        gamma: γ at the start.
+        self_loops: of Ã, see :class:`AdjacencyDiffusivity`.
+
+    Raises:
+        TypeError, ValueError: γ is not positive.
+    """
+
+    why_no_penalty = "attention plus a graph term, with a learnable balance: no theorem names an energy it descends."
+
+    def __init__(self, attention: Diffusivity, *, gamma: float = 1.0, self_loops: SelfLoops = "remaining") -> None:
+        super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
+        check_positive(gamma, "gamma")
+        self.initial = math.log(gamma)
+        self.log_gamma = nn.Parameter(torch.tensor(self.initial))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.constant_(self.log_gamma, self.initial)
+
+    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+        return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
+
+    def extra_repr(self) -> str:
+        return f"gamma={math.exp(self.initial):g}"

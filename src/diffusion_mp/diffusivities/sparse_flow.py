@@ -1,20 +1,21 @@
-"""Sparse-flow attention: resistances and frictions from two sets of queries and keys (SFi-Former)."""
+"""Sparse-flow attention over all pairs or along edges: resistances and frictions from two sets of queries and keys."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity, graph_size
+from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
+from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
 from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state, describe
-from diffusion_mp.graph import Graph
-
-Features = tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]
+from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
+from diffusion_mp.kernels.spmm import sddmm
 
 
 class FrictionAttention(nn.Module):
@@ -29,11 +30,6 @@ class FrictionAttention(nn.Module):
         self.query = nn.Linear(channels, heads * head_channels, bias=False)
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
-    def reset_parameters(self) -> None:
-        """Draw both projections anew."""
-        self.query.reset_parameters()
-        self.key.reset_parameters()
-
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """q̃ and k̃."""
         query, key = (projection(x).unflatten(1, (self.heads, -1)) for projection in (self.query, self.key))
@@ -44,20 +40,22 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     r"""SFi-attention: every node draws a unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
 
     Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² with resistances
-    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of i's graph (row i is
-    the sink, ERRATA S4). Solved exactly (S3); see :class:`SparseFlowCoupling`.
+    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of i's graph: row i is
+    the sink, which the paper's (XW_K)(XW_Q)ᵀ turns around. Solved exactly, in the closed form that the paper says does
+    not exist (docs/errata.md, S3, S4); see :class:`SparseFlowCoupling`.
 
     With λ* = 0 it is softmax attention (DFi): conservation then holds for any α, and no frictions are made.
 
     Args:
         channels: C of the state.
-        heads, projection, head_channels, normalize: of the resistances, see :class:`QueryKeyDiffusivity`.
         lam: λ*, with λ = λ*/n.
         lam_scale: n. ``"own"``: the nodes of the node's own graph, so that a graph never depends on its batch-mates;
-            ``"batch_max"``: of the largest graph in the batch, as published (ERRATA S5).
-        alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one (ERRATA S6).
+            ``"batch_max"``: of the largest graph in the batch, as published.
+        alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one.
         friction: ``"attention"``: projections of their own; ``"constant"``: f = 1/n; or a module that takes (x, graph)
             and returns features q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`, of the
+            resistances.
 
     Raises:
         ValueError, TypeError: an option is not one of its choices, λ* < 0, or α ≤ 0.
@@ -73,16 +71,13 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         self,
         channels: int,
         *,
-        heads: int = 1,
-        projection: Projection = "separate",
-        head_channels: int | None = None,
-        normalize: Normalization = None,
         lam: float = 1.0,
         lam_scale: Literal["own", "batch_max"] = "own",
         alpha: float = 0.1,
         friction: Literal["attention", "constant"] | nn.Module = "attention",
+        **options: Any,
     ) -> None:
-        super().__init__(channels, heads, projection, head_channels, normalize)
+        super().__init__(channels, **options)
         check_counts(channels=channels)
         check_positive(lam, "lam", allow_zero=True)
         check_choice(lam_scale, "lam_scale", ["own", "batch_max"])
@@ -93,12 +88,12 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         self.lam, self.alpha = lam, alpha
         self.depends_on = "graph"  # λ is λ*/n
         self.lam_scale: Literal["own", "batch_max"] = lam_scale
-        width = channels // heads if projection is None else head_channels or channels
         self.friction: nn.Module | None = None
         if lam > 0 and isinstance(friction, nn.Module):
             self.friction = friction
         elif lam > 0 and friction == "attention":
-            self.friction = FrictionAttention(channels, heads, head_channels or width)
+            width = cast("int", options.get("head_channels") or self.head_channels)
+            self.friction = FrictionAttention(channels, self.heads, width)
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
@@ -131,13 +126,68 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """λ = λ*/n: [1] for one graph, else [N, 1]."""
         lam = torch.full((1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-        size = graph_size(graph, lam)
-        if not isinstance(size, Tensor):
-            return lam / max(1, size)
+        if graph.is_single:
+            return lam / max(1, graph.num_nodes)
+        # Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.
+        bounds, batch = graph.ptr.to(lam.device), graph.batch.to(lam.device)
+        size = (bounds[batch + 1] - bounds[batch]).unsqueeze(1).to(lam)
         if self.lam_scale == "batch_max" and graph.num_nodes:
             size = size.amax().expand_as(size)
-        return lam / size.squeeze(2)
+        return lam / size
 
     def extra_repr(self) -> str:
         facts = f"lam={self.lam:g}, lam_scale={self.lam_scale!r}, alpha={self.alpha:g}"
         return f"{super().extra_repr()}, {facts}{', constant friction' if self.lam and self.friction is None else ''}"
+
+
+class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
+    r"""SFi-attention over the edges of a graph, in O(E): the extension that SFi-Former names at the end of Section 3.2.
+
+    Row i of S solves the problem of :class:`SparseFlowDiffusivity` with j over the senders of i. An edge of weight a
+    counts as a parallel ones: s_ij = a_ij max(μ_i − λ_i f_ij, 0)/r_ij, r and f are normalised over the senders with
+    these weights, and λ_i = λ*/Σ_j a_ij. On the complete graph with self-loops it is the all-pair form; with λ* = 0 it
+    is the softmax over the senders with prior a. A node that nobody sends to has a zero row.
+
+    Args:
+        channels: C of the state.
+        hops: k; j is every node with a walk of 1 to k edges to i. For k > 1 weights only say which edges exist (a > 0).
+        self_loops: policy of ``Graph.with_self_loops``, before the walks are counted.
+        options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no part, since λ_i is that of row i.
+    """
+
+    needs_graph = True
+
+    def __init__(self, channels: int, *, hops: int = 1, self_loops: SelfLoops = "remaining", **options: Any) -> None:
+        super().__init__(channels, **options)
+        check_counts(hops=hops)
+        check_choice(self_loops, "self_loops", get_args(SelfLoops))
+        self.hops = hops
+        self.depends_on = "edges"
+        self.self_loops: SelfLoops = self_loops
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        graph = graph.with_self_loops(self.self_loops)
+        if self.hops > 1:
+            graph = graph.within(self.hops)
+        (q, k), _ = accumulating(*self.resistance_features(x, graph))
+        s = sddmm(graph.pattern, q, k)
+        u = self._friction_scores(x, graph, s)
+        prior = graph.weights(s).unsqueeze(1)
+        target = graph.edges[1]
+        weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
+        lam = self.lam / weight_in.masked_fill(weight_in == 0, math.inf)
+        leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)
+        flow, _ = sparse_flow_edges(s, u, prior, lam.expand(-1, self.heads), leak.expand(-1, self.heads), target)
+        return SparseCoupling(
+            graph, flow.to(x.dtype), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
+        )
+
+    def _friction_scores(self, x: Float[Tensor, "N C"], graph: Graph, s: Float[Tensor, "E H"]) -> Float[Tensor, "E H"]:
+        query, key = self.friction_features(x, graph)
+        if query is None or key is None:
+            return torch.zeros_like(s)
+        (query, key), _ = accumulating(query, key)
+        return sddmm(graph.pattern, query, key).to(s.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"

@@ -39,6 +39,7 @@ class Signature:
         self.arguments = list(hints)
         tuples = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
         self.tuples: dict[str, Callable[..., Any]] = tuples
+        self._nested = bool(tuples)
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
         for name, hint in hints.items():
@@ -68,6 +69,8 @@ class Signature:
 
     def flatten(self, args: Sequence[Any]) -> list[Any]:
         """The parts of arguments."""
+        if not self._nested:
+            return list(args)
         flat: list[Any] = []
         for name, arg in zip(self.arguments, args, strict=True):
             if name in self.tuples:
@@ -78,10 +81,12 @@ class Signature:
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
         """Arguments from their parts; what comes after them is left out."""
+        if not self._nested:
+            return list(flat[: len(self.arguments)])
         values, args = iter(flat), []
         for name in self.arguments:
-            parts = islice(values, len(self.parts[name]))
-            args.append(self.tuples[name](*parts) if name in self.tuples else next(parts))
+            kind = self.tuples.get(name)
+            args.append(kind(*islice(values, len(self.parts[name]))) if kind else next(values))
         return args
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:

@@ -4,13 +4,14 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.errors import (
     CouplingMismatchError,
     check_choice,
@@ -21,7 +22,8 @@ from diffusion_mp.errors import (
     describe,
 )
 
-Form = Literal["conservative", "residual"]
+#: The state of every head; one head broadcasts against several.
+State = Float[Tensor, "N #H D"]
 
 
 class StateUpdate(nn.Module, ABC):
@@ -63,13 +65,7 @@ class StateUpdate(nn.Module, ABC):
         return self.step(x.unflatten(1, (heads, -1)), coupling, by_head(values), by_head(source)).flatten(1)
 
     @abstractmethod
-    def step(
-        self,
-        x: Float[Tensor, "N #H D"],
-        coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
+    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """The next state of every head, [N, H, D]."""
 
     def check(self, coupling: Coupling) -> None:
@@ -86,9 +82,12 @@ class StateUpdate(nn.Module, ABC):
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
-        others = (("values", values), ("source", source))
-        given = [(name, tensor) for name, tensor in others if tensor is not None and tensor is not x]
-        for name, tensor in [("x", x), *given]:
+        check_values(x, coupling.num_nodes, coupling.heads, "x")
+        if x.device != coupling.device:
+            check_device(x, "x", coupling.device, "the coupling")
+        for name, tensor in (("values", values), ("source", source)):
+            if tensor is None or tensor is x:
+                continue
             check_values(tensor, coupling.num_nodes, coupling.heads, name)
             if tensor.device != coupling.device:
                 check_device(tensor, name, coupling.device, "the coupling")

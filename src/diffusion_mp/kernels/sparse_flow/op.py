@@ -7,7 +7,7 @@ from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, Solution
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 
 TRITON = "diffusion_mp.kernels.sparse_flow.triton"
 # The gradient's program holds tiles of all three kinds of features: wider ones do not fit into shared memory.
@@ -21,8 +21,8 @@ WIDEST = 128
     cpu=tiled.potentials,
     triton=gpu.kernel(TRITON, "potentials", WIDEST),
 )
-def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> Solution:
-    return Solution(*empty_like(*7 * [lam]))
+def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
+    return RowPotentials(*empty_like(*7 * [lam]))
 
 
 @operation(
@@ -38,7 +38,7 @@ def _potentials_backward(
     features: Features,
     lam: Tensor,
     leak: Tensor,
-    out: Solution,
+    out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return empty_like(*features, lam, leak)
@@ -107,8 +107,7 @@ def sparse_flow_potentials(
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
     """
     features = Features(q, k, friction_q, friction_k)
-    solved = _potentials(features, lam, leak, ptr, backend=backend)
-    return RowPotentials(solved.a, solved.w, solved.log_mu, solved.work.detach(), solved.support.detach())
+    return _potentials(features, lam, leak, ptr, backend=backend)
 
 
 def sparse_flow_product(
