@@ -45,20 +45,13 @@ def precision(dtype: torch.dtype) -> Precision:
 
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
     """Δ = D̄ − S or I − S of one head, by ``form``; a dense matrix for small graphs."""
-    diagonal = _degree(coupling, head) if form == "conservative" else np.ones(coupling.num_nodes)
-    if coupling.num_nodes <= DENSE_NODES:
-        return np.diag(diagonal) - _dense(coupling, head)
-    s = coupling.as_linear_operator(head)
-    return _operator(coupling.num_nodes, lambda v: diagonal[:, None] * v - s @ v)
+    ones = np.ones(coupling.num_nodes)
+    return _difference(coupling, head, _degree(coupling, head) if form == "conservative" else ones, ones)
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """I − D̄^-½ Ω D̄^-½ of one head; its spectrum is that of I − D̄⁻¹Ω. Degrees must be positive."""
-    scale = _degree(coupling, head)[:, None] ** -0.5
-    if coupling.num_nodes <= DENSE_NODES:
-        return np.eye(coupling.num_nodes) - scale * _dense(coupling, head) * scale.T
-    omega = coupling.as_linear_operator(head)
-    return _operator(coupling.num_nodes, lambda v: v - scale * (omega @ (scale * v)))
+    return _difference(coupling, head, np.ones(coupling.num_nodes), _degree(coupling, head) ** -0.5)
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
@@ -126,7 +119,7 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
     return laplacian_extremes(coupling, form)
 
 
-def spectral_radius_bound(coupling: Coupling, products: int = 10) -> float:
+def spectral_radius_bound(coupling: Coupling) -> float:
     """An upper bound of the spectral radius of a non-negative S: max_i (Mw)_i/w_i − 1, M = I + S (Collatz, Wielandt).
 
     It holds for every positive w; w ← Mw improves it step by step. The first step, w = 1, is Gershgorin's largest row
@@ -134,7 +127,7 @@ def spectral_radius_bound(coupling: Coupling, products: int = 10) -> float:
     """
     w: Tensor = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device)
     bound = float("inf")
-    for _ in range(products):
+    for _ in range(10):
         image = w + coupling @ w
         bound = min(bound, (image / w).max().item() - 1.0)
         w = image / image.amax(0)
@@ -145,8 +138,13 @@ def _degree(coupling: Coupling, head: int) -> Array:
     return coupling.degree()[:, head].detach().double().cpu().numpy()
 
 
-def _dense(coupling: Coupling, head: int) -> Array:
-    return coupling.to_dense()[head].detach().double().cpu().numpy()
+def _difference(coupling: Coupling, head: int, diagonal: Array, scale: Array) -> Array | LinearOperator:
+    """diag(diagonal) − diag(scale) S diag(scale)."""
+    if coupling.num_nodes <= DENSE_NODES:
+        dense = coupling.to_dense()[head].detach().double().cpu().numpy()
+        return np.diag(diagonal) - scale[:, None] * dense * scale
+    s, d, r = coupling.as_linear_operator(head), diagonal[:, None], scale[:, None]
+    return _operator(coupling.num_nodes, lambda v: d * v - r * (s @ (r * v)))
 
 
 def _operator(n: int, apply: Callable[[Array], Array]) -> LinearOperator:
