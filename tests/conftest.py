@@ -1,8 +1,13 @@
-"""Runtime shape checks for the whole test run, a deterministic hypothesis profile, and the folder of real data.
+"""Shapes and types checked at run time, a deterministic hypothesis profile, and the folder of real data.
 
-Every annotated function of `diffusion_mp` is checked at run time by jaxtyping and beartype, unless the environment
-variable DIFFUSION_MP_NO_TYPECHECK is set. The check answers a wrong rank or dtype before our own sentences can, and
-graph capture should see the code that users run; tests about either take the fixture `no_typecheck`.
+jaxtyping and beartype can compare the arguments and results of all calls inside `diffusion_mp` with their annotations.
+That makes some folders half as slow again, so the environment variable DIFFUSION_MP_TYPECHECK says where it happens:
+
+    some    in the tests with the marker `typechecked`, which call everything public once (the default)
+    all     in every test but those with the marker `exhaustive`, whose shapes the others have (.ci/run)
+    none    nowhere: the library as users import it, which graph capture needs
+
+Tests about our own sentences take the fixture `no_typecheck`: the checker would answer a wrong shape before them.
 """
 
 from __future__ import annotations
@@ -16,9 +21,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-TYPECHECK = not os.environ.get("DIFFUSION_MP_NO_TYPECHECK")
-if TYPECHECK:  # before anything imports the package; the hook stays installed so that lazy submodules are checked too
+TYPECHECK = os.environ.get("DIFFUSION_MP_TYPECHECK", "some")
+if TYPECHECK not in ("none", "some", "all"):
+    raise pytest.UsageError(f"DIFFUSION_MP_TYPECHECK must be none, some or all; got {TYPECHECK!r}.")
+if TYPECHECK != "none":  # before anything imports the package; the hook stays installed so that lazy submodules have it
     jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
+jaxtyping.config.update("jaxtyping_disable", True)  # except within `typecheck`
 
 # The GPU kernels run in Triton's interpreter, on the CPU. Read when Triton is imported, which PyG does.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -29,15 +37,20 @@ settings.register_profile("repeatable", derandomize=True, max_examples=25, deadl
 settings.load_profile("repeatable")
 
 
-@pytest.fixture
-def no_typecheck() -> Iterator[None]:
-    """Turn the runtime shape checks off for one test, so that the package's own answer is seen."""
-    before = jaxtyping.config.jaxtyping_disable
+@pytest.fixture(autouse=True)
+def typecheck(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check types and shapes during this test, where that was asked for."""
+    marked = request.node.get_closest_marker
+    wanted = marked("typechecked") or (TYPECHECK == "all" and not marked("exhaustive"))
+    jaxtyping.config.update("jaxtyping_disable", not wanted)
+    yield
     jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def no_typecheck(typecheck: None) -> None:
+    """Turn the checks off for one test, so that the package's own answer is seen."""
+    jaxtyping.config.update("jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def run_cases(select: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", select, str(cases)],
-        env={**environment, "DIFFUSION_MP_NO_TYPECHECK": "1"},
+        env={**environment, "DIFFUSION_MP_TYPECHECK": "none"},
         cwd=cases.parents[1],
         capture_output=True,
         text=True,
@@ -30,11 +30,16 @@ def run_cases(select: str) -> None:
 
 
 def test_full_graph_capture() -> None:
-    run_cases("not slow")
+    run_cases("not exhaustive and not slow")
+
+
+@pytest.mark.exhaustive
+def test_full_graph_capture_of_more_layers() -> None:
+    run_cases("exhaustive and not slow")
 
 
 @pytest.mark.slow
-def test_generated_code() -> None:
+def test_full_graph_capture_of_all_layers_and_generated_code() -> None:
     run_cases("slow")
 
 

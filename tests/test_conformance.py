@@ -251,6 +251,7 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
+@pytest.mark.typechecked
 def test_couplings_obey_the_laws(name: str) -> None:
     check_coupling(COUPLINGS[name], ptr=PTR if "ragged" in name else None)
 
@@ -382,6 +383,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
 
 
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
+@pytest.mark.typechecked
 def test_diffusivities_pass_the_shape_checks(name: str) -> None:
     diffusivity = DIFFUSIVITIES[name]()
     edges = torch.cat([EDGES, torch.arange(11).expand(2, 11)], dim=1)
@@ -619,6 +621,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.typechecked
 def test_layers_pass_the_shape_checks(name: str) -> None:
     build, options = LAYERS[name]
     edge_index = EDGES if options.get("edges", True) else None
