@@ -127,7 +127,7 @@ def sparse_flow(q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k:
 def edges(n: int, generator: torch.Generator, degree: int = 16) -> list[Any]:
     """Weights of a random graph without parallel edges, values, and the graph."""
     graph = Graph(n, coalesce(torch.randint(n, (2, degree * n), generator=generator)))
-    graph.pattern  # noqa: B018 (compressed once, as a layer does)
+    graph.csr.ptr, graph.csc.ptr  # noqa: B018 (sorted once, as a layer does)
     weight = torch.rand(graph.num_edges, 1, generator=generator)
     return [weight, torch.randn(n, 1, 64, generator=generator), graph]
 
@@ -135,8 +135,8 @@ def edges(n: int, generator: torch.Generator, degree: int = 16) -> list[Any]:
 def torch_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """PyG's product of a sparse matrix, which is torch's."""
     p = graph.pattern
-    size, values = (graph.num_nodes, graph.num_nodes), weight[p.row_order, 0]
-    matrix = torch.sparse_csr_tensor(p.row_ptr, p.col[p.row_order], values, size=size, check_invariants=False)
+    size, values = (graph.num_nodes, graph.num_nodes), weight[p.by_row.order, 0]
+    matrix = torch.sparse_csr_tensor(p.by_row.ptr, p.col[p.by_row.order], values, size=size, check_invariants=False)
     return pyg_spmm(matrix, v.squeeze(1))
 
 

@@ -21,7 +21,15 @@ from diffusion_mp.couplings import (
     SumCoupling,
     UniformCoupling,
 )
-from diffusion_mp.diagnostics import commutator, diagnose, kernel_error, lipschitz, perturbation_bound, roughness
+from diffusion_mp.diagnostics import (
+    EnergyTrace,
+    commutator,
+    diagnose,
+    kernel_error,
+    lipschitz,
+    perturbation_bound,
+    roughness,
+)
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     AdjacencyEnhancedDiffusivity,
@@ -47,7 +55,6 @@ from diffusion_mp.diffusivities import (
 from diffusion_mp.energies import (
     Certificate,
     Energy,
-    EnergyTrace,
     GaussianPenalty,
     Penalty,
     QuadraticPenalty,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,41 +22,28 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, walk_pairs
-from diffusion_mp.rows import Rows
-
-T = TypeVar("T")
+from diffusion_mp.graph_ops import batch_pointers, is_symmetric, walk_pairs
+from diffusion_mp.pattern import Compressed, Pattern, kept
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
 
-class Compressed(NamedTuple):
-    """One compressed sparse form of the edges (CSR over targets, or CSC over sources).
-
-    ``ptr`` [N+1] bounds the entries of each node, ``order`` [E] gives the edge of each entry.
-    """
-
-    ptr: Tensor
-    order: Tensor
+#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
+Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
 
-class Pattern(NamedTuple):
-    """Where the entries of a sparse operator are: edges [E] (row = target, col = source) and both compressed orders."""
+@runtime_checkable
+class Couples(Protocol):
+    """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
 
-    row: Tensor
-    col: Tensor
-    row_ptr: Tensor
-    row_order: Tensor
-    col_ptr: Tensor
-    col_order: Tensor
+    depends_on: Dependence
+    needs_graph: bool
 
-    @property
-    def T(self) -> Pattern:
-        """The pattern of the transpose."""
-        return Pattern(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
+    def couple(self, x: Tensor, graph: Graph) -> Any:
+        """The coupling at state ``x``."""
 
 
-class Graph(Rows):
+class Graph:
     r"""Observed edges with weights, over the rows of one or several graphs.
 
     An edge *source → target* stands for the entry a_ij of the adjacency with i the target (the receiver) and j the
@@ -102,8 +89,8 @@ class Graph(Rows):
         self.full_degree = full_degree
         # Filled when first asked for. (Plain attributes: torch.compile cannot enter functools.cached_property's lock.)
         self._segments: Tensor | None = None
-        self._csr: Compressed | None = None
-        self._csc: Compressed | None = None
+        self._pattern: Pattern | None = None
+        self._symmetric: bool | None = None
         self._derived: dict[str, Graph] = {}
         if validate and not torch.compiler.is_compiling():
             self._validate()
@@ -201,6 +188,42 @@ class Graph(Rows):
             check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
+    def holds(self, x: object) -> bool:
+        """Whether ``x`` is a state of these rows, floating point [N, C], that lies with the edges."""
+        return (
+            isinstance(x, Tensor)
+            and x.dim() == 2
+            and x.size(0) == self.num_nodes
+            and x.is_floating_point()
+            and x.layout is torch.strided
+            and (self.edge_index is None or self.edge_index.device == x.device)
+        )
+
+    # ---------------------------------------------------------------- where not all rows are at hand
+
+    # Rows of different nodes meet in couplings and in a few sums, nowhere else. So a graph whose rows lie with several
+    # processes is a subclass that answers these otherwise (``ShardedGraph``); layers and models are the same.
+
+    first_node: int = 0
+    """The number of the first row in the whole graph."""
+
+    @property
+    def total_nodes(self) -> int:
+        """The nodes of the whole graph."""
+        return self.num_nodes
+
+    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
+        """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
+        return diffusivity.couple(x, self)
+
+    def share(self, coupling: Any) -> Any:
+        """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
+        return coupling
+
+    def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """A sum over the nodes of the whole graph, from one over the rows at hand."""
+        return x
+
     # ---------------------------------------------------------------- membership
 
     @property
@@ -263,31 +286,25 @@ class Graph(Rows):
         return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
     @property
+    def pattern(self) -> Pattern:
+        """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
+        if self._pattern is None:
+            source, target = self.edges
+            self._pattern = Pattern(Compressed(target, self.num_nodes), Compressed(source, self.num_nodes))
+        return self._pattern
+
+    @property
     def csr(self) -> Compressed:
         """Entries by target (row i of the adjacency: the senders of i). Cached."""
-        if self._csr is None:
-            self._csr = _kept(lambda: self._compress(self.edges[1]))
-        return self._csr
+        return self.pattern.by_row
 
     @property
     def csc(self) -> Compressed:
         """Entries by source (column j: the receivers of j). Cached."""
-        if self._csc is None:
-            self._csc = _kept(lambda: self._compress(self.edges[0]))
-        return self._csc
-
-    @property
-    def pattern(self) -> Pattern:
-        """Both compressed forms at once, as the sparse kernels take them."""
-        return Pattern(self.edges[1], self.edges[0], *self.csr, *self.csc)
-
-    def _compress(self, node: Tensor) -> Compressed:
-        ordered, order = torch.sort(node, stable=True)
-        bounds = torch.arange(self.num_nodes + 1, device=node.device)
-        return Compressed(torch.searchsorted(ordered, bounds), order)
+        return self.pattern.by_col
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
-        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones (ERRATA D17).
+        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
 
         In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
         """
@@ -298,6 +315,14 @@ class Graph(Rows):
         node = self.edges[1 if direction == "in" else 0]
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
+        learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        if self._symmetric is None or learned:
+            self._symmetric = is_symmetric(self.edges, self._own_weights().unsqueeze(1), self.num_nodes)
+        return self._symmetric
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.
@@ -361,7 +386,7 @@ class Graph(Rows):
 
         def make() -> Graph:
             graph = self._with_edges(self.edges, weight())
-            graph._csr, graph._csc = self.csr, self.csc
+            graph._pattern = self.pattern
             return graph
 
         return self._derive(name, make)
@@ -371,14 +396,14 @@ class Graph(Rows):
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         if name not in self._derived:
-            self._derived[name] = _kept(make)
+            self._derived[name] = kept(make)
         return self._derived[name]
 
     def reverse(self) -> Graph:
         """Every edge turned around (the transpose Aᵀ)."""
         degree = None if self.full_degree is None else self.full_degree.flip(1)
         reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
-        reversed_._csr, reversed_._csc = self.csc, self.csr
+        reversed_._pattern = self.pattern.T
         return reversed_
 
     def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None) -> Graph:
@@ -388,11 +413,3 @@ class Graph(Rows):
     def __repr__(self) -> str:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
-
-
-def _kept(make: Callable[[], T]) -> T:
-    """What is kept for later calls: made outside inference mode, whose tensors no later gradient could use."""
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-        return make()
-    with torch.inference_mode(False), torch.no_grad():
-        return make()

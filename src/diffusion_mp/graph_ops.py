@@ -1,5 +1,7 @@
-"""Operations on edges and batches whose results have sizes that depend on values: custom, so that graphs with them are
-captured whole."""
+"""Operations on edges and batches. Those whose results have sizes that depend on values are custom operations of torch,
+so that graphs with them are captured whole."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -42,3 +44,26 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
 @walk_pairs.register_fake
 def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())
+
+
+def entries_at(pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+    """a_ij [P, H] of listed pairs (j, i), where the edges j → i have weights [E, H] and parallel ones add up.
+
+    Parallel edges are summed once, then each pair is looked up among the distinct ones: O((E + P) log E).
+    """
+    source, target = edge_index
+    known, place = torch.unique(target * num_nodes + source, return_inverse=True)
+    wanted = pairs[1] * num_nodes + pairs[0]
+    if not known.numel():
+        return weight.new_zeros(wanted.numel(), weight.size(1))
+    entries = weight.new_zeros(known.numel(), weight.size(1)).index_add(0, place, weight)
+    found = torch.searchsorted(known, wanted).clamp(max=known.numel() - 1)
+    return entries[found] * (known[found] == wanted).unsqueeze(1)
+
+
+def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
+    """Whether a_ij = a_ji for all pairs and heads of weights [E, H], up to rounding; O(E log E)."""
+    with torch.no_grad():
+        forth, back = (entries_at(p, edge_index, weight, num_nodes) for p in (edge_index, edge_index.flip(0)))
+        scale = float(forth.abs().max()) if len(forth) else 0.0
+        return math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,6 +41,11 @@ class Alternating(nn.Module):
         return (-1.0) ** torch.arange(x.size(1), dtype=x.dtype).view(1, -1, 1) * x.abs().max() + 0 * x
 
 
+def bump(x: Tensor) -> Tensor:
+    """Steepest at |x| = 0.8."""
+    return torch.tanh(8 * (x.abs() - 0.8))
+
+
 def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) -> None:
     """Behind the layer a matrix: Lip(T) is its norm whatever the state, and the truth is ‖(SZ − Z)M‖."""
     layer, tail = PDEDiffusion1d(4).double(), nn.Linear(4, 3).double()
@@ -70,6 +76,38 @@ def test_the_bound_holds_on_random_nonlinear_tails(generator: torch.Generator) -
             assert found.truth <= found.bound * (1 + 1e-3), trial
             assert found.step <= found.step_bound * (1 + 1e-9), trial
             assert found.truth <= found.roughness_bound * (1 + 1e-3), trial
+
+
+class Steep(nn.Module):
+    """g(z), position by position: ‖J‖ is the largest |g′| over the positions."""
+
+    def __init__(self, g: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.g = g
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.g(x)
+
+
+@pytest.mark.parametrize(
+    ("g", "points", "place"),
+    [(torch.square, 2, 0.0), (torch.sin, 2, 1.0), (torch.square, 5, 0.0), (torch.sin, 5, 1.0), (bump, 5, 0.5)],
+    ids=["beginning", "end", "beginning-of-five", "end-of-five", "middle"],
+)
+def test_the_tail_is_measured_along_the_whole_segment(g: Callable[[Tensor], Tensor], points: int, place: float) -> None:
+    """A square is steepest where the state begins, a sine where diffusion takes it, a bump between the two."""
+    layer = PDEDiffusion1d(1, alpha=0.2).double()
+    model = nn.Sequential(Alternating(), layer, Steep(g))
+    found = perturbation_bound(model, layer, torch.ones(1, 20, 1, dtype=torch.float64), points=points, tol=1e-10)
+    before = Alternating()(torch.ones(1, 20, 1, dtype=torch.float64))
+    after = layer(before).detach()
+
+    def steepness(s: float) -> float:
+        z = torch.lerp(before, after, s).requires_grad_()
+        return float(torch.autograd.grad(g(z).sum(), z)[0].abs().max())
+
+    assert found.lipschitz == pytest.approx(steepness(place), rel=1e-6)
+    assert all(steepness(place) > 1.05 * steepness(s) for s in {0.0, 0.5, 1.0} - {place})
 
 
 def test_the_printed_bound_is_violated() -> None:

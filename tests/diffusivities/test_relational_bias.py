@@ -95,8 +95,8 @@ def test_it_starts_at_one_half():
 def test_a_polynomial_of_degree_p_takes_p_products(degree, monkeypatch):
     base = SparseCoupling(Graph(8, star(7)))
     products = []
-    matmul = SparseCoupling.matmul
-    monkeypatch.setattr(SparseCoupling, "matmul", lambda self, v: products.append(v) or matmul(self, v))
+    product = SparseCoupling._product
+    monkeypatch.setattr(SparseCoupling, "_product", lambda self, v: products.append(v) or product(self, v))
     PolynomialCoupling(base, torch.ones(degree)) @ torch.ones(8, 1, 2)
     assert len(products) == degree
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from diffusion_mp import auxiliary_loss
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
+from diffusion_mp.distributed.collectives import contact
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 
@@ -157,3 +158,9 @@ def stuck(folder: Path) -> None:
 def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path: Path) -> None:
     on_ranks(stuck, 2, tmp_path, tmp_path, seconds=2)
     assert float((tmp_path / "waited").read_text()) < 5
+
+
+def test_an_error_that_no_lost_rank_made_keeps_its_own_words() -> None:
+    with pytest.raises(RuntimeError, match="^out of memory$") as caught, contact(None):
+        raise RuntimeError("out of memory")
+    assert type(caught.value) is RuntimeError

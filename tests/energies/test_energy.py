@@ -75,7 +75,7 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
     terms = {"coupling": s, "source": h, "beta": 0.8, "leak": 0.2, "metric": m}
     pairs = (s.to_dense()[0] * z2(x)).sum()
     free = 0.3 * (pairs + 0.4 * (weight * x * x).sum() - 3.2 * (weight * h * x).sum())
-    falling, printed = Energy("quadratic", 0.3, **terms), Energy("quadratic", 0.3, form="printed", **terms)
+    falling, printed = Energy("quadratic", 0.3, **terms), Energy("quadratic", 0.3, version="printed", **terms)
     same(falling(x), free)
     same(falling(x, previous), free + (x - previous).square().sum())
     eta = 2 * 0.3 * 0.8 * weight
@@ -85,8 +85,8 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
 
 
 def test_the_printed_form_of_a_source_needs_the_previous_state(ball) -> None:
-    with pytest.raises(ValueError, match="x_prev must be given for form='printed' with a source"):
-        Energy("simple", source=ball(4, 2), form="printed")(ball(4, 2))
+    with pytest.raises(ValueError, match="x_prev must be given for version='printed' with a source"):
+        Energy("simple", source=ball(4, 2), version="printed")(ball(4, 2))
 
 
 def test_relu_penalty(ball) -> None:
@@ -169,7 +169,7 @@ def test_gradients(ball, symmetric_graph) -> None:
         ("lam", {"lam": 0.0}),
         ("lam", {"lam": math.inf}),
         ("leak", {"leak": -0.1}),
-        ("form", {"form": "paper"}),
+        ("version", {"version": "paper"}),
         ("laplacian", {"laplacian": "symmetric"}),
         ("activation", {"activation": "gelu"}),
         ("penalty", {"penalty": "huber"}),
@@ -204,4 +204,11 @@ def test_couplings_that_have_no_energy(ball, symmetric_graph) -> None:
 
 
 def test_repr(ball) -> None:
-    assert repr(Energy("simple", 0.5, source=ball(3, 2))) == "Energy(SimplePenalty(), lam=0.5, form='falling', source)"
+    assert (
+        repr(Energy("simple", 0.5, source=ball(3, 2))) == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
+    )
+
+
+def test_the_former_name_of_the_version_still_works(ball) -> None:
+    with pytest.warns(DeprecationWarning, match=r"is now Energy\(version"):
+        assert Energy("simple", source=ball(3, 2), form="printed").version == "printed"

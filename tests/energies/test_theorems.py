@@ -220,7 +220,7 @@ def test_proposition_5_corrected(symmetric_graph, ball, uniform, size) -> None:
         tau = uniform(0.05, 0.99) * theorem1(s, 1e-3, leak=leak).tau_max
         lam = theorem1(s, tau, leak=leak).lam
         terms = {"coupling": s, "source": h, "beta": beta, "leak": leak}
-        falling, printed = Energy("quadratic", lam, **terms), Energy("quadratic", lam, form="printed", **terms)
+        falling, printed = Energy("quadratic", lam, **terms), Energy("quadratic", lam, version="printed", **terms)
         previous = x
         for _ in range(2):
             following = euler(x, s, tau, drive=beta * h - leak * x)
@@ -236,7 +236,7 @@ def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 11's energy, over 60 steps of one random graph: nearly all violate it."""
     s, h, x = symmetric_graph(12), ball(12, 3), ball(12, 3)
     tau = 0.9 / theorem1(s, 1e-3).eigenvalue
-    printed = Energy("quadratic", theorem1(s, tau).lam, coupling=s, source=h, form="printed")
+    printed = Energy("quadratic", theorem1(s, tau).lam, coupling=s, source=h, version="printed")
     values = []
     for _ in range(60):
         following = euler(x, s, tau, drive=h)
@@ -258,7 +258,7 @@ def test_proposition_10_corrected(penalty: Penalty, ball, uniform, size) -> None
         metric = penalty.coupling(x).degree()
         terms = {"source": h, "beta": beta, "leak": leak}
         energy = Energy(penalty, lam, metric=metric, **terms)
-        printed = Energy(penalty, lam, metric=metric, form="printed", **terms)
+        printed = Energy(penalty, lam, metric=metric, version="printed", **terms)
         violations += rises(energy(after, x), energy(x, x)) + rises(energy(after), energy(x))
         violations += rises(printed(after, x), printed(x, x))
         plain = Energy(penalty, lam, **terms)
@@ -270,7 +270,7 @@ def test_proposition_10_corrected(penalty: Penalty, ball, uniform, size) -> None
 def test_proposition_10_as_printed_fails(ball) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 26's energy."""
     penalty, x, h = SigmoidPenalty(), ball(12, 3), ball(12, 3)
-    printed = Energy(penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, form="printed")
+    printed = Energy(penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, version="printed")
     values = []
     for _ in range(40):
         following = row_step(penalty, x, 0.5, drive=0.5 * h)

@@ -135,7 +135,7 @@ def energy(d: Draw) -> None:
         metric=Arg(metric.right, [w for w in metric.wrong if w.what != "a higher rank"], True),
         graph_term=coupling(d, symmetric=True, optional=True),
         activation=relu,
-        form=choice(d, "falling"),
+        version=choice(d, "falling"),
         ptr=Arg(None if over else ptr(d).right, ptr(d).wrong, True),
     )
     bare = source.right is None and metric.right is None

@@ -15,8 +15,10 @@ from triton.runtime.jit import JITFunction
 
 from diffusion_mp.kernels.linear_attention import triton as linear
 from diffusion_mp.kernels.neumann import triton as neumann
+from diffusion_mp.kernels.neumann.neighbours import Stencil
 from diffusion_mp.kernels.pairwise import triton as pairwise
-from diffusion_mp.kernels.sparse_flow import op
+from diffusion_mp.kernels.pairwise.scores import Weighting
+from diffusion_mp.kernels.sparse_flow import Features, RowTerms, op
 from diffusion_mp.kernels.sparse_flow import triton as sparse_flow
 
 
@@ -52,17 +54,18 @@ def main(dtype: torch.dtype, width: int) -> None:
     linear.backward(v, q, k, v, v, row, sums, ptr, 1.0, 0.5, True)
     for score in ("sigmoid", "exp"):
         pairwise.attention(q, k, v, ptr, score)
-        pairwise.product(q, k, v, row, row, ptr, score)
-        pairwise.backward(v, row, q, k, v, row, None, ptr, score)
-    if width <= op.BACKENDS.widest:
-        *rows, _, _ = sparse_flow.potentials(q, k, q, k, row, row, ptr)
-        sparse_flow.potentials_backward(row, row, row, q, k, q, k, row, row, *rows, ptr)
+        pairwise.product(q, k, v, Weighting(row, row, ptr, score))
+        pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score))
+    if width <= op.WIDEST:
+        features, terms = Features(q, k, q, k), RowTerms(row, row, row)
+        solution = sparse_flow.potentials(features, row, row, ptr)
+        sparse_flow.potentials_backward(row, row, row, features, row, row, solution, ptr)
         for transpose in (False, True):
-            sparse_flow.product(q, k, q, k, v, row, row, row, ptr, transpose)
-            sparse_flow.product_backward(v, q, k, q, k, v, row, row, row, ptr, transpose)
+            sparse_flow.product(features, v, terms, ptr, transpose)
+            sparse_flow.product_backward(v, features, v, terms, ptr, transpose)
     for boundary in ("symmetric", "replicate", "drop", "periodic", "causal"):
-        neumann.product(v, torch.zeros(2, 2), [1, 4], boundary, ptr, True)
-    neumann.inner(v, v, [1, 4], "symmetric", ptr)
+        neumann.product(v, torch.zeros(2, 2), Stencil([1, 4], boundary, ptr), True)
+    neumann.inner(v, v, Stencil([1, 4], "symmetric", ptr))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, always, choose, requested
 
 TABLE = {
-    "triton": Implementation(lambda n: "triton", lambda n: "n is odd" if n % 2 else None),
+    "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),
     "cpu": Implementation(lambda n: "cpu", always),
 }
 

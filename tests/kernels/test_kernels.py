@@ -9,6 +9,7 @@ from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.linear_attention import reference as linear_reference
 from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.spmm import sddmm, spmm
+from diffusion_mp.kernels.spmm.entries import Entries
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64
@@ -113,7 +114,8 @@ def test_registered_operations_pass_opcheck(ragged, generator):
     q, k, v = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(3))
     ops = torch.ops.diffusion_mp
     torch.library.opcheck(ops.linear_product.default, (q, k, v, ptr, "auto"))
-    pattern = list(Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern)
-    torch.library.opcheck(ops.spmm.default, (pattern, torch.rand(20, 2, requires_grad=True), v, "auto"))
-    torch.library.opcheck(ops.sddmm.default, (pattern, q, k, "auto"))
+    pattern = Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern
+    entries = Entries.of(pattern, by_row=True, by_col=ragged)
+    torch.library.opcheck(ops.spmm.default, (*entries, torch.rand(20, 2, requires_grad=True), v, "auto"))
+    torch.library.opcheck(ops.sddmm.default, (*entries, q, k, "auto"))
     torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))

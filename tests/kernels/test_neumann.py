@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.kernels.neumann import neumann_function, neumann_inner, neumann_product, reference, spectral
+from diffusion_mp.kernels.neumann.neighbours import Stencil
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64
@@ -162,7 +163,7 @@ def test_low_precision_accumulates_in_float32(dtype: torch.dtype, generator: tor
         got = neumann_product(v, alpha[:3], (1, 2, 3))
         smooth = neumann_function(lambda rate: 1 / (1 + rate), v, alpha[:3], (1, 2, 3))
     assert got.dtype == smooth.dtype == dtype
-    expected = reference.neumann_product(v.double(), alpha[:3].double(), (1, 2, 3), "symmetric", None)
+    expected = reference.neumann_product(v.double(), alpha[:3].double(), Stencil((1, 2, 3), "symmetric", None))
     torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
 
 

@@ -81,7 +81,7 @@ def test_gamma_learns_and_stays_positive() -> None:
     with torch.no_grad():
         gamma.fill_(-1e4)
     coupling = conv(x, EDGES, return_coupling=True)[1]
-    torch.testing.assert_close(coupling.to_dense(), conv.diffusivity.adjacency(x, Graph(5, EDGES)).to_dense())
+    torch.testing.assert_close(coupling.to_dense(), conv.diffusivity.graph_term(x, Graph(5, EDGES)).to_dense())
     with torch.no_grad():
         gamma.fill_(1e4)
     coupling = conv(x, EDGES, return_coupling=True)[1]

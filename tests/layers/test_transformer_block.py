@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from diffusion_mp.layers.self_attention import SelfAttention
-from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.layers.transformer_block import SelfAttention, TransformerBlock
 from diffusion_mp.testing.laws import seeded
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()

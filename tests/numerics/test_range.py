@@ -18,11 +18,10 @@ from diffusion_mp.couplings import (
     row_normalized,
 )
 from diffusion_mp.couplings.features import unit_rows
-from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, EdgeDiffusivity, GATDiffusivity, SimpleDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_attention, pooled
-from diffusion_mp.kernels.unit import quotient, unit_vectors
+from diffusion_mp.kernels.unit import quotient, reciprocal, unit_vectors
 from diffusion_mp.layers import GatedGCNConv
 from diffusion_mp.models import SFiFormer
 from diffusion_mp.testing import tolerance

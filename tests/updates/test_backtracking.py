@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.couplings import Coupling, PolynomialCoupling, ReweightedCoupling, SparseCoupling, row_normalized
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
@@ -19,7 +19,6 @@ from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import complete_problem, path_problem, random_problem
 from diffusion_mp.updates import Backtracking, ExplicitEuler
-from diffusion_mp.updates.backtracking import row_boundaries
 
 PENALTIES = [SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty()]
 
@@ -73,13 +72,25 @@ def test_ragged_batch_measures_pairs_of_the_same_graph_only() -> None:
     penalty, ptr = SigmoidPenalty(), torch.tensor([0, 7, 20])
     x = ball(20)
     coupling = penalty.coupling(x, ptr)
-    for wrapped in (coupling, 0.5 * coupling, coupling + 0.5 * coupling):
-        boundaries = row_boundaries(wrapped)
-        assert boundaries is not None
-        assert boundaries.tolist() == ptr.tolist()
-    after = Backtracking(penalty, tau=4.0)(x, coupling)
+    update, edge = Backtracking(penalty, tau=4.0), SparseCoupling(Graph(20, torch.tensor([[0], [1]]), ptr=ptr))
+    two_hops, weight = x.new_ones(2), x.new_full((20, 1), 0.5)
+    made_of_it: list[Coupling] = [
+        coupling,
+        coupling.T,
+        0.5 * coupling,
+        coupling + 0.5 * coupling,
+        edge + 0.5 * edge,
+        row_normalized(coupling),
+        ReweightedCoupling(coupling + edge, weight, weight),
+        PolynomialCoupling(0.5 * coupling, two_hops),
+    ]
+    for other in made_of_it:
+        assert other.ptr is not None
+        assert other.ptr.tolist() == ptr.tolist()
+        assert update.energy(x, other) == penalty.total(x, ptr)
+    after = update(x, coupling)
     assert penalty.total(after, ptr) < penalty.total(x, ptr)
-    assert row_boundaries(penalty.coupling(x)) is None
+    assert penalty.coupling(x).ptr is None
 
 
 def test_sparse_coupling_measures_its_edges() -> None:
@@ -97,7 +108,7 @@ def test_sparse_coupling_measures_its_edges() -> None:
     assert penalty.delta(squared(after)).sum() < penalty.delta(squared(x)).sum()
     assert update.last_tau is not None
     assert update.last_tau < 16.0
-    assert row_boundaries(coupling) is not None
+    assert coupling.ptr is None
 
 
 def test_any_function_of_the_state_can_be_the_energy() -> None:
@@ -144,3 +155,13 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
 def test_isolated_nodes_rest() -> None:
     x = ball(3)
     assert torch.equal(Backtracking(QuadraticPenalty())(x, SparseCoupling(Graph(3), x.new_zeros(0))), x)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_state_at_rest_keeps_the_first_step(seed: int) -> None:
+    """Where all nodes agree, what is left of the slope is rounding; a search among its energies would shrink τ."""
+    problem, update = random_problem(seed=seed), Backtracking(QuadraticPenalty(), tau=0.05)
+    for level in (0.1, 0.3, 1 / 3, 100.1):
+        x = torch.full_like(problem.state, level)
+        torch.testing.assert_close(update(x, problem.coupling), x, rtol=1e-14, atol=0)
+        assert update.last_tau == 0.05

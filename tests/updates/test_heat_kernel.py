@@ -8,6 +8,7 @@ import torch
 from scipy.linalg import expm
 
 from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoupling
+from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval, spectral_radius_bound
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import (
     Problem,
@@ -20,7 +21,6 @@ from diffusion_mp.testing.problems import (
 )
 from diffusion_mp.updates import HeatKernel
 from diffusion_mp.updates.heat_kernel import chebyshev_weights
-from diffusion_mp.updates.spectrum import laplacian_extremes, spectral_interval, spectral_radius_bound
 
 
 @pytest.mark.parametrize("t", [1e-3, 1.0, 50.0])

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -25,13 +25,36 @@ from diffusion_mp.errors import (
     check_values,
     describe,
 )
-from diffusion_mp.graph_checks import as_num_nodes
+from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
+T = TypeVar("T")
+Promise = bool | Callable[[], bool]
+"""True, False, or a question: a function without arguments that finds it out."""
+
+PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
 # Entries of a dense coupling above which to_dense warns: 256 MiB in float32.
 LARGE = 1 << 26
+
+
+class Fact(Generic[T]):
+    """What a coupling knows of itself: given to ``Coupling.__init__``, or found out when first asked for and kept.
+
+    A given answer is an ordinary attribute, which Python finds first; a question (a function without arguments) waits
+    in ``_questions``, and only then is ``__get__`` called. A question must not hold its own coupling: in a cycle, the
+    tensors of both would wait for the garbage collector.
+    """
+
+    def __set_name__(self, owner: type[Coupling], name: str) -> None:
+        self.name = name
+
+    def __get__(self, coupling: Coupling, kind: type[Coupling] | None = None) -> T:
+        answer: T = coupling._questions[self.name]()
+        setattr(coupling, self.name, answer)
+        del coupling._questions[self.name]
+        return answer
 
 
 class Coupling(ABC):
@@ -41,40 +64,71 @@ class Coupling(ABC):
     its size and promises to ``super().__init__``, and inherits the rest; it overrides ``_at`` and ``to_dense``
     where it knows its entries. One head broadcasts over any number of heads of the values.
 
+    What users pass is checked by the public ``matmul``, ``at`` and ``log_at``; couplings made of others call their
+    ``_product`` and ``_at``, which check nothing again.
+
     Args:
         num_nodes: N.
         heads: H.
-        like: any tensor with the coupling's dtype and device.
+        like: any tensor with the coupling's dtype and device; or the coupling that this one is made of, which then
+            answers for ``ptr`` too.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
         symmetric: S = Sᵀ for every head.
         row_stochastic: every row sums to one, except that a row nobody sends to is zero. (There a conservative update
             leaves the node alone, a residual one shrinks it.)
         nonnegative: no entry is negative.
+        positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which is promised along with it.
+
+    ``ptr`` and the four promises may also be questions, functions without arguments: whoever asks for
+    ``coupling.symmetric`` first has it found out, and nobody pays for what nobody asks (:class:`Fact`).
+
+    Raises:
+        TypeError, ValueError: a size, boundaries or a promise that is none.
     """
+
+    ptr = Fact[Tensor | None]()
+    symmetric = Fact[bool]()
+    row_stochastic = Fact[bool]()
+    nonnegative = Fact[bool]()
+    positive_semidefinite = Fact[bool]()
 
     def __init__(
         self,
         num_nodes: int,
         heads: int,
-        like: Tensor,
+        like: Tensor | Coupling,
         *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
+        ptr: Tensor | Callable[[], Tensor | None] | None = None,
+        symmetric: Promise = False,
+        row_stochastic: Promise = False,
+        nonnegative: Promise = False,
+        positive_semidefinite: Promise = False,
     ) -> None:
-        if not (type(symmetric) is type(row_stochastic) is type(nonnegative) is bool):
-            check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
         if not torch.compiler.is_compiling():  # they may be symbols there
             if type(heads) is not int or heads < 1:
                 check_counts(heads=heads)
-            if not isinstance(like, Tensor):
+            if not isinstance(like, (Tensor, Coupling)):
                 check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
         self.num_nodes = as_num_nodes(num_nodes)
         self.heads = heads
-        self.dtype = like.dtype
-        self.device = like.device
-        self.symmetric = symmetric
-        self.row_stochastic = row_stochastic
-        self.nonnegative = nonnegative
+        self.dtype: torch.dtype = like.dtype
+        self.device: torch.device = like.device
+        self._questions: dict[str, Callable[[], Any]] = {}
+        symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
+        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite)
+        for name, promise in zip(PROMISES, given, strict=True):
+            if type(promise) is bool:
+                setattr(self, name, promise)
+            elif callable(promise):
+                self._questions[name] = promise
+            else:
+                check_flags(**{name: promise})
+        if callable(ptr):
+            self._questions["ptr"] = ptr
+        elif ptr is None and isinstance(like, Coupling):
+            self._questions["ptr"] = lambda: like.ptr
+        else:
+            self.ptr = None if ptr is None else row_bounds(ptr, self.num_nodes)
 
     # ---------------------------------------------------------------- what a kind writes
 
@@ -108,8 +162,8 @@ class Coupling(ABC):
 
     @property
     def T(self) -> Coupling:
-        """Sᵀ, a coupling again; a symmetric one is its own."""
-        return self if self.symmetric else self._transpose()
+        """Sᵀ, a coupling again; one that is known to be symmetric is its own. (Turning is cheaper than finding out.)"""
+        return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
@@ -220,7 +274,7 @@ class Coupling(ABC):
         return SumCoupling([self, other])
 
     def __repr__(self) -> str:
-        promises = [name for name in ("symmetric", "row_stochastic", "nonnegative") if getattr(self, name)]
+        promises = [name for name in PROMISES if name not in self._questions and getattr(self, name)]
         facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
         return f"{type(self).__name__}({', '.join(facts)})"
 
@@ -239,7 +293,7 @@ def check_scale(scale: object, heads: int) -> None:
     if not isinstance(scale, Tensor):
         if isinstance(scale, bool) or not isinstance(scale, (int, float)):
             raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
-        if not torch.compiler.is_compiling():  # a number may be a symbol there
+        if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a number may be a symbol there
             check_number(scale, "scale")
         return
     if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
@@ -251,25 +305,27 @@ def check_scale(scale: object, heads: int) -> None:
 class ScaledCoupling(Coupling):
     """a S with a number, a 0-dimensional tensor or one factor per head [H].
 
-    A tensor may be learnable; its sign is then unknown, and nothing but symmetry is promised.
+    Args:
+        scale: a. A tensor may be learnable; its sign is then unknown, and nothing but symmetry is promised.
+        coupling: S.
+
+    Raises:
+        TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
     """
 
     def __init__(self, scale: float | Tensor, coupling: Coupling) -> None:
         check_coupling_kind(coupling)
-        heads = coupling.heads
-        check_scale(scale, heads)
-        if isinstance(scale, Tensor):
-            heads = max(heads, scale.numel())
-            nonnegative = unchanged = False
-        else:
-            nonnegative, unchanged = scale >= 0, scale == 1
+        check_scale(scale, coupling.heads)
         super().__init__(
             coupling.num_nodes,
-            heads,
-            torch.empty(0, dtype=coupling.dtype, device=coupling.device),
-            symmetric=coupling.symmetric,
-            row_stochastic=coupling.row_stochastic and unchanged,
-            nonnegative=coupling.nonnegative and nonnegative,
+            max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,
+            coupling,
+            symmetric=lambda: coupling.symmetric,
+            row_stochastic=lambda: not isinstance(scale, Tensor) and scale == 1 and coupling.row_stochastic,
+            nonnegative=lambda: not isinstance(scale, Tensor) and scale >= 0 and coupling.nonnegative,
+            positive_semidefinite=lambda: (
+                not isinstance(scale, Tensor) and scale >= 0 and coupling.positive_semidefinite
+            ),
         )
         self.scale = scale
         self.coupling = coupling
@@ -283,7 +339,7 @@ class ScaledCoupling(Coupling):
         return self.scale.view(shape) * value
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self._by_head(self.coupling.matmul(v), 1)
+        return self._by_head(self.coupling._product(v), 1)
 
     def _transpose(self) -> Coupling:
         return ScaledCoupling(self.scale, self.coupling.T)
@@ -299,64 +355,90 @@ class ScaledCoupling(Coupling):
 
 
 class SumCoupling(Coupling):
-    """S₁ + S₂ + …; a term with one head is added to every head of the others."""
+    """S₁ + S₂ + …; a term with one head is added to every head of the others.
+
+    Args:
+        terms: the couplings; the terms of one that is itself a sum are taken out of it.
+
+    Raises:
+        TypeError, ValueError: no couplings, none at all, or couplings of different nodes or heads.
+    """
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
         if not isinstance(terms, Iterable):
             raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
-        terms = list(terms)
-        if not terms:
-            raise ValueError("terms must hold a coupling at least; got none.")
+        flat: list[Coupling] = []
         for term in terms:
-            check_coupling_kind(term, "every one of terms")
-        self.terms: list[Coupling] = [
-            part for term in terms for part in (term.terms if isinstance(term, SumCoupling) else [term])
-        ]
-        sizes = sorted({term.num_nodes for term in self.terms})
-        if len(sizes) != 1:
-            raise ValueError(
-                f"the terms of a sum must couple the same nodes; got {' and '.join(map(str, sizes))} nodes."
-            )
-        heads = max(term.heads for term in self.terms)
-        if any(term.heads not in (1, heads) for term in self.terms):
-            raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in self.terms]}.")
-        dtype = reduce(torch.promote_types, (term.dtype for term in self.terms))
+            if not isinstance(term, Coupling):
+                check_coupling_kind(term, "every one of terms")
+            flat += term.terms if isinstance(term, SumCoupling) else [term]
+        if not flat:
+            raise ValueError("terms must hold a coupling at least; got none.")
+        first, heads, dtype = flat[0], 1, flat[0].dtype
+        for term in flat:
+            if term.num_nodes != first.num_nodes:
+                raise ValueError(
+                    f"the terms of a sum must couple the same nodes; got {first.num_nodes} and {term.num_nodes} nodes."
+                )
+            if 1 not in (heads, term.heads) and term.heads != heads:
+                raise ValueError(
+                    f"the terms of a sum must have one head or {max(heads, term.heads)}; "
+                    f"got {[term.heads for term in flat]}."
+                )
+            heads, dtype = max(heads, term.heads), torch.promote_types(dtype, term.dtype)
         super().__init__(
-            sizes[0],
+            first.num_nodes,
             heads,
-            torch.empty(0, dtype=dtype, device=self.terms[0].device),
-            symmetric=all(term.symmetric for term in self.terms),
-            row_stochastic=self._sums_to_one(),
-            nonnegative=all(term.nonnegative for term in self.terms),
+            first,
+            ptr=lambda: _common_boundaries(flat),
+            symmetric=lambda: all(term.symmetric for term in flat),
+            row_stochastic=lambda: _sums_to_one(flat),
+            nonnegative=lambda: all(term.nonnegative for term in flat),
+            positive_semidefinite=lambda: all(term.positive_semidefinite for term in flat),
         )
-
-    def _sums_to_one(self) -> bool:
-        """Whether the terms are multiples of row-stochastic couplings whose factors add up to one."""
-        total = 0.0
-        for term in self.terms:
-            if term.row_stochastic:
-                total += 1.0
-            elif (
-                isinstance(term, ScaledCoupling)
-                and term.coupling.row_stochastic
-                and isinstance(term.scale, (int, float))
-            ):
-                total += term.scale
-            else:
-                return False
-        return abs(total - 1.0) < 1e-12
+        self.terms: list[Coupling] = flat
+        self.dtype = dtype
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return reduce(add, (term.matmul(v) for term in self.terms))
+        total = self.terms[0]._product(v)
+        for term in self.terms[1:]:
+            total = total + term._product(v)
+        return total
 
     def _transpose(self) -> Coupling:
         return SumCoupling([term.T for term in self.terms])
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return reduce(add, (term.degree() for term in self.terms))
+        return reduce(add, [term.degree() for term in self.terms])
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return reduce(add, (term._at(edge_index) for term in self.terms))
+        return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return reduce(add, (term.to_dense() for term in self.terms))
+        return reduce(add, [term.to_dense() for term in self.terms])
+
+
+def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
+    """The row boundaries that all terms have; ``None``, one graph, where one of them couples everything."""
+    common = terms[0].ptr
+    for term in terms[1:]:
+        if common is None or term.ptr is None:
+            return None
+        common, other = sorted((common, term.ptr), key=len)
+        common = common[torch.isin(common, other)]
+    return common
+
+
+def _sums_to_one(terms: Sequence[Coupling]) -> bool:
+    """Whether the terms are multiples of row-stochastic couplings whose factors add up to one, and a row that is empty
+    in one of them is empty in all: half an empty row and half a full one sum to one half."""
+    total, empty = 0.0, []
+    for term in terms:
+        factor, part = 1.0, term
+        if isinstance(term, ScaledCoupling) and not isinstance(term.scale, Tensor):
+            factor, part = term.scale, term.coupling
+        if not part.row_stochastic:
+            return False
+        total += factor
+        empty.append(part.degree() == 0)
+    return abs(total - 1.0) < 1e-12 and all(bool((rows == empty[0]).all()) for rows in empty)

@@ -11,13 +11,26 @@ from diffusion_mp.errors import floating
 
 
 class IdentityCoupling(Coupling):
-    """s_ij = 1 if i = j, else 0."""
+    """s_ij = 1 if i = j, else 0. To it every node is a graph of its own: in a sum, the other terms say what a graph is.
+
+    Args:
+        num_nodes: N.
+        dtype, device: of the entries.
+    """
 
     def __init__(
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         like = floating((0,), dtype, device)
-        super().__init__(num_nodes, 1, like, symmetric=True, row_stochastic=True, nonnegative=True)
+        super().__init__(
+            num_nodes,
+            1,
+            like,
+            ptr=lambda: torch.arange(num_nodes + 1),
+            row_stochastic=True,
+            nonnegative=True,
+            positive_semidefinite=True,
+        )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v

@@ -9,7 +9,8 @@ from torch import Tensor
 from diffusion_mp.couplings.base import Coupling, SumCoupling
 from diffusion_mp.couplings.features import unit_rows, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
-from diffusion_mp.couplings.low_rank import LowRankCoupling, check_features
+from diffusion_mp.couplings.inner_products import check_features
+from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number

@@ -10,9 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.low_rank import check_features
+from diffusion_mp.couplings.inner_products import check_features, same_graph
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
-from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import row_bounds

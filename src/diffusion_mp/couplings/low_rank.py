@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums
-from diffusion_mp.couplings.ragged import same_graph
-from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
-from diffusion_mp.graph import Graph
+from diffusion_mp.errors import check_flags, floating
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.linear_attention import linear_product, pooled
-from diffusion_mp.kernels.spmm import sddmm
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.unit import quotient, reciprocal
 
 
 class LowRankCoupling(PooledCoupling):
@@ -47,6 +45,7 @@ class LowRankCoupling(PooledCoupling):
             symmetric=symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
+            positive_semidefinite=query is key,
         )
         self.query, self.key, self.ptr = query, key, row_bounds(ptr, query.size(0))
 
@@ -72,17 +71,11 @@ class LowRankCoupling(PooledCoupling):
         return linear_product(self.query, self.key, ones, self.ptr).squeeze(2)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        pairs = Graph(self.num_nodes, edge_index, validate=False)
-        entries = sddmm(pairs.pattern, self.query, self.key)
-        if self.ptr is None:
-            return entries
-        return entries.masked_fill(~same_graph(self.ptr, edge_index[1], edge_index[0]).unsqueeze(1), 0.0)
+        return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        dense = torch.einsum("ihf,jhf->hij", self.query, self.key)
-        mask = block_mask(self.ptr, self.num_nodes, self.device)
-        return dense if mask is None else dense.masked_fill(~mask, 0.0)
+        return all_products(self.query, self.key, self.ptr, across=0.0)
 
 
 class UniformCoupling(LowRankCoupling):
@@ -109,6 +102,7 @@ class UniformCoupling(LowRankCoupling):
         ptr = row_bounds(ptr, one.size(0))
         query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
+        self.positive_semidefinite = True
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         return Sums(pooled.pool_attention(self.key[:, :, :0].expand(-1, v.size(1), -1), v, False))
@@ -120,41 +114,3 @@ class UniformCoupling(LowRankCoupling):
     def block(self, rows: slice) -> PooledCoupling:
         size = len(range(*rows.indices(self.num_nodes)))
         return UniformCoupling(size, normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
-
-
-def reciprocal(degree: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """1/d in at least float32, and 0 where d = 0: a row nobody sends to stays a zero row, in the gradient too."""
-    return quotient(degree.new_ones(()), degree)
-
-
-def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
-    """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device."""
-    if (
-        isinstance(query, Tensor)
-        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
-        and query.dim() == 3
-        and query.is_floating_point()
-        and query.layout is key.layout is torch.strided
-        and query.device == key.device
-    ):
-        return
-    for name, features in (("query", query), ("key", key)):
-        check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
-    if query.dim() != 3 or query.shape != key.shape:
-        raise ValueError(
-            f"{prefix}query and {prefix}key must both be [num_nodes, heads, features] of one shape; "
-            f"got {describe(query)} and {describe(key)}."
-        )
-    if query.dtype != key.dtype:
-        raise TypeError(
-            f"{prefix}query and {prefix}key must have one dtype; got {describe(query)} and {describe(key)}."
-        )
-    check_device(key, f"{prefix}key", query.device, f"{prefix}query")
-
-
-def block_mask(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Bool[Tensor, "N N"] | None:
-    """The diagonal blocks of a ragged batch; ``None`` where one block is everything."""
-    if ptr is None:
-        return None
-    nodes = torch.arange(num_nodes, device=device)
-    return same_graph(ptr, nodes[:, None], nodes[None, :])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_tensor, describe
-from diffusion_mp.graph_checks import as_num_nodes, row_bounds
+from diffusion_mp.graph_checks import as_num_nodes
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 from diffusion_mp.kernels.neumann.reference import stencils
 
@@ -70,11 +70,10 @@ class NeumannCoupling(Coupling):
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
         symmetric = is_symmetric(strides, boundary)
-        super().__init__(num_nodes, alpha.size(1), alpha, symmetric=symmetric, nonnegative=nonnegative)
+        super().__init__(num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative)
         self.alpha = alpha
         self.strides = tuple(strides)
         self.boundary: Boundary = boundary
-        self.ptr = row_bounds(ptr, self.num_nodes)
         self.transposed = transposed
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

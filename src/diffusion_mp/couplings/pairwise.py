@@ -9,13 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.low_rank import block_mask, check_features
-from diffusion_mp.couplings.ragged import same_graph
+from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
 from diffusion_mp.errors import check_choice, check_flags
-from diffusion_mp.graph import Graph
-from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
-from diffusion_mp.kernels.spmm import sddmm
 
 
 class PairwiseCoupling(Coupling):
@@ -30,7 +26,7 @@ class PairwiseCoupling(Coupling):
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         score: f, ``"exp"`` or ``"sigmoid"``; with ``distance_features`` it is a function of ‖x_i − x_j‖².
         normalize: divide each row by its sum.
-        symmetric: a promise about S as it is in the end.
+        symmetric, positive_semidefinite: promises about S as it is in the end.
     """
 
     def __init__(
@@ -42,15 +38,22 @@ class PairwiseCoupling(Coupling):
         *,
         normalize: bool = True,
         symmetric: bool = False,
+        positive_semidefinite: bool = False,
     ) -> None:
         check_choice(score, "score", SCORES)
         check_features(query, key)
         check_flags(normalize=normalize)
         super().__init__(
-            query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
+            query.size(0),
+            query.size(1),
+            query,
+            ptr=ptr,
+            symmetric=symmetric,
+            row_stochastic=normalize,
+            nonnegative=True,
+            positive_semidefinite=positive_semidefinite,
         )
         self.query, self.key, self.score = query, key, score
-        self.ptr = row_bounds(ptr, query.size(0))
         self._shifts: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -88,20 +91,12 @@ class PairwiseCoupling(Coupling):
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        s = sddmm(Graph(self.num_nodes, edge_index, validate=False).pattern, self.query, self.key)
+        s = listed_products(self.query, self.key, edge_index, self.ptr, across=-torch.inf)
         row_shift, col_shift = self.shifts
-        log_entries = log_score(s, self.score) + row_shift[target] + col_shift[source]
-        if self.ptr is not None:
-            # Masked before any exp: across graphs a shift bounds nothing, and inf · 0 would be NaN.
-            within = same_graph(self.ptr, target, source)
-            log_entries = log_entries.masked_fill(~within.unsqueeze(1), -torch.inf)
-        return log_entries
+        return log_score(s, self.score) + row_shift[target] + col_shift[source]
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        s = torch.einsum("ihf,jhf->hij", self.query, self.key)
+        s = all_products(self.query, self.key, self.ptr, across=-torch.inf)
         row_shift, col_shift = self.shifts
-        shift = row_shift.t()[:, :, None] + col_shift.t()[:, None, :]
-        log_entries = log_score(s, self.score) + shift
-        mask = block_mask(self.ptr, self.num_nodes, s.device)
-        return (log_entries if mask is None else log_entries.masked_fill(~mask, -torch.inf)).exp()
+        return (log_score(s, self.score) + row_shift.t().unsqueeze(2) + col_shift.t().unsqueeze(1)).exp()

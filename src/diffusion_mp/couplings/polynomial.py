@@ -37,34 +37,23 @@ class PolynomialCoupling(Coupling):
         super().__init__(
             coupling.num_nodes,
             max(coupling.heads, by_head.size(1)),
-            torch.empty(0, dtype=coupling.dtype, device=coupling.device),
+            coupling,
+            symmetric=lambda: coupling.symmetric,
             nonnegative=nonnegative,
         )
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether S is, asked when somebody wants to know: a sparse S has to look at its entries."""
-        return self._symmetric or self.coupling.symmetric
-
-    @symmetric.setter
-    def symmetric(self, value: bool) -> None:
-        self._symmetric = value
-
-    @property
-    def T(self) -> Coupling:
-        """The polynomial of Sᵀ."""
-        turned = self._transpose()
-        return self if turned.coupling is self.coupling else turned
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
         inner = coefficients[-1] * v
         for c in coefficients[:-1].flip(0):
-            inner = c * v + self.coupling.matmul(inner)
-        return self.coupling.matmul(inner)
+            inner = c * v + self.coupling._product(inner)
+        return self.coupling._product(inner)
 
-    def _transpose(self) -> PolynomialCoupling:
-        return PolynomialCoupling(self.coupling.T, self.coefficients, nonnegative=self.nonnegative)
+    def _transpose(self) -> Coupling:
+        turned = self.coupling.T
+        if turned is self.coupling:
+            return self
+        return PolynomialCoupling(turned, self.coefficients, nonnegative=self.nonnegative)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)

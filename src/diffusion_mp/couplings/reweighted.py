@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.couplings.low_rank import reciprocal
 from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.kernels.unit import reciprocal
 
 
 class ReweightedCoupling(Coupling):
@@ -17,7 +17,9 @@ class ReweightedCoupling(Coupling):
     Args:
         coupling: S.
         row, column: r and c [N, H]; one head broadcasts; ``None`` stands for ones.
-        symmetric, row_stochastic, nonnegative: promises about s′.
+        row_stochastic, nonnegative: promises about s′.
+        symmetric: a promise too, kept anyway where r is c, the same tensor, and S is symmetric. There s′ is also
+            positive semi-definite if S is.
 
     Raises:
         ValueError: r or c has other nodes than S, or heads that do not match.
@@ -50,10 +52,11 @@ class ReweightedCoupling(Coupling):
         super().__init__(
             coupling.num_nodes,
             heads,
-            torch.empty(0, dtype=coupling.dtype, device=coupling.device),
-            symmetric=symmetric,
+            coupling,
+            symmetric=(lambda: row is column and coupling.symmetric) if symmetric is False else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
+            positive_semidefinite=lambda: row is column and coupling.positive_semidefinite,
         )
         self.coupling, self.row, self.column = coupling, row, column
 
@@ -61,7 +64,7 @@ class ReweightedCoupling(Coupling):
         # At least float32 from factor to factor: the sums and the factors alone leave the range of half precision.
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
         inner = wide if self.column is None else self.column.unsqueeze(2).to(wide.dtype) * wide
-        moved = self.coupling.matmul(inner)
+        moved = self.coupling._product(inner)
         return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(v.dtype)
 
     def _transpose(self) -> Coupling:

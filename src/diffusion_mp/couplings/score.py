@@ -89,4 +89,8 @@ class Score:
             q = self.scale * q
         if self.g == "linear":
             return LowRankCoupling(q, k, ptr, symmetric=symmetric, nonnegative=nonnegative)
-        return PairwiseCoupling(q, k, ptr, self.g, normalize=normalize, symmetric=symmetric)
+        # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
+        definite = symmetric and self.g == "exp" and self.scale > 0
+        return PairwiseCoupling(
+            q, k, ptr, self.g, normalize=normalize, symmetric=symmetric, positive_semidefinite=definite
+        )

@@ -9,22 +9,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.low_rank import block_mask, check_features
+from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
-from diffusion_mp.couplings.ragged import same_graph
 from diffusion_mp.couplings.sparse import SparseCoupling
 from diffusion_mp.errors import check_positive, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import (
+    Features,
+    RowTerms,
     entries,
     log_entries,
     sparse_flow_potentials,
     sparse_flow_product,
     support,
 )
-from diffusion_mp.kernels.spmm import sddmm
 
 
 class SparseFlowCoupling(Coupling):
@@ -83,13 +82,12 @@ class SparseFlowCoupling(Coupling):
                 check_positive(lam, "lam", allow_zero=True)
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
-        super().__init__(query.size(0), query.size(1), query, row_stochastic=conserved, nonnegative=True)
-        self.ptr = ptr = row_bounds(ptr, query.size(0))
+        super().__init__(query.size(0), query.size(1), query, ptr=ptr, row_stochastic=conserved, nonnegative=True)
         (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
         self._features = (q, k, friction_q, friction_k)
         self.lam = self._by_row(lam, "lam", q)
         leak = self._by_row(1 / alpha, "alpha", q)
-        solved = sparse_flow_potentials(q, k, friction_q, friction_k, self.lam, leak, ptr)
+        solved = sparse_flow_potentials(q, k, friction_q, friction_k, self.lam, leak, self.ptr)
         # s_ij = e^{q_i·k_j + a_i} max(1 − λ_i e^{q̃_i·k̃_j − w_i}, 0)
         self.row_shift, self.threshold, self.log_potentials = solved.a, solved.w, solved.log_mu
         self._work, self._support = solved.work, solved.support
@@ -129,13 +127,10 @@ class SparseFlowCoupling(Coupling):
 
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """s and u of listed pairs, and λ, a and w of their rows."""
-        source, target = edge_index
-        pattern = Graph(self.num_nodes, edge_index, validate=False).pattern
+        target = edge_index[1]
         q, k, friction_q, friction_k = self._features
-        s, u = sddmm(pattern, q, k), sddmm(pattern, friction_q, friction_k)
-        if self.ptr is not None:  # before any exp
-            apart = ~same_graph(self.ptr, target, source).unsqueeze(1)
-            s, u = s.masked_fill(apart, -math.inf), u.masked_fill(apart, 0.0)
+        s = listed_products(q, k, edge_index, self.ptr, across=-math.inf)
+        u = listed_products(friction_q, friction_k, edge_index, self.ptr, across=0.0)
         return s, u, self.lam[target], self.row_shift[target], self.threshold[target]
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -147,10 +142,8 @@ class SparseFlowCoupling(Coupling):
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         q, k, friction_q, friction_k = self._features
-        s, u = torch.einsum("ihf,jhf->hij", q, k), torch.einsum("ihf,jhf->hij", friction_q, friction_k)
-        mask = block_mask(self.ptr, self.num_nodes, self.device)
-        if mask is not None:
-            s, u = s.masked_fill(~mask, -math.inf), u.masked_fill(~mask, 0.0)
+        s = all_products(q, k, self.ptr, across=-math.inf)
+        u = all_products(friction_q, friction_k, self.ptr, across=0.0)
         lam, a, w = (t.t().unsqueeze(2) for t in (self.lam, self.row_shift, self.threshold))
         return entries(s, u, lam, a, w).to(self.dtype)
 
@@ -184,9 +177,9 @@ class SparseFlowCoupling(Coupling):
         A product then costs O(E D) instead of O(N² D): worth it for several products where :meth:`density` is well
         below one tenth. Gradients flow through the stored entries.
         """
-        q, k, friction_q, friction_k = self._features
         with torch.no_grad():
-            edge_index = support(q, k, friction_q, friction_k, self.lam, self.row_shift, self.threshold, self.ptr)
+            terms = RowTerms(self.lam, self.row_shift, self.threshold)
+            edge_index = support(Features(*self._features), terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         return SparseCoupling(
             graph, self._at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
@@ -197,10 +190,8 @@ class _Transposed(Coupling):
     """Sᵀ of a sparse flow, whose row problems stay those of S."""
 
     def __init__(self, flow: SparseFlowCoupling) -> None:
-        super().__init__(
-            flow.num_nodes, flow.heads, torch.empty(0, dtype=flow.dtype, device=flow.device), nonnegative=True
-        )
-        self.flow, self.ptr = flow, flow.ptr
+        super().__init__(flow.num_nodes, flow.heads, flow, nonnegative=True)
+        self.flow = flow
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.flow.moved(v, transpose=True)

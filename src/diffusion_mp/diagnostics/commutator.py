@@ -31,8 +31,10 @@ class Commutator:
 
     @property
     def relative_linearized(self) -> float | None:
-        """The linearised form, relative to ‖A(X)‖."""
-        return None if self.linearized is None else self.linearized / self.routed if self.routed else 0.0
+        """The linearised form relative to ‖A(X)‖, 0 where that is zero; ``None`` where it was not taken."""
+        if self.linearized is None:
+            return None
+        return self.linearized / self.routed if self.routed else 0.0
 
 
 @torch.no_grad()
@@ -57,7 +59,7 @@ def commutator(
     check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
     check_function(attention, "attention", "called as attention(x, mask)")
     check_sequences(x, mask, diffusion.in_channels, diffusion)
-    if diffusion.norm is not None:
+    if diffusion.norm is not None:  # take it away from a copy: the caller's layer stays as it is
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
     given = (x,) if mask is None else (x, mask)
@@ -66,12 +68,13 @@ def commutator(
         return diffusion(y, *given[1:])
 
     def conflict(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
+        """‖S(after) − route(S(x))‖, for ``after`` = route(x)."""
         return float((tokens(smooth(after), mask) - tokens(route(smooth(x)), mask)).norm())
 
     routed = attention(*given)
     exact = conflict(lambda y: attention(y, *given[1:]), routed)
     linearized = None
-    if hasattr(attention, "frozen"):
+    if hasattr(attention, "frozen"):  # the weights of A at x, applied to S(x) as well: A_X is linear
         frozen = attention.frozen(*given)
         linearized = conflict(frozen, frozen(x))
     return Commutator(exact, linearized, float(tokens(routed, mask).norm()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from diffusion_mp.diagnostics.hooks import Call, evaluating, hooked, recorded, tokens
 from diffusion_mp.diagnostics.lipschitz import lipschitz
-from diffusion_mp.diagnostics.roughness import roughness
 from diffusion_mp.errors import check_counts, check_kind, check_positive, describe
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import ExplicitEuler
@@ -31,6 +31,11 @@ class Perturbation:
     step_bound: float | None
     roughness: float
     size: float
+
+    @property
+    def relative_roughness(self) -> float:
+        """𝓔(Z)/‖Z‖², at most 2; 0 where Z is zero."""
+        return self.roughness / self.size**2 if self.size else 0.0
 
     @property
     def bound(self) -> float:
@@ -58,8 +63,8 @@ def perturbation_bound(
     ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖, the mean value theorem. ``lipschitz`` is that maximum over
     ``points`` of the segment, each by power iteration: an estimate from below, not a certificate. And
     ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)), which for one stride is α√(8𝓔(Z)): the printed α√(2𝓔(Z)) is too small
-    by a factor of two (ERRATA P3). This second bound is for symmetric boundaries and the explicit step without
-    LayerNorm; 𝓔_h is the energy of neighbours at stride h.
+    by a factor of two (P3 in docs/errata.md). This second bound is for symmetric boundaries and the explicit step
+    without LayerNorm; 𝓔_h is the energy of neighbours at stride h.
 
     Args:
         model: anything whose output is a tensor; it is run in evaluation mode and left as it was.
@@ -83,13 +88,15 @@ def perturbation_bound(
     if not getattr(layer, "is_diffusion_layer", False):
         raise ValueError(f"diffusion must be given where site is not a diffusion layer; got {describe(layer)}.")
     with evaluating(model), evaluating(layer):
-        with torch.no_grad(), recorded(site) as calls:
+        with torch.no_grad(), recorded({"site": site}) as found:
             model(*inputs, **named)
+        calls = found["site"]
         if not calls:
             raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
         if diffusion is not None:
-            calls = [Call(call.out, call.mask, _smoothed(diffusion, call)) for call in calls]
-        tail = _Tail(model, site, inputs, named, [call.out.shape for call in calls])
+            with torch.no_grad():
+                calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
+        tail = _tail(model, site, inputs, named, [call.out.shape for call in calls])
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
@@ -99,41 +106,29 @@ def perturbation_bound(
         return Perturbation(
             truth,
             stretch,
-            step=sum(_difference(call).square().sum().item() for call in calls) ** 0.5,
+            step=sum(float(call.moved().square().sum()) for call in calls) ** 0.5,
             step_bound=_step_bound(layer, calls),
-            roughness=sum(roughness(call.x, call.mask).sum().item() for call in calls),
-            size=sum(tokens(call.x, call.mask).square().sum().item() for call in calls) ** 0.5,
+            roughness=sum(call.roughness() for call in calls),
+            size=sum(call.square() for call in calls) ** 0.5,
         )
 
 
-class _Tail:
-    """T: the output of the model as a function of what the calls of one module give, flat and one after the other."""
+def _tail(
+    model: nn.Module, site: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], shapes: list[torch.Size]
+) -> Callable[[Tensor], Tensor]:
+    """T: the output of the model as a function of what the calls of one module give, flat and one after the other.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        site: nn.Module,
-        inputs: tuple[Any, ...],
-        named: dict[str, Any],
-        shapes: list[torch.Size],
-    ) -> None:
-        self.model, self.site, self.inputs, self.named, self.shapes = model, site, inputs, named, shapes
+    The model runs again from its inputs, and a hook replaces what the module gives.
+    """
 
-    def __call__(self, states: Tensor) -> Tensor:
-        pieces = states.split([shape.numel() for shape in self.shapes])
-        given = iter([piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)])
-        with hooked(self.site, lambda module, args, kwargs, output: next(given)):
-            return self.model(*self.inputs, **self.named)
+    def tail(states: Tensor) -> Tensor:
+        pieces = states.split([shape.numel() for shape in shapes])
+        given = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+        with hooked({"site": site}, lambda name, call: next(given)):
+            out: Tensor = model(*inputs, **named)
+        return out
 
-
-@torch.no_grad()
-def _smoothed(diffusion: nn.Module, call: Call) -> Tensor:
-    return diffusion(call.out, call.mask)
-
-
-def _difference(call: Call) -> Tensor:
-    """(S − I)Z of the tokens, [N, C]."""
-    return tokens(call.out, call.mask) - tokens(call.x, call.mask)
+    return tail
 
 
 @torch.no_grad()
@@ -147,6 +142,6 @@ def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     top = 4 * layer.alpha.sum(0)
     square = 0.0
     for call in calls:
-        products = -tokens(call.x, call.mask) * _difference(call)
+        products = -tokens(call.x, call.mask) * call.moved()
         square += float((top * products.unflatten(1, (top.numel(), -1)).sum((0, 2))).sum())
     return max(square, 0.0) ** 0.5

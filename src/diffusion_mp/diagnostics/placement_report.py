@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import takewhile
 from types import NoneType
@@ -13,11 +12,10 @@ import torch
 from torch import nn
 
 from diffusion_mp.diagnostics.commutator import commutator
-from diffusion_mp.diagnostics.hooks import evaluating, recorded, tokens
+from diffusion_mp.diagnostics.hooks import declared, evaluating, recorded
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
-from diffusion_mp.diagnostics.roughness import roughness
+from diffusion_mp.diagnostics.plotting import axis
 from diffusion_mp.errors import check_choice, check_kind
-from diffusion_mp.extras import needed_by
 from diffusion_mp.layers import PDEDiffusion1d
 
 Columns = dict[str, list[Any]]
@@ -55,11 +53,7 @@ class PlacementReport:
         """
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
-        if ax is None:
-            with needed_by("A plot", "diffusion-mp[plot]"):
-                import matplotlib.pyplot as plt
-
-            ax = plt.figure().add_subplot()
+        ax = axis(ax)
         drawn = ("truth", "bound", "roughness_bound") if quantity == "bound" else (quantity,)
         for name in drawn:
             values = [float("nan") if value is None else value for value in table[name]]
@@ -116,15 +110,13 @@ def diagnose(
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
     for site in sites or ():
         check_choice(site, "sites", modules)
-    inserted = [name for name, module in modules.items() if getattr(module, "is_diffusion_layer", False)]
     rows = []
-    for name in inserted if sites is None else sites:
+    for name in declared(model, "is_diffusion_layer") if sites is None else sites:
         inserting = None if sites is None else diffusion
         found = perturbation_bound(model, modules[name], *inputs, diffusion=inserting, points=points, tol=tol, **named)
-        row = {key: getattr(found, key) for key in ("roughness", "step", "lipschitz", "truth", "bound")}
-        relative = found.roughness / found.size**2 if found.size else 0.0
-        rows.append({"layer": name, **row, "relative_roughness": relative, "roughness_bound": found.roughness_bound})
-    return PlacementReport(_commutators(model, inputs, named, diffusion), _columns(rows, INSERTION))
+        rows.append((name, *(getattr(found, column) for column in INSERTION[1:])))
+    attention = _commutators(model, inputs, named, diffusion)
+    return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, rows))
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")
@@ -133,30 +125,20 @@ INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "t
 
 def _commutators(
     model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], diffusion: PDEDiffusion1d | None
-) -> Columns:
-    """The table ``attention``."""
-    attentions = {name: module for name, module in model.named_modules() if getattr(module, "is_self_attention", False)}
+) -> list[tuple[Any, ...]]:
+    """The rows of the table ``attention``."""
+    attentions = declared(model, "is_self_attention")
     rows = []
     with evaluating(model):
-        with torch.no_grad(), ExitStack() as stack:
-            calls = {name: stack.enter_context(recorded(module)) for name, module in attentions.items()}
+        with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)
         for name, attention in attentions.items():
             for call in calls[name]:
                 smoothing = diffusion or _nearest(model, name, call.x.size(2))
                 found = commutator(smoothing, attention, call.x, call.mask)
-                rough = float(roughness(call.x, call.mask).sum())
-                size = float(tokens(call.x, call.mask).square().sum())
-                rows.append(
-                    {
-                        "layer": name,
-                        "roughness": rough,
-                        "relative_roughness": rough / size if size else 0.0,
-                        "commutator": found.relative,
-                        "linearized": found.relative_linearized,
-                    }
-                )
-    return _columns(rows, ATTENTION)
+                state = call.roughness(), call.relative_roughness()
+                rows.append((name, *state, found.relative, found.relative_linearized))
+    return rows
 
 
 def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
@@ -180,5 +162,5 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
     return own[max(own, key=shared)]
 
 
-def _columns(rows: list[dict[str, Any]], names: Sequence[str]) -> Columns:
-    return {name: [row[name] for row in rows] for name in names}
+def _columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> Columns:
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}

@@ -1,6 +1,5 @@
 """Diffusivities: (state, graph) → coupling."""
 
-from diffusion_mp.diffusivities.adjacency_enhanced import AdjacencyEnhancedCoupling, AdjacencyEnhancedDiffusivity
 from diffusion_mp.diffusivities.all_pair import (
     AllPairDiffusivity,
     GaussianDiffusivity,
@@ -13,7 +12,7 @@ from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumD
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
 from diffusion_mp.diffusivities.edge_sparse_flow import EdgeSparseFlowDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
-from diffusion_mp.diffusivities.graph_term import GraphAugmentedDiffusivity
+from diffusion_mp.diffusivities.graph_term import AdjacencyEnhancedDiffusivity, GraphAugmentedDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
@@ -22,7 +21,6 @@ from diffusion_mp.diffusivities.sparse_flow import FrictionAttention, SparseFlow
 
 __all__ = [
     "AdjacencyDiffusivity",
-    "AdjacencyEnhancedCoupling",
     "AdjacencyEnhancedDiffusivity",
     "AllPairDiffusivity",
     "AuxiliaryLoss",

@@ -17,9 +17,10 @@ from diffusion_mp.kernels.unit import quotient
 def edge_loss(coupling: Coupling, graph: Graph) -> Tensor:
     r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, how unlikely attention π makes the observed edges, in O(E).
 
-    One layer's part of the edge-level regularisation (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022;
-    ERRATA N5), to be minimised; a model adds its layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the
-    receiver u, so that unit weights give the slides' 1/d_u. The mean is over all N nodes of a batch, and over heads.
+    One layer's part of the edge-level regularisation (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022),
+    to be minimised; a model adds its layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the receiver u,
+    so that unit weights give the slides' 1/d_u. The mean is over all N nodes of a batch, and over heads; the released
+    code takes it over edges (docs/errata.md, N5).
 
     Args:
         coupling: π; its rows should sum to one.

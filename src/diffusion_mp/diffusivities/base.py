@@ -14,7 +14,7 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import check_scale
 from diffusion_mp.errors import check_kind, check_state, describe
-from diffusion_mp.graph import Graph
+from diffusion_mp.graph import Dependence, Graph
 
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty
@@ -26,14 +26,23 @@ class Diffusivity(nn.Module, ABC):
     A new kind writes :meth:`couple` and declares:
 
     Attributes:
-        needs_graph: it reads observed edges, and refuses to run without any.
+        depends_on: what of the state an entry s_ij depends on, beside the division of a row by its sum:
+
+            - ``"nothing"``: the entries are those of the graph, whatever the state (GCN);
+            - ``"rows"``: x_i and x_j alone, so that a coupling can be made for some of the rows (attention);
+            - ``"edges"``: x_i and x_j, and only observed edges have an entry (GAT);
+            - ``"graph"``: more, as one norm over all rows, or the order in which they stand;
+            - ``"parts"``: it is made of other diffusivities, and these say it.
+
+        needs_graph: it works on observed edges, and refuses to run without any.
         symmetric, row_stochastic: what its couplings promise.
         penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state they are given (Eq. 15), else ``None``.
-        why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None`` (ERRATA D18).
+        why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None``.
         heads: H of its couplings; 1 broadcasts.
         positional: rows are positions, in order: renaming the nodes changes the coupling.
     """
 
+    depends_on: Dependence = "graph"
     needs_graph: bool = False
     symmetric: bool = False
     row_stochastic: bool = False
@@ -44,14 +53,16 @@ class Diffusivity(nn.Module, ABC):
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> Coupling:
         """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges."""
-        check_state(x)
-        graph = Graph.coerce(x, graph)
+        if not (isinstance(graph, Graph) and graph.holds(x)):  # within a layer it does: checked once
+            check_state(x)
+            graph = Graph.coerce(x, graph)
         if self.needs_graph and graph.edge_index is None:
             raise ValueError(
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        return graph.couple(self, x)
+        coupling: Coupling = graph.couple(self, x)
+        return coupling
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -76,6 +87,7 @@ class Diffusivity(nn.Module, ABC):
 class ScaledDiffusivity(Diffusivity):
     """a · D; ``a`` is a number, or a tensor (0-dimensional or [H]), learnable if it is an ``nn.Parameter``."""
 
+    depends_on = "parts"
     why_no_penalty = "a multiple of a diffusivity: scale λ in its Energy instead, or certify the diffusivity itself."
 
     def __init__(self, scale: float | Tensor, diffusivity: Diffusivity) -> None:
@@ -110,6 +122,7 @@ class ScaledDiffusivity(Diffusivity):
 class SumDiffusivity(Diffusivity):
     """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025)."""
 
+    depends_on = "parts"
     why_no_penalty = (
         "a sum of diffusivities: its energy is the sum of theirs (Eq. 25), "
         "Energy(penalty, graph_term=...) evaluates it, but no step size is certified for it."

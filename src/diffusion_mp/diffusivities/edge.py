@@ -34,6 +34,7 @@ class GATDiffusivity(Diffusivity):
         self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is what PyG's ``GATConv`` amounts to.
     """
 
+    depends_on = "edges"
     needs_graph = True
     row_stochastic = True
     why_no_penalty = "GAT's score is not a decreasing function of a distance (Example 5), so no penalty belongs to it."
@@ -90,6 +91,7 @@ class EdgeDiffusivity(Diffusivity):
         self_loops: policy of ``Graph.with_self_loops``.
     """
 
+    depends_on = "edges"
     needs_graph = True
     why_no_penalty = (
         "its pairs are the observed edges, certify the coupling at hand (Theorem 1 holds for one step with S fixed)."

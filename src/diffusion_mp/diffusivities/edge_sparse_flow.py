@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.diffusivities.query_key import Normalization, Projection
 from diffusion_mp.diffusivities.sparse_flow import SparseFlowDiffusivity
 from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.graph import Graph, SelfLoops
@@ -28,41 +27,20 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
     is the softmax over the senders with prior a. A node that nobody sends to has a zero row.
 
     Args:
-        channels, heads, projection, head_channels, normalize, lam, alpha, friction: of
-            :class:`SparseFlowDiffusivity`.
+        channels: C of the state.
         hops: k; j is every node with a walk of 1 to k edges to i. For k > 1 weights only say which edges exist (a > 0).
         self_loops: policy of ``Graph.with_self_loops``, before the walks are counted.
+        options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no part, since λ_i is that of row i.
     """
 
     needs_graph = True
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        heads: int = 1,
-        projection: Projection = "separate",
-        head_channels: int | None = None,
-        normalize: Normalization = None,
-        lam: float = 1.0,
-        alpha: float = 0.1,
-        friction: Literal["attention", "constant"] | nn.Module = "attention",
-        hops: int = 1,
-        self_loops: SelfLoops = "remaining",
-    ) -> None:
-        super().__init__(
-            channels,
-            heads=heads,
-            projection=projection,
-            head_channels=head_channels,
-            normalize=normalize,
-            lam=lam,
-            alpha=alpha,
-            friction=friction,
-        )
+    def __init__(self, channels: int, *, hops: int = 1, self_loops: SelfLoops = "remaining", **options: Any) -> None:
+        super().__init__(channels, **options)
         check_counts(hops=hops)
         check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
         self.hops = hops
+        self.depends_on = "edges"
         self.self_loops: SelfLoops = self_loops
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

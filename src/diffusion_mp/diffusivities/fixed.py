@@ -18,6 +18,7 @@ from diffusion_mp.kernels.unit import quotient
 class IdentityDiffusivity(Diffusivity):
     """S = I: no node sees another, an MLP (Table 1)."""
 
+    depends_on = "nothing"
     symmetric = True
     row_stochastic = True
     why_no_penalty = "the identity coupling moves nothing, so every energy of pairs stays as it is."
@@ -29,6 +30,7 @@ class IdentityDiffusivity(Diffusivity):
 class UniformDiffusivity(Diffusivity):
     """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3."""
 
+    depends_on = "nothing"
     symmetric = True
     row_stochastic = True
     why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
@@ -38,11 +40,13 @@ class UniformDiffusivity(Diffusivity):
 
 
 class AdjacencyDiffusivity(Diffusivity):
-    r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d (ERRATA D17).
+    r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
 
     - ``"sym"``: a_ij / √(d_i d_j);
     - ``"row"``: a_ij / d_i;
     - ``"sum"``: a_ij.
+
+    The released code ignores weights in the degrees and takes in-degrees at both ends (docs/errata.md, D17).
 
     In a part of a graph whose ``full_degree`` is known, d is that of the whole graph, so that every entry is the one
     the whole graph has for this pair; rows of ``"row"`` then sum to the share of their edges that the part has.
@@ -57,6 +61,7 @@ class AdjacencyDiffusivity(Diffusivity):
             ``"error"``: such a node is refused.
     """
 
+    depends_on = "nothing"
     needs_graph = True
     why_no_penalty = "the adjacency is fixed: certify the coupling itself (Theorem 1)."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCoupling
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
-from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
 from diffusion_mp.errors import check_choice, check_counts, check_generator, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
@@ -34,26 +34,27 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     well. The error grows with the norms of q/√τ and k/√τ and falls like m^-½: ``normalize="row"`` or
     ``logits="scaled_dot"`` keep it in bounds.
 
-    Only keys carry the noise, it cancels from the queries (ERRATA N1). Everything is computed in log space and in at
-    least float32 (N2, N4): no row overflows or loses its mass, for any τ and any norm. Training and evaluation use one
-    τ (N8). Time is O(N K m D), memory O(N (m + D)): the samples are accumulated.
+    Only keys carry the noise; from the queries, which Algorithm 1 multiplies too, it cancels. Everything is computed in
+    log space and in at least float32: no row overflows or loses its mass, for any τ and any norm, as rows of the
+    released code do. Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory
+    O(N (m + D)): the samples are accumulated.
 
     The features and the state of the noise are buffers: they move, save and load with the module, and a resumed run
     repeats. The noise is a function of that state, which every training call advances; the global random state is never
-    touched (N3). Calls from several threads each take a state of their own, in the order in which they come. A forward
-    pass that is repeated (activation checkpointing) draws new noise: do not checkpoint it.
+    touched. Calls from several threads each take a state of their own, in the order in which they come. A forward pass
+    that is repeated (activation checkpointing) draws new noise: do not checkpoint it.
 
     Args:
         channels: C of the state.
-        heads, projection, head_channels, normalize: see :class:`QueryKeyDiffusivity`; the slides have W_Q and W_K.
         num_features: m.
         tau: τ, the temperature.
         logits: ``"dot"``, q·k, as in the slides, or ``"scaled_dot"``, q·k/√d with d the channels of a head, as in the
-            released code (ERRATA N6).
+            released code.
         num_samples: K; 0 for no noise at all.
         edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise. It is recorded in training, if
             there is a graph, and collected by :func:`auxiliary_loss`.
         generator: draws the features and the seed of the noise; by default the one that draws all parameters.
+        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`.
     """
 
     directions: Tensor
@@ -61,25 +62,22 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     row_stochastic = True
     why_no_penalty = (
         "softmax attention is normalised by rows, with separate queries and keys, and the features only estimate it: "
-        "no energy is known. SoftmaxDiffusivity(channels, normalize=None, form='distance') is the kind that has one."
+        "no energy is known. SoftmaxDiffusivity(channels, normalize=None, measure='distance') is the kind that has one."
     )
 
     def __init__(
         self,
         channels: int,
         *,
-        heads: int = 1,
-        projection: Projection = "separate",
-        head_channels: int | None = None,
-        normalize: Normalization = None,
         num_features: int = 32,
         tau: float = 0.25,
         logits: Literal["dot", "scaled_dot"] = "dot",
         num_samples: int = 10,
         edge_regularization: float = 0.0,
         generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(channels, heads, projection, head_channels, normalize)
+        super().__init__(channels, **options)
         check_counts(channels=channels, num_features=num_features)
         check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
         if num_samples != 0:
@@ -88,7 +86,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         check_generator(generator)
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_choice(logits, "logits", ["dot", "scaled_dot"])
-        self.dim = channels // heads if projection is None else head_channels or channels
+        self.dim = cast("int", self.head_channels)
         self.tau, self.logits, self.num_samples = float(tau), logits, num_samples
         self.edge_regularization = edge_regularization
         self.auxiliary = AuxiliaryLoss()
@@ -108,12 +106,10 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     @property
     def temperature(self) -> float:
-        """What q·k is divided by: τ, or τ√d (ERRATA N6)."""
+        """What q·k is divided by: τ, or τ√d with ``logits="scaled_dot"``."""
         return self.tau if self.logits == "dot" else self.tau * math.sqrt(self.dim)
 
-    def scaled_queries_and_keys(
-        self, x: Float[Tensor, "N C"], graph: Graph
-    ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+    def scaled_queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """q and k over the root of the temperature, in at least float32; the same object where they are equal."""
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)

@@ -21,9 +21,9 @@ class NeumannDiffusivity(Diffusivity):
     r"""α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
 
     So Σ_k α_k < budget throughout training. With ½, the paper's, the explicit step I + Σ_k α_k Δ_{h_k} never expands;
-    its spectrum reaches down to −1: between ¼ and ½ the highest modes change sign (ERRATA P2). With ¼ it stays in
-    [0, 1]. ``budget=None`` is α_k = exp(θ_k), any positive number, for the updates that are stable at any α:
-    `ImplicitEuler`, `CrankNicolson`, `HeatKernel`.
+    its spectrum reaches down to −1: between ¼ and ½ the highest modes change sign, which the paper's proof overlooks
+    (docs/errata.md, P2). With ¼ it stays in [0, 1]. ``budget=None`` is α_k = exp(θ_k), any positive number, for the
+    updates that are stable at any α: `ImplicitEuler`, `CrankNicolson`, `HeatKernel`.
 
     Rows are positions, in order, and the sequences of a batch are its graphs; no edge is read.
 

@@ -15,6 +15,7 @@ from diffusion_mp.graph import Graph
 
 Projection = Literal["separate", "tied"] | None
 Normalization = Literal["row", "frobenius"] | None
+Features = tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]
 
 
 class QueryKeyDiffusivity(Diffusivity):
@@ -23,45 +24,51 @@ class QueryKeyDiffusivity(Diffusivity):
     Args:
         channels: C of the state. Needed with projections; otherwise ``None`` leaves it open.
         heads: H. Without projections the channels are cut into H pieces.
-        projection: ``None``: q = k = x; ``"separate"``: q = W_Q x, k = W_K x; ``"tied"``: W_Q = W_K.
-        head_channels: channels of a projected head; C by default.
-        normalize: ``"row"``: every query and key has unit norm; ``"frobenius"``: one norm over all nodes, heads and
-            channels of a graph; ``None``: vectors as they are.
+        projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric; ``None``: q = k = x.
+        head_channels: channels of a projected head; C by default, as Eq. 54 has it.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes,
+            heads and channels of a graph, as released code does. That makes q·k = O(1/n) and the attention nearly
+            uniform, and is for parity with such code only (docs/errata.md, D1); ``None``: vectors as they are.
+
+    Attributes:
+        head_channels: channels of a query and of a key; ``None`` where they are left open.
     """
 
     def __init__(
         self,
-        channels: int | None,
-        heads: int,
-        projection: Projection,
-        head_channels: int | None,
-        normalize: Normalization,
+        channels: int | None = None,
+        *,
+        heads: int = 1,
+        projection: Projection = "separate",
+        head_channels: int | None = None,
+        normalize: Normalization = None,
     ) -> None:
         super().__init__()
         check_counts(heads=heads)
         check_choice(projection, "projection", [None, "separate", "tied"])
         check_choice(normalize, "normalize", ["row", "frobenius", None])
-        if channels is not None:
-            check_counts(channels=channels)
-        if head_channels is not None:
-            check_counts(head_channels=head_channels)
-        if projection is None and channels is not None and channels % heads:
-            raise ValueError(
-                f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
-            )
-        self.channels, self.heads = channels, heads
-        self.projection, self.normalize = projection, normalize
-        if projection is not None:
+        for name, count in (("channels", channels), ("head_channels", head_channels)):
+            if count is not None:
+                check_counts(**{name: count})
+        self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
+        self.depends_on = "graph" if normalize == "frobenius" else "rows"
+        self.head_channels: int | None
+        if projection is None:
+            if channels is not None and channels % heads:
+                raise ValueError(
+                    f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
+                )
+            self.head_channels = None if channels is None else channels // heads
+        else:
             if channels is None:
                 raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
-            width = heads * (head_channels or channels)
-            self.query = nn.Linear(channels, width, bias=False)
+            self.head_channels = head_channels or channels
+            self.query = nn.Linear(channels, heads * self.head_channels, bias=False)
             if projection == "separate":
-                self.key = nn.Linear(channels, width, bias=False)
+                self.key = nn.Linear(channels, heads * self.head_channels, bias=False)
 
-    def queries_and_keys(
-        self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True
-    ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+    def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
         """q and k as the attention sees them; the same object where they are equal.
 
         ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself.
@@ -69,38 +76,32 @@ class QueryKeyDiffusivity(Diffusivity):
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = x.unflatten(1, (self.heads, -1))
+            q = k = x.unflatten(1, (self.heads, -1))
         else:
             check_state(x, channels=self.channels, module=self)
-            q = self.query(x).unflatten(1, (self.heads, -1))
-        k = self.key(x).unflatten(1, (self.heads, -1)) if self.projection == "separate" else q
-        if self.normalize == "row":
-            return unit_rows(q, k) if unit else (q, k)
-        if self.normalize is None:
-            return q, k
-        q_normal = self._frobenius(q, graph)
-        return q_normal, q_normal if k is q else self._frobenius(k, graph)
-
-    def _frobenius(self, q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
-        square = q.double().square().sum((1, 2))  # the squares of single precision leave its own range
-        if graph.is_single:
-            total = graph.total(square.sum())
-        else:
-            batch = graph.batch.to(q.device)
-            total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[batch, None, None]
-        # √0 has no derivative: a state of zeros stays as it is.
-        norm = torch.where(total == 0, torch.inf, total).sqrt()
-        wide = torch.promote_types(q.dtype, torch.float32)
-        return (q.to(wide) / norm.to(wide)).to(q.dtype)
+            q = k = self.query(x).unflatten(1, (self.heads, -1))
+            if self.projection == "separate":
+                k = self.key(x).unflatten(1, (self.heads, -1))
+        if self.normalize == "row" and unit:
+            return unit_rows(q, k)
+        if self.normalize == "frobenius":
+            normal = frobenius(q, graph)
+            return normal, normal if k is q else frobenius(k, graph)
+        return q, k
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
 
 
-def graph_size(graph: Graph, like: Tensor) -> Tensor | int:
-    """n, the nodes of the graph that each row [N, 1, 1] belongs to."""
+def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    """q over its Frobenius norm in each graph."""
+    square = q.double().square().sum((1, 2))  # the squares of single precision leave its own range
     if graph.is_single:
-        return graph.num_nodes
-    # (Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.)
-    bounds, batch = graph.ptr.to(like.device), graph.batch.to(like.device)
-    return (bounds[batch + 1] - bounds[batch])[:, None, None].to(like)
+        total = graph.total(square.sum())
+    else:
+        batch = graph.batch.to(q.device)
+        total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[batch, None, None]
+    # √0 has no derivative: a state of zeros stays as it is.
+    norm = torch.where(total == 0, torch.inf, total).sqrt()
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(wide) / norm.to(wide)).to(q.dtype)

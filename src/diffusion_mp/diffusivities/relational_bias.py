@@ -19,7 +19,7 @@ class RelationalBias(Diffusivity):
     r"""Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
 
     z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v, per head, for one hop: a plain sum over the observed edges, each with its
-    weight. The released code divides by degrees instead (ERRATA N7); ``"sym"`` and ``"row"`` do so.
+    weight. The released code divides by degrees instead, as ``"sym"`` and ``"row"`` do.
 
     Hop p counts walks of length p, A v, A(A v), …, which costs O(pE) and stores no power of A. (The released code
     builds A² and keeps where it is non-zero: reachability, in as many entries as that has.)
@@ -33,6 +33,7 @@ class RelationalBias(Diffusivity):
         bias: b [P, H].
     """
 
+    depends_on = "parts"
     needs_graph = True
     why_no_penalty = (
         "the relational bias is fixed by the graph and its b: certify the coupling itself (Theorem 1), where A is "

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity, graph_size
+from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
 from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
-
-Features = tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]
 
 
 class FrictionAttention(nn.Module):
@@ -29,11 +27,6 @@ class FrictionAttention(nn.Module):
         self.query = nn.Linear(channels, heads * head_channels, bias=False)
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
-    def reset_parameters(self) -> None:
-        """Draw both projections anew."""
-        self.query.reset_parameters()
-        self.key.reset_parameters()
-
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """q̃ and k̃."""
         query, key = (projection(x).unflatten(1, (self.heads, -1)) for projection in (self.query, self.key))
@@ -44,20 +37,22 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     r"""SFi-attention: every node draws a unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
 
     Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² with resistances
-    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of i's graph (row i is
-    the sink, ERRATA S4). Solved exactly (S3); see :class:`SparseFlowCoupling`.
+    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of i's graph: row i is
+    the sink, which the paper's (XW_K)(XW_Q)ᵀ turns around. Solved exactly, in the closed form that the paper says does
+    not exist (docs/errata.md, S3, S4); see :class:`SparseFlowCoupling`.
 
     With λ* = 0 it is softmax attention (DFi): conservation then holds for any α, and no frictions are made.
 
     Args:
         channels: C of the state.
-        heads, projection, head_channels, normalize: of the resistances, see :class:`QueryKeyDiffusivity`.
         lam: λ*, with λ = λ*/n.
         lam_scale: n. ``"own"``: the nodes of the node's own graph, so that a graph never depends on its batch-mates;
-            ``"batch_max"``: of the largest graph in the batch, as published (ERRATA S5).
-        alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one (ERRATA S6).
+            ``"batch_max"``: of the largest graph in the batch, as published.
+        alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one.
         friction: ``"attention"``: projections of their own; ``"constant"``: f = 1/n; or a module that takes (x, graph)
             and returns features q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`, of the
+            resistances.
 
     Raises:
         ValueError, TypeError: an option is not one of its choices, λ* < 0, or α ≤ 0.
@@ -73,16 +68,13 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         self,
         channels: int,
         *,
-        heads: int = 1,
-        projection: Projection = "separate",
-        head_channels: int | None = None,
-        normalize: Normalization = None,
         lam: float = 1.0,
         lam_scale: Literal["own", "batch_max"] = "own",
         alpha: float = 0.1,
         friction: Literal["attention", "constant"] | nn.Module = "attention",
+        **options: Any,
     ) -> None:
-        super().__init__(channels, heads, projection, head_channels, normalize)
+        super().__init__(channels, **options)
         check_counts(channels=channels)
         check_positive(lam, "lam", allow_zero=True)
         check_choice(lam_scale, "lam_scale", ["own", "batch_max"])
@@ -91,13 +83,14 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])
         self.lam, self.alpha = lam, alpha
+        self.depends_on = "graph"  # λ is λ*/n
         self.lam_scale: Literal["own", "batch_max"] = lam_scale
-        width = channels // heads if projection is None else head_channels or channels
         self.friction: nn.Module | None = None
         if lam > 0 and isinstance(friction, nn.Module):
             self.friction = friction
         elif lam > 0 and friction == "attention":
-            self.friction = FrictionAttention(channels, heads, head_channels or width)
+            width = cast("int", options.get("head_channels") or self.head_channels)
+            self.friction = FrictionAttention(channels, self.heads, width)
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
@@ -130,12 +123,14 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """λ = λ*/n: [1] for one graph, else [N, 1]."""
         lam = torch.full((1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-        size = graph_size(graph, lam)
-        if not isinstance(size, Tensor):
-            return lam / max(1, size)
+        if graph.is_single:
+            return lam / max(1, graph.num_nodes)
+        # Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.
+        bounds, batch = graph.ptr.to(lam.device), graph.batch.to(lam.device)
+        size = (bounds[batch + 1] - bounds[batch]).unsqueeze(1).to(lam)
         if self.lam_scale == "batch_max" and graph.num_nodes:
             size = size.amax().expand_as(size)
-        return lam / size.squeeze(2)
+        return lam / size
 
     def extra_repr(self) -> str:
         facts = f"lam={self.lam:g}, lam_scale={self.lam_scale!r}, alpha={self.alpha:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,12 +19,18 @@ class RankLostError(RuntimeError):
     """Another process of the group has ended, or did not answer in time."""
 
 
+#: What backends say where the other side is gone; gloo raises plain RuntimeErrors.
+LOST = re.compile(r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport", re.IGNORECASE)
+
+
 @contextmanager
 def contact(group: ProcessGroup | None) -> Iterator[None]:
-    """Turn what the backend says about a lost connection or a timeout into a sentence."""
+    """Turn what the backend says about a lost connection or a timeout into a sentence; other errors pass unchanged."""
     try:
         yield
     except RuntimeError as error:
+        if not (isinstance(error, distributed.DistNetworkError) or LOST.search(str(error))):
+            raise
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RankLostError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import singledispatch
 from itertools import pairwise
 from types import NoneType
 from typing import NoReturn
@@ -13,11 +14,10 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.errors import as_device, check_integer_pairs, check_kind, check_seed, describe
-from diffusion_mp.graph import Graph
+from diffusion_mp.graph import Couples, Graph
 from diffusion_mp.graph_checks import as_edge_weight, as_num_nodes, check_edges
 
 # Edges looked at together, so that a memory-mapped edge_index is never copied whole.
@@ -132,25 +132,18 @@ class ShardedGraph(Graph):
         """The rows of this rank, and behind them those of its halo, fetched from their ranks; once differentiable."""
         return torch.cat([x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)])
 
-    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Coupling:
         """The rows of this rank of a coupling of the whole graph."""
-        if any(isinstance(module, Diffusivity) for module in list(diffusivity.modules())[1:]):
-            return diffusivity.couple(x, self)  # which asks for each of its own
+        if diffusivity.depends_on == "parts":
+            return diffusivity.couple(x, self)  # each part comes here by itself
         if not diffusivity.needs_graph:
             return self.share(diffusivity.couple(x, self))
-        rows = x if isinstance(diffusivity, AdjacencyDiffusivity) else self.exchange(x)  # that one reads no state
-        coupling = diffusivity.couple(rows, self.extended)
-        if not isinstance(coupling, SparseCoupling):
-            raise TypeError(_refusal(coupling))
-        return HaloCoupling(self.num_nodes, coupling, self.exchange)
+        rows = x if diffusivity.depends_on == "nothing" else self.exchange(x)
+        return over_ranks(diffusivity.couple(rows, self.extended), self)
 
     def share(self, coupling: Coupling) -> Coupling:
         """The coupling to all nodes, from one among the nodes of this rank."""
-        if isinstance(coupling, PooledCoupling):
-            return SummedCoupling(coupling, self.exchange, self.group)
-        if isinstance(coupling, IdentityCoupling):
-            return coupling
-        raise TypeError(_refusal(coupling))
+        return over_ranks(coupling, self)
 
     # ---------------------------------------------------------------- once, at the beginning
 
@@ -170,7 +163,7 @@ class ShardedGraph(Graph):
         size = self.num_nodes + sum(self._num_fetched)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
         sent = weight.new_zeros(size).index_add(0, source, weight)
-        # What the halo sends here is known here: it goes back to where the halo is at home.
+        # What nodes of the halo send here is known here alone: their own ranks add it to their out-degree.
         elsewhere = all_to_all(sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group)
         sent = sent[: self.num_nodes].index_add(0, self._lent, elsewhere)
         return self.exchange(torch.stack([received, sent], dim=1))
@@ -222,9 +215,30 @@ def _chunks(edge_index: Tensor) -> list[slice]:
     return [slice(first, first + CHUNK) for first in range(0, max(edge_index.size(1), 1), CHUNK)]
 
 
-def _refusal(coupling: Coupling) -> str:
-    return (
+@singledispatch
+def over_ranks(coupling: Coupling, graph: ShardedGraph) -> Coupling:
+    """The rows of a rank of the coupling of the whole graph, from the coupling that the rank made of its part.
+
+    Raises:
+        TypeError: it is of a kind that needs all rows in one place.
+    """
+    raise TypeError(
         f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor one "
         f"whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or NodeFormer, or "
         f"one process."
     )
+
+
+@over_ranks.register
+def _(coupling: IdentityCoupling, graph: ShardedGraph) -> Coupling:
+    return coupling
+
+
+@over_ranks.register
+def _(coupling: PooledCoupling, graph: ShardedGraph) -> Coupling:
+    return SummedCoupling(coupling, graph.exchange, graph.group)
+
+
+@over_ranks.register
+def _(coupling: SparseCoupling, graph: ShardedGraph) -> Coupling:
+    return HaloCoupling(graph.num_nodes, coupling, graph.exchange)

@@ -1,7 +1,13 @@
 """What a diffusion descends: penalties δ, energies built from them, and certificates that a step goes down."""
 
-from diffusion_mp.energies.bounds import EnergyBounds, energy_bounds
-from diffusion_mp.energies.certificate import Certificate, certify, theorem1, theorem7
+from diffusion_mp.energies.certificate import (
+    Certificate,
+    EnergyBounds,
+    certify,
+    energy_bounds,
+    theorem1,
+    theorem7,
+)
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
@@ -12,15 +18,12 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
-from diffusion_mp.energies.trace import EnergyTrace, LayerEnergy
 
 __all__ = [
     "Certificate",
     "Energy",
     "EnergyBounds",
-    "EnergyTrace",
     "GaussianPenalty",
-    "LayerEnergy",
     "Penalty",
     "QuadraticPenalty",
     "SigmoidPenalty",

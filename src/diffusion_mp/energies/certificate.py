@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,16 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.pairs import State, check_heads, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.spectrum import extreme_eigenvalue, laplacian, normalized_laplacian, solver_rtol
-from diffusion_mp.errors import check_choice, check_positive, describe
-
-Form = Literal["conservative", "residual"]
+from diffusion_mp.energies.spectrum import (
+    Form,
+    laplacian,
+    laplacian_extremes,
+    largest_eigenvalue,
+    normalized_laplacian,
+    precision,
+    smallest_nonzero_eigenvalue,
+)
+from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_positive, describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,24 @@ class Certificate:
             bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
             return f"{self.theorem} covers τ = {self.tau:g}: {bound}. {self.reason}"
         return f"{self.theorem} does not cover τ = {self.tau:g}: {self.reason}"
+
+    @classmethod
+    def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
+        """No step is covered: a premise fails."""
+        return cls(theorem=theorem, holds=False, tau=tau, reason=reason)
+
+    @classmethod
+    def of_step(
+        cls, theorem: str, tau: float, eigenvalue: float, leak: float, facts: str, *, weight: float = 1.0
+    ) -> Certificate:
+        """What both theorems say: λ ≥ τ / (2 w (2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
+        stiffness = eigenvalue + leak
+        tau_max = 2 / stiffness if stiffness > 0 else math.inf
+        known: dict[str, Any] = {"theorem": theorem, "tau": tau, "tau_max": tau_max, "eigenvalue": eigenvalue}
+        if tau >= tau_max:
+            reason = f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
+            return cls(**known, holds=False, reason=reason)
+        return cls(**known, holds=True, lam=tau / (2 * weight * (2 - tau * stiffness)), reason=f"Here {facts}.")
 
 
 def certify(
@@ -84,12 +108,19 @@ def certify(
         return theorem1(subject, tau, form=form, leak=leak)
     if isinstance(subject, Penalty):
         return _certify_penalty(subject, x, tau, leak, ptr)
-    if hasattr(subject, "penalty"):
-        return _certify_diffusivity(subject, x, tau, form, leak, ptr)
-    raise TypeError(
-        f"certify takes a Coupling, a Penalty or a diffusivity (anything with a `penalty`); got {describe(subject)}. "
-        f"For a layer pass its coupling, conv(x, edge_index, return_coupling=True)[1], or its diffusivity."
-    )
+    if not hasattr(subject, "penalty"):
+        raise TypeError(
+            f"certify takes a Coupling, a Penalty or a diffusivity (anything with a `penalty`); got "
+            f"{describe(subject)}. For a layer pass its coupling, conv(x, edge_index, return_coupling=True)[1], or its "
+            f"diffusivity."
+        )
+    uncovered = _why_uncovered(subject, form)
+    if uncovered is not None:
+        return Certificate.refused("Theorem 7", tau, f"{type(subject).__name__}{uncovered}")
+    heads = getattr(subject, "heads", 1)
+    if x is not None and x.dim() == 2 and heads > 1:
+        x = x.unflatten(1, (heads, -1))
+    return _certify_penalty(subject.penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
 
 
 def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", leak: float = 0.0) -> Certificate:
@@ -100,25 +131,23 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
     """
     name = "Theorem 1"
     if not coupling.symmetric:
-        return _refuse(
+        return Certificate.refused(
             name,
             tau,
             f"the coupling is not symmetric ({coupling!r}), so its step is not the gradient of an energy. For a "
             f"row-normalised D̄⁻¹Ω certify the penalty, or the symmetric Ω with theorem7.",
         )
-    rtol = solver_rtol(coupling)
-    operators = [laplacian(coupling, head, form) for head in range(coupling.heads)]
-    largest = max(max(extreme_eigenvalue(op, "largest", rtol) for op in operators), 0.0)
-    if not (coupling.nonnegative and form == "conservative"):  # there Δ is positive semi-definite as it stands
-        smallest = min(extreme_eigenvalue(op, "smallest", rtol) for op in operators)
-        if smallest < -1e3 * rtol * max(1.0, largest):
-            which = "D̄ − S" if form == "conservative" else "I − S"
-            return _refuse(
-                name,
-                tau,
-                f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below.",
-            )
-    return _bound(name, tau, largest + leak, largest, f"λ₁ = {largest:.6g}", "λ₁")
+    rtol = precision(coupling.dtype).eigenvalue
+    if coupling.nonnegative and form == "conservative":  # then Δ is positive semi-definite as it stands
+        smallest, largest = 0.0, _largest_eigenvalue(coupling, rtol)
+    else:
+        smallest, largest = laplacian_extremes(coupling, form, rtol)
+    if smallest < -1e3 * rtol * max(1.0, largest):
+        which = "D̄ − S" if form == "conservative" else "I − S"
+        reason = f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below."
+        return Certificate.refused(name, tau, reason)
+    largest = max(largest, 0.0)
+    return Certificate.of_step(name, tau, largest, leak, f"λ₁ = {largest:.6g}")
 
 
 def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
@@ -131,20 +160,79 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     """
     name = "Theorem 7"
     if not omega.symmetric:
-        return _refuse(name, tau, f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it.")
+        return Certificate.refused(
+            name, tau, f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
+        )
     if omega.num_nodes == 0:
-        return _bound(name, tau, leak, 0.0, "no nodes", "l_max")
+        return Certificate.of_step(name, tau, 0.0, leak, "no nodes")
     degree = float(omega.degree().min())
     if degree <= 0:
-        return _refuse(
-            name, tau, f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive degrees."
-        )
-    rtol = solver_rtol(omega)
+        reason = f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive degrees."
+        return Certificate.refused(name, tau, reason)
+    rtol = precision(omega.dtype).eigenvalue
     heads = range(omega.heads)
-    largest = max(0.0, *(extreme_eigenvalue(normalized_laplacian(omega, head), "largest", rtol) for head in heads))
-    return _bound(
-        name, tau, largest + leak, largest, f"l_max = {largest:.6g}, min d̄ = {degree:.6g}", "l_max", weight=degree
-    )
+    largest = max(0.0, *(largest_eigenvalue(normalized_laplacian(omega, head), rtol) for head in heads))
+    facts = f"l_max = {largest:.6g}, min d̄ = {degree:.6g}"
+    return Certificate.of_step(name, tau, largest, leak, facts, weight=degree)
+
+
+@dataclass(frozen=True)
+class EnergyBounds:
+    """``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and Δ's non-zero spectrum from μ to λ₁."""
+
+    lower: float
+    upper: float
+    smallest_nonzero: float
+    largest: float
+
+
+def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
+    """Rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
+
+    For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
+    of TfD, Wu, Wipf & Yan, 2025). The paper's Eq. 9 takes the smallest one, which is 0 for every Laplacian and bounds
+    nothing. Both terms of E live on the complement of Δ's kernel, where the eigenvalues of I − τΔ lie between 1 − τλ₁
+    and 1 − τμ; hence for larger τ the upper rate is the larger of the two squares, and the lower one is 0 once the
+    interval contains 0.
+
+    Raises:
+        CouplingMismatchError: S not symmetric or not declared non-negative. ValueError: τ not positive.
+    """
+    check_kind(coupling, "coupling", Coupling, "a Coupling")
+    check_positive(tau, "tau")
+    if not (coupling.symmetric and coupling.nonnegative):
+        raise CouplingMismatchError(
+            f"the bounds of Proposition 4 need a coupling that is symmetric and nonnegative; got {coupling!r}."
+        )
+    rtol = precision(coupling.dtype).eigenvalue
+    largest = _largest_eigenvalue(coupling, rtol)
+    found = [
+        smallest_nonzero_eigenvalue(laplacian(coupling, head, "conservative"), 1e4 * rtol * largest, rtol)
+        for head in range(coupling.heads)
+    ]
+    smallest = min((mu for mu in found if mu is not None), default=0.0)
+    ends = (1 - tau * largest, 1 - tau * smallest)
+    squares = [end**2 for end in ends]
+    lower = 0.0 if ends[0] <= 0 <= ends[1] else min(squares)
+    return EnergyBounds(lower, max(squares), smallest_nonzero=smallest, largest=largest)
+
+
+def _largest_eigenvalue(coupling: Coupling, rtol: float) -> float:
+    """λ₁ of D̄ − S over all heads."""
+    heads = range(coupling.heads)
+    return max(largest_eigenvalue(laplacian(coupling, head, "conservative"), rtol) for head in heads)
+
+
+def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
+    """Why no theorem covers a step with this diffusivity, to be read behind its name; None where one does."""
+    if diffusivity.penalty is None:
+        why = getattr(diffusivity, "why_no_penalty", "")
+        return f": {why or 'it declares no penalty, so no energy is known to belong to it.'}"
+    if getattr(diffusivity, "needs_graph", False):
+        return " couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
+    if not getattr(diffusivity, "row_stochastic", True) and form == "residual":
+        return " is not row-normalised, and the residual step then follows no sum over pairs."
+    return None
 
 
 def _certify_penalty(
@@ -156,10 +244,9 @@ def _certify_penalty(
     check_heads(x)
     if x.is_meta:
         raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
-    reach = penalty.domain[1] * (1 + 16 * torch.finfo(x.dtype).eps)  # unit vectors are of unit norm up to rounding
-    beyond = find_distance_above(reach, x, ptr)
+    beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
     if beyond is not None:
-        return _refuse(
+        return Certificate.refused(
             "Theorem 7",
             tau,
             f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
@@ -168,54 +255,3 @@ def _certify_penalty(
     with torch.no_grad():
         omega = penalty.coupling(x.double(), ptr)
         return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
-
-
-def _certify_diffusivity(
-    diffusivity: Any, x: Tensor | None, tau: float, form: Form, leak: float, ptr: Tensor | None
-) -> Certificate:
-    """Through the diffusivity's penalty, head by head; or the reason why there is none."""
-    name, kind, penalty = "Theorem 7", type(diffusivity).__name__, diffusivity.penalty
-    if penalty is None:
-        why = (
-            getattr(diffusivity, "why_no_penalty", "")
-            or "it declares no penalty, so no energy is known to belong to it."
-        )
-        return _refuse(name, tau, f"{kind}: {why}")
-    if getattr(diffusivity, "needs_graph", False):
-        return _refuse(
-            name,
-            tau,
-            f"{kind} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7.",
-        )
-    normalize = bool(getattr(diffusivity, "row_stochastic", True))
-    if not normalize and form == "residual":
-        return _refuse(
-            name, tau, f"{kind} is not row-normalised, and the residual step then follows no sum over pairs."
-        )
-    heads = getattr(diffusivity, "heads", 1)
-    if x is not None and x.dim() == 2 and heads > 1:
-        x = x.unflatten(1, (heads, -1))
-    return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
-
-
-def _bound(
-    theorem: str, tau: float, stiffness: float, eigenvalue: float, facts: str, symbol: str, weight: float = 1.0
-) -> Certificate:
-    """λ ≥ τ / (2 w (2 − τ stiffness)) for τ < 2 / stiffness."""
-    tau_max = 2 / stiffness if stiffness > 0 else math.inf
-    if tau >= tau_max:
-        reason = f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
-        return Certificate(theorem=theorem, holds=False, tau=tau, tau_max=tau_max, reason=reason, eigenvalue=eigenvalue)
-    return Certificate(
-        theorem=theorem,
-        holds=True,
-        tau=tau,
-        tau_max=tau_max,
-        lam=tau / (2 * weight * (2 - tau * stiffness)),
-        reason=f"Here {facts}.",
-        eigenvalue=eigenvalue,
-    )
-
-
-def _refuse(theorem: str, tau: float, reason: str) -> Certificate:
-    return Certificate(theorem=theorem, holds=False, tau=tau, reason=reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from types import NoneType
 from typing import Literal, cast
 
@@ -11,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import State, check_heads
+from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty
+from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.errors import (
     CouplingMismatchError,
     check_choice,
@@ -39,10 +41,11 @@ class Energy:
     * ``source`` H with weight ``beta``, and ``leak`` κ: + λ [2κ⟨Z, MZ⟩ − 4β⟨MH, Z⟩], of which the step
       z − τ(Δ + κ)z + τβh is the gradient step. For the row-normalised step of Theorem 7 give the metric d̄ (the degrees
       of Ω at the step's start); it is 1 otherwise. Without ``x_prev`` this is F(Z), which falls from layer to layer for
-      every τ < 2/(λ₁ + κ). Propositions 5 and 10 print ‖Z − (Z_k + ηH)‖² + λP instead, ``form="printed"`` with η = 2λβ:
-      it falls within a step, but not from layer to layer as they claim, for with a source E(Z, ·) is not least at Z_k.
+      every τ < 2/(λ₁ + κ). Propositions 5 and 10 print ‖Z − (Z_k + ηH)‖² + λP instead, ``version="printed"`` with
+      η = 2λβ: it falls within a step, but not from layer to layer as they claim, for with a source E(Z, ·) is not least
+      at Z_k (D21 in docs/errata.md).
     * ``activation="relu"`` (Eq. 23): ψ = ∞ where an entry is negative, 0 elsewhere. Proposition 9 holds for the step
-      that starts at h(Z_k), with ω evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails.
+      that starts at h(Z_k), with ω evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails (D23).
     * ``laplacian="residual"``: tr Zᵀ(I − S)Z in place of tr Zᵀ(D̄ − S)Z, the energy of the residual step
       (1 − τ)z + τSz (GCN as Example 1 prints it); needs the quadratic penalty and a symmetric coupling.
 
@@ -50,9 +53,10 @@ class Energy:
         penalty: a `Penalty` or its name.
         lam: λ > 0, for instance ``certify(...).lam``.
         coupling: S [N, N]; a penalty other than the quadratic one needs a `SparseCoupling`, whose entries are listed.
-        source, beta, leak, metric, graph_term, activation, form, laplacian: see above; the source has the shape of x,
-            the metric is [N] or [N, H].
+        source, beta, leak, metric, graph_term, activation, version, laplacian: see above; the source has the shape of
+            x, the metric is [N] or [N, H].
         ptr: bounds [B + 1] of the graphs of a ragged batch, for the sums over all pairs.
+        form: the name that ``version`` had; it goes with the next release.
 
     Shapes:
         x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
@@ -75,13 +79,17 @@ class Energy:
         metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
         graph_term: Coupling | None = None,
         activation: Literal["relu"] | None = None,
-        form: Literal["falling", "printed"] = "falling",
-        laplacian: Literal["conservative", "residual"] = "conservative",
+        version: Literal["falling", "printed"] = "falling",
+        laplacian: Form = "conservative",
         ptr: Tensor | None = None,
+        form: Literal["falling", "printed"] | None = None,
     ) -> None:
+        if form is not None:
+            warnings.warn("Energy(form=...) is now Energy(version=...).", DeprecationWarning, stacklevel=2)
+            version = form
         check_positive(lam, "lam")
         check_positive(leak, "leak", allow_zero=True)
-        check_choice(form, "form", ["falling", "printed"])
+        check_choice(version, "version", ["falling", "printed"])
         check_choice(laplacian, "laplacian", ["conservative", "residual"])
         check_choice(activation, "activation", ["relu", None])
         check_number(beta, "beta")
@@ -96,7 +104,7 @@ class Energy:
         self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, None if ptr is None else as_ptr(ptr)
         self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
         self.source, self.beta, self.leak, self.metric = source, beta, leak, metric
-        self.activation, self.form = activation, form
+        self.activation, self.version = activation, version
         self._check_coupling()
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
@@ -115,10 +123,9 @@ class Energy:
         return self._assemble(x, x_prev, self._majorant(x, at))
 
     def __repr__(self) -> str:
-        given = [
-            name for name in ("coupling", "source", "metric", "graph_term", "ptr") if getattr(self, name) is not None
-        ]
-        return f"Energy({self.penalty!r}, lam={self.lam:g}, form={self.form!r}{''.join(', ' + name for name in given)})"
+        names = ("coupling", "source", "metric", "graph_term", "ptr")
+        given = "".join(f", {name}" for name in names if getattr(self, name) is not None)
+        return f"Energy({self.penalty!r}, lam={self.lam:g}, version={self.version!r}{given})"
 
     def _assemble(self, x: Tensor, x_prev: Tensor | None, pairs: Tensor) -> Tensor:
         """All terms, given the sum over pairs."""
@@ -130,12 +137,12 @@ class Energy:
         if self.source is not None:
             # Both forms pull with −4λβ⟨MH, Z⟩; the printed one completes the square around Z_k + ηMH with η = 2λβ.
             pull = 2 * self.lam * self.beta * self._weigh(self.source)
-            if self.form == "falling":
+            if self.version == "falling":
                 energy = energy - 2 * _inner(pull, x)
             elif x_prev is None:
                 raise ValueError(
-                    "x_prev must be given for form='printed' with a source: Eqs. 11 and 26 measure the distance to "
-                    "x_prev + ηH. Use form='falling' for an energy of x alone."
+                    "x_prev must be given for version='printed' with a source: Eqs. 11 and 26 measure the distance to "
+                    "x_prev + ηH. Use version='falling' for an energy of x alone."
                 )
             else:
                 x_prev = x_prev + pull
@@ -152,7 +159,7 @@ class Energy:
         if isinstance(self.penalty, QuadraticPenalty):
             dirichlet = self.coupling.dirichlet(x).double().sum()
             if self.laplacian == "residual":  # 2 tr Zᵀ(I − S)Z = Σ s_ij‖z_i − z_j‖² + 2 Σ (1 − d_i)‖z_i‖²
-                squares = (x.unsqueeze(1) if x.dim() == 2 else x).square().sum(2, dtype=torch.float64)
+                squares = by_head(x).square().sum(2, dtype=torch.float64)
                 dirichlet = dirichlet + 2 * ((1 - self.coupling.degree()) * squares).sum()
             return dirichlet
         weight, z2 = self._edges(x)
@@ -173,7 +180,7 @@ class Energy:
         """Weights [E, H] of a sparse coupling's entries and the squared distances over them."""
         coupling = cast(SparseCoupling, self.coupling)  # checked at construction
         source, target = coupling.graph.edges
-        values = (x.unsqueeze(1) if x.dim() == 2 else x).double()
+        values = by_head(x).double()
         return coupling.weight.double(), (values[target] - values[source]).square().sum(2)
 
     def _weigh(self, x: Tensor) -> Tensor:
@@ -212,11 +219,12 @@ class Energy:
             if self.metric.size(0) != x.size(0):
                 raise ValueError(f"metric must have {x.size(0)} rows, one per node; got {describe(self.metric)}.")
         for name, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
-            if coupling is not None and x.device != coupling.device:
-                check_device(x, "x", coupling.device, name)
-            if coupling is not None and coupling.num_nodes != x.size(0):
+            if coupling is None:
+                continue
+            check_device(x, "x", coupling.device, name)
+            if coupling.num_nodes != x.size(0):
                 raise ValueError(f"{name} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
-            if coupling is not None and coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):
+            if coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):
                 raise ValueError(
                     f"{name} has {coupling.heads} heads, so the state must be [num_nodes, {coupling.heads}, channels]; "
                     f"got {describe(x)}."

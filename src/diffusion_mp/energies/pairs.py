@@ -30,24 +30,28 @@ def check_heads(x: Tensor, name: str = "x") -> None:
         raise ValueError(f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}.")
 
 
+def by_head(x: State) -> Float[Tensor, "N H D"]:
+    """The state of every head; [N, C] is one head."""
+    return x.unsqueeze(1) if x.dim() == 2 else x
+
+
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """The state of every non-empty graph and every head in turn, [n, D] each: pairs never leave such a block."""
     check_heads(x)
-    heads = x.unsqueeze(1) if x.dim() == 2 else x
-    bounds = None if ptr is None else as_ptr(ptr)
-    if bounds is not None and int(bounds[-1]) != heads.size(0):
-        raise ValueError(f"ptr must end at the {heads.size(0)} rows of x; its graphs hold {int(bounds[-1])} nodes.")
-    if bounds is not None:
-        check_ptr(heads.size(0), bounds)
-    sizes = [heads.size(0)] if bounds is None else bounds.diff().tolist()
-    return [head for graph in heads.split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
+    sizes = [x.size(0)]
+    if ptr is not None:
+        bounds = as_ptr(ptr)
+        if int(bounds[-1]) != x.size(0):
+            raise ValueError(f"ptr must end at the {x.size(0)} rows of x; its graphs hold {int(bounds[-1])} nodes.")
+        check_ptr(x.size(0), bounds)
+        sizes = bounds.diff().tolist()
+    return [head for graph in by_head(x).split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
 
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
     """Σ_ij z_ij² with z_ij = ‖x_i − x_j‖ over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
-    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in parts:
+    for block in blocks(x, ptr):
         n, d = block.shape
         sum_a, m = total.new_zeros(()), total.new_zeros(d)
         for rows in _centred_chunks(block):
@@ -63,9 +67,8 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
     Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m is
     zero and nothing cancels: all that is left is positive. (c is held constant, so the gradient comes out exact too.)
     """
-    parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
-    for block in parts:
+    for block in blocks(x, ptr):
         n, d = block.shape
         zero = second.new_zeros
         sum_a, sum_aa, m, q, gram = zero(()), zero(()), zero(d), zero(d), zero(d, d)
@@ -83,10 +86,8 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
 
     Time O(N² d), memory O(N d) plus one tile, in the backward pass too: it computes each tile again.
     """
-    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in parts:
-        block = _centred(block)
+    for block in map(_centred, blocks(x, ptr)):
         for start, stop in _tiles(block.size(0)):
             tile = functools.partial(_tile_sum, function, start, stop)
             total = total + checkpoint(tile, block, use_reentrant=False, preserve_rng_state=False)

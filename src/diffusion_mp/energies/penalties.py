@@ -13,15 +13,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
-from diffusion_mp.energies.pairs import State, check_heads, sum_distance_powers, sum_over_pairs, sum_squared_distances
+from diffusion_mp.energies.pairs import (
+    State,
+    by_head,
+    check_heads,
+    sum_distance_powers,
+    sum_over_pairs,
+    sum_squared_distances,
+)
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_tensor
+
+#: The inverse of g, by the name that `Score` has for it.
+_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
 
 
 class Penalty(ABC):
     """What a pair of nodes at squared distance z² costs: δ(z²), concave and non-decreasing on ``domain`` (TfD, Eq. 13).
 
     Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). A new penalty writes
-    ``delta``, ``score`` (f = δ′) and ``_conjugate``.
+    ``delta`` and ``score`` (f = δ′).
     """
 
     #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
@@ -31,14 +41,14 @@ class Penalty(ABC):
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """δ(z²), element by element."""
 
-    @abstractmethod
-    def _conjugate(self, omega: Tensor) -> Tensor:
-        """δ̃(ω) for 0 ≤ ω ≤ f(0)."""
-
     @property
     @abstractmethod
     def score(self) -> Score:
         """f as a score of s = −½z², which makes its couplings."""
+
+    def reach(self, dtype: torch.dtype) -> float:
+        """The upper end of ``domain``, a little later: unit vectors of ``dtype`` are of unit norm up to rounding."""
+        return self.domain[1] * (1 + 16 * torch.finfo(dtype).eps)
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
@@ -52,17 +62,24 @@ class Penalty(ABC):
         """
         check_heads(x)
         check_flags(normalize=normalize)
-        values = x.unsqueeze(1) if x.dim() == 2 else x
+        values = by_head(x)
         return self.score.coupling(values, values, ptr, normalize=normalize, nonnegative=self.domain[1] == math.inf)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
 
-        Beyond the upper end of ``domain`` δ counts as constant there; δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
+        Attained at the s with f(s) = ω. Beyond the upper end of ``domain`` δ counts as constant; δ̃(ω) is −∞ for ω < 0
+        and −δ(0) for ω ≥ f(0).
         """
         check_tensor(omega, "omega", "of values of f")
-        slope_at_zero = self.f(torch.zeros_like(omega))
-        return torch.where(omega < 0, -math.inf, self._conjugate(omega.clamp(min=0).minimum(slope_at_zero)))
+        steepest = self.f(torch.zeros_like(omega))
+        score = self.score
+        if score.g == "constant":
+            return torch.where(omega < steepest, -math.inf, -self.delta(torch.zeros_like(omega)))
+        slope = omega.clamp(min=0).minimum(steepest)
+        s = (2 * (score.offset - _INVERSE[score.g](slope) / score.scale)).clamp(min=0)
+        product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never gets to zero
+        return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         """P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of the same graph (and head), in float64.
@@ -76,16 +93,11 @@ class Penalty(ABC):
 class QuadraticPenalty(Penalty):
     """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d)."""
 
+    score = Score("constant")
+
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
-
-    def _conjugate(self, omega: Tensor) -> Tensor:
-        return torch.zeros_like(omega).masked_fill(omega < 1, -math.inf)
-
-    @property
-    def score(self) -> Score:
-        return Score("constant")
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         return sum_squared_distances(x, ptr)
@@ -100,17 +112,11 @@ class SimplePenalty(Penalty):
     """
 
     domain: ClassVar[tuple[float, float]] = (0.0, 4.0)
+    score = Score("linear", scale=1.0, offset=2.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         return z2 * (2 - z2 / 4)
-
-    def _conjugate(self, omega: Tensor) -> Tensor:
-        return -(2 - omega).square()
-
-    @property
-    def score(self) -> Score:
-        return Score("linear", scale=1.0, offset=2.0)
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         second, fourth = sum_distance_powers(x, ptr)
@@ -121,18 +127,12 @@ class SimplePenalty(Penalty):
 class SigmoidPenalty(Penalty):
     """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20)."""
 
+    score = Score("sigmoid", scale=1.0, offset=1.0)
+
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         # z² − 2 softplus(z²/2 − 1) rewritten so that nothing cancels for distant pairs.
         return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
-
-    def _conjugate(self, omega: Tensor) -> Tensor:
-        entropy = -torch.xlogy(omega, omega) - torch.xlogy(1 - omega, 1 - omega)
-        return 2 * (entropy - (1 - omega))
-
-    @property
-    def score(self) -> Score:
-        return Score("sigmoid", scale=1.0, offset=1.0)
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,6 @@ class SoftmaxPenalty(Penalty):
         root = math.sqrt(self.dim)
         return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
 
-    def _conjugate(self, omega: Tensor) -> Tensor:
-        root = math.sqrt(self.dim)
-        return 2 * (1 + root) * omega - 2 * root * (torch.xlogy(omega, omega) + math.exp(1 / root))
-
     @property
     def score(self) -> Score:
         return Score("exp", scale=1 / math.sqrt(self.dim), offset=1.0)
@@ -175,9 +171,6 @@ class GaussianPenalty(Penalty):
         check_tensor(z2, "z2", "of squared distances")
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
-
-    def _conjugate(self, omega: Tensor) -> Tensor:
-        return 2 * self.bandwidth**2 * (omega - 1 - torch.xlogy(omega, omega))
 
     @property
     def score(self) -> Score:

@@ -26,6 +26,6 @@ class Backends(NamedTuple):
         """``function`` of the backend that was named, or of the first that does not decline; without autocast."""
         table = {"cpu": Implementation(getattr(self.cpu, function), always)}
         if self.triton is not None:
-            table = {"triton": gpu.implementation(self.triton, function, backend, self.widest)} | table
+            table = {"triton": gpu.kernel(self.triton, function, self.widest)} | table
         with without_autocast(next(arg for arg in args if isinstance(arg, Tensor))):
             return choose(self.operation, backend, table, *args)(*args)

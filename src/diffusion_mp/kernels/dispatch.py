@@ -22,7 +22,8 @@ class Implementation(NamedTuple):
     run: Callable[..., Any]
     """The computation, on the arguments of the operation."""
     declines: Callable[..., str | None]
-    """Why not on these arguments, as the end of a sentence ("q is on the CPU"); ``None``: it can."""
+    """Called with whether it was named, and the arguments: why not on these, as the end of a sentence ("q is on the
+    CPU"); ``None``: it can."""
 
 
 def requested(operation: str, backend: str) -> str:
@@ -48,18 +49,18 @@ def choose(operation: str, backend: str, table: Mapping[str, Implementation], *a
     Raises:
         BackendError: the named backend declines, or does not have the operation. Nothing else is taken instead.
     """
-    if backend == "auto":
-        return next(way.run for way in table.values() if way.declines(*args) is None)
-    if backend not in table:
+    named = backend != "auto"
+    if named and backend not in table:
         raise BackendError(
             f"backend {backend!r} does not have {operation}; it has {', '.join(map(repr, table))}. "
             f"Take one of these, or 'auto'."
         )
-    reason = table[backend].declines(*args)
-    if reason is not None:
-        raise BackendError(f"backend {backend!r} declines {operation}: {reason}. Take another, or 'auto'.")
-    return table[backend].run
+    for name in [backend] if named else table:
+        reason = table[name].declines(named, *args)
+        if reason is None:
+            return table[name].run
+    raise BackendError(f"backend {name!r} declines {operation}: {reason}. Take another, or 'auto'.")
 
 
-def always(*args: Any) -> None:
+def always(named: bool, *args: Any) -> None:
     """Declines nothing."""

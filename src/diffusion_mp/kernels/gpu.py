@@ -17,9 +17,9 @@ from diffusion_mp.kernels.dispatch import Implementation
 WIDEST = 256
 
 
-def implementation(module: str, function: str, backend: str, widest: float = WIDEST) -> Implementation:
+def kernel(module: str, function: str, widest: float = WIDEST) -> Implementation:
     """``function`` of a module of Triton kernels, which is imported when it runs; it takes rows up to ``widest``."""
-    return Implementation(partial(_run, module, function), partial(_declines, backend, widest))
+    return Implementation(partial(_run, module, function), partial(_declines, widest))
 
 
 def interpreted() -> bool:
@@ -31,13 +31,14 @@ def _run(module: str, function: str, *args: Any) -> Any:
     return getattr(importlib.import_module(module), function)(*args)
 
 
-def _declines(backend: str, widest: float, *args: Any) -> str | None:
+def _declines(widest: float, named: bool, *args: Any) -> str | None:
     """Why the kernels cannot take these arguments, as the end of a sentence; ``None``: they can.
 
     The interpreter is for tests: slow, and so only taken where "triton" was named.
     """
-    tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
-    if not ((backend == "triton" and interpreted()) or all(tensor.is_cuda for tensor in tensors)):
+    flat = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
+    tensors = [part for part in flat if isinstance(part, Tensor) and part.is_floating_point()]
+    if not ((named and interpreted()) or all(tensor.is_cuda for tensor in tensors)):
         return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
@@ -100,3 +101,8 @@ def precision(dtype: torch.dtype) -> str:
 def row_contiguous(x: Tensor) -> Tensor:
     """``x`` [N, H, F] with neighbouring channels side by side; an expanded head axis is not written out."""
     return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()
+
+
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """The tensors as kernels read them, row after row; what is not there stays ``None``."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]

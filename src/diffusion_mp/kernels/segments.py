@@ -1,6 +1,7 @@
 """Ragged batches: graphs of equal size are stacked, so no padding row exists and none can enter a sum."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,6 +25,12 @@ def buckets(ptr: Tensor | None, num_nodes: int) -> Iterator[tuple[int, Tensor]]:
     for size, members in zip(distinct.tolist(), order.split(counts.tolist()), strict=True):
         if size:
             yield size, ptr[members]
+
+
+def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
+    """The rows of every graph."""
+    bounds = [0, num_nodes] if ptr is None else ptr.tolist()
+    return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 def common_size(ptr: Tensor | None, num_nodes: int) -> int | None:

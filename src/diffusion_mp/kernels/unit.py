@@ -29,3 +29,8 @@ def quotient(part: Tensor, whole: Tensor) -> Tensor:
     whole = whole.to(torch.promote_types(whole.dtype, torch.float32))
     zero = whole.abs() < torch.finfo(whole.dtype).tiny
     return torch.where(zero, 0.0, part / torch.where(zero, 1.0, whole))
+
+
+def reciprocal(degree: Tensor) -> Tensor:
+    """1/d in at least float32, and 0 where d is 0: a row nobody sends to stays a zero row, in the gradient too."""
+    return quotient(degree.new_ones(()), degree)

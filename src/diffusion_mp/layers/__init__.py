@@ -1,16 +1,13 @@
 """Layers: the generic ``DiffusionConv`` and the named ones built from it."""
 
-from diffusion_mp.layers.difformer_conv import DIFFormerConv
+from diffusion_mp.layers.attention import DIFFormerConv, NodeFormerConv, SFiConv, SGFormerConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.gps_block import GPSBlock
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
-from diffusion_mp.layers.nodeformer_conv import NodeFormerConv
 from diffusion_mp.layers.pde_diffusion import PDEDiffusion1d
 from diffusion_mp.layers.positional import LaplacianEncoder
-from diffusion_mp.layers.sfi_conv import SFiConv
-from diffusion_mp.layers.sgformer_conv import SGFormerConv
 
 __all__ = [
     "APPNPConv",

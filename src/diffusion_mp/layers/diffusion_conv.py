@@ -44,9 +44,9 @@ class DiffusionConv(nn.Module):
         keep: what the update conserves beside the propagated values: ``"values"``, h(x) (Eq. 22; any channels), or
             ``"state"``, x (Eq. 63; in- and output have the same channels).
         reads: what the diffusivity looks at: ``"state"``, x, or ``"values"``, h(x), as GAT does and as Proposition 9
-            needs (ERRATA D23).
+            needs, which the layer as printed does not do (docs/errata.md, D23).
         steps: how often the update is applied with the one coupling inferred (the K of SGC and APPNP).
-        dropout: on the propagated values only; never on what the diffusivity reads or the update keeps (ERRATA D20).
+        dropout: on the propagated values only; never on what the diffusivity reads or the update keeps.
         validate: look for NaN and infinity in x at every call, which takes a pass over it.
 
     Shapes:
@@ -131,7 +131,7 @@ class DiffusionConv(nn.Module):
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(values.flatten(1) if self.reads == "values" else x, graph)
-        state = self._by_head(x) if self.keep == "state" else values
+        state = values if self.value is None or self.keep == "values" else self._by_head(x)
         out = self._evolve(state, values, coupling, self._source(state, source))
         out = self.output(self._join(out))
         return (out, coupling) if return_coupling else out
@@ -160,7 +160,7 @@ class DiffusionConv(nn.Module):
             check_state(source, "source", channels, module=self)
             check_device(source, "source", state.device, "x")
             return self._by_head(source)
-        return state if getattr(self.update, "beta", 0.0) else None
+        return state if self.update.beta else None
 
     def output(self, out: Tensor) -> Tensor:
         """What happens to the new state [N, C] at the end: the bias. Named layers add to it."""

@@ -1,12 +1,14 @@
 """The well-known GNN layers as one step of a diffusion: each only chooses a diffusivity and an update.
 
 Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All are the *residual* form
-x′ = (1 − τ) x + τ S v: the conservative Eq. (6) has another degree term (ERRATA D4).
+x′ = (1 − τ) x + τ S v. The paper derives some of them from the conservative Eq. (6), which has Σ_j s_ij in the place of
+the 1 and is another layer (docs/errata.md, D4).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,51 +18,45 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, GATDiffusivity, Ide
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.updates import ExplicitEuler
+from diffusion_mp.updates import ExplicitEuler, teleport
+
+
+def _propagate() -> ExplicitEuler:
+    """x′ = S v."""
+    return ExplicitEuler(1.0, "residual")
 
 
 def _gcn_adjacency(self_loops: SelfLoops = "remaining") -> AdjacencyDiffusivity:
+    """Â = D^-½ (A + I) D^-½, with degrees as PyG has them."""
     return AdjacencyDiffusivity("sym", self_loops=self_loops, direction="pyg")
-
-
-def teleport(alpha: float) -> ExplicitEuler:
-    """x′ = (1 − α) S x + α h: a step of size 1 − α with source and leak α/(1 − α) (ERRATA D22)."""
-    check_positive(alpha, "alpha", allow_zero=True)
-    if alpha >= 1:
-        raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
-    rate = alpha / (1 - alpha)
-    return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
 
 class MLPConv(DiffusionConv):
     """x′ = W x + b: no node sees another."""
 
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
-        super().__init__(in_channels, out_channels, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"), bias=bias)
+        super().__init__(in_channels, out_channels, IdentityDiffusivity(), _propagate(), bias=bias)
 
 
 class GCNConv(DiffusionConv):
-    r"""x′ = D^-½ (A + I) D^-½ W x + b (Kipf & Welling 2017; Example 1 with τ = 1)."""
+    r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1)."""
 
     references = ("kipf2017gcn",)
 
     def __init__(
         self, in_channels: int, out_channels: int, *, self_loops: SelfLoops = "remaining", bias: bool = True
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias
-        )
+        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), _propagate(), bias=bias)
 
 
 class SGConv(DiffusionConv):
-    r"""x′ = (D^-½ (A + I) D^-½)^K W x + b (Wu et al. 2019)."""
+    r"""x′ = Â^K W x + b (Wu et al. 2019)."""
 
     references = ("wu2019sgc",)
 
     def __init__(self, in_channels: int, out_channels: int, K: int = 2, *, bias: bool = True) -> None:
         check_counts(K=K)
-        update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, out_channels, _gcn_adjacency(), update, bias=bias, steps=K)
+        super().__init__(in_channels, out_channels, _gcn_adjacency(), _propagate(), bias=bias, steps=K)
 
 
 class GINConv(DiffusionConv):
@@ -76,14 +72,12 @@ class GINConv(DiffusionConv):
     references = ("xu2019gin",)
 
     def __init__(self, in_channels: int, mlp: nn.Module, eps: float = 0.0, *, train_eps: bool = False) -> None:
-        check_counts(in_channels=in_channels)
         check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
         check_number(eps, "eps")
         check_flags(train_eps=train_eps)
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
-        update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
+        super().__init__(in_channels, in_channels, diffusivity, _propagate(), transform=False, bias=False)
         self.mlp = mlp
 
     def reset_parameters(self) -> None:
@@ -95,7 +89,14 @@ class GINConv(DiffusionConv):
 
 
 class GATConv(DiffusionConv):
-    r"""x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018); ``out_channels`` is per head."""
+    r"""x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018).
+
+    Args:
+        in_channels, heads, concat: as in :class:`DiffusionConv`.
+        out_channels: per head.
+        negative_slope, self_loops: of α, see :class:`GATDiffusivity`.
+        options: ``dropout`` and ``bias`` of :class:`DiffusionConv`.
+    """
 
     references = ("velickovic2018gat",)
 
@@ -108,20 +109,12 @@ class GATConv(DiffusionConv):
         concat: bool = True,
         negative_slope: float = 0.2,
         self_loops: SelfLoops = "remaining",
-        dropout: float = 0.0,
-        bias: bool = True,
+        **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        check_counts(out_channels=out_channels, heads=heads)
+        attention = GATDiffusivity(heads * out_channels, heads, negative_slope=negative_slope, self_loops=self_loops)
         super().__init__(
-            in_channels,
-            out_channels,
-            GATDiffusivity(heads * out_channels, heads, negative_slope=negative_slope, self_loops=self_loops),
-            ExplicitEuler(1.0, "residual"),
-            heads,
-            concat=concat,
-            reads="values",
-            dropout=dropout,
-            bias=bias,
+            in_channels, out_channels, attention, _propagate(), heads, concat=concat, reads="values", **options
         )
 
 
@@ -151,10 +144,11 @@ class GCNIIConv(DiffusionConv):
         super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False)
         if (theta is None) != (layer is None):
             raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}.")
+        self.mapping = 1.0
         if theta is not None and layer is not None:
             check_positive(theta, "theta")
             check_counts(layer=layer)
-        self.mapping = 1.0 if theta is None or layer is None else math.log(theta / layer + 1)
+            self.mapping = math.log(theta / layer + 1)
         self.weight = nn.Parameter(torch.empty(channels, channels))
         glorot(self.weight)
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.errors import (
-    check_counts,
-    check_edge_rows,
-    check_flags,
-    check_positive,
-    check_probability,
-    check_state,
-)
+from diffusion_mp.errors import check_flags, check_positive
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.norm import Norm, make_norm
+from diffusion_mp.layers.edge_layer import EdgeLayer, Norm, make_norm
 
 
-class GatedGCNConv(nn.Module):
+class GatedGCNConv(EdgeLayer):
     r"""Residual gated graph convolution with edge features (Bresson & Laurent 2017; Dwivedi et al. 2023, Section 3).
 
     h′_i = h_i + ReLU(BN(A h_i + Σ_j η_ij ∘ B h_j)),  η_ij = a_ij σ(ê_ij) / (Σ_l a_il σ(ê_il) + ε),
     ê_ij = C e_ij + D h_i + E h_j,  e′_ij = e_ij + ReLU(BN(ê_ij)),
 
     j over the senders of i, all matrices with a bias. The gates are a coupling with one head per channel; a weight a_ij
-    says how often its edge counts. A node that nobody sends to keeps A h_i alone.
+    says how often its edge counts. A node that nobody sends to keeps A h_i alone. Without ``edge_attr`` e = 0.
 
     Args:
         channels: of nodes and edges, before and after.
@@ -38,14 +28,7 @@ class GatedGCNConv(nn.Module):
         dropout: rate, on what is added to h_i and e_ij.
         eps: ε.
 
-    Shapes:
-        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`, but observed edges there must be; edge_attr:
-          [E, channels] in the order of ``edge_index``, or ``None`` for e = 0.
-        - output: x′ [N, channels]; the pair (x′, e′) if ``edge_attr`` was given; with ``return_coupling`` the gates
-          come last.
-
-    Raises:
-        TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
+    Shapes: as in :class:`EdgeLayer`, but observed edges there must be.
     """
 
     references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
@@ -59,35 +42,14 @@ class GatedGCNConv(nn.Module):
         dropout: float = 0.0,
         eps: float = 1e-6,
     ) -> None:
-        super().__init__()
-        check_counts(channels=channels)
-        check_probability(dropout, "dropout")
+        super().__init__(channels, dropout)
         check_positive(eps, "eps")
         check_flags(residual=residual)
-        self.in_channels = self.out_channels = channels
-        self.residual, self.dropout, self.eps = residual, dropout, eps
+        self.residual, self.eps = residual, eps
         self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
         self.node_norm, self.edge_norm = make_norm(norm, channels), make_norm(norm, channels)
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew, in the order of the constructor; running statistics start again."""
-        for child in self.children():
-            reset(child)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> Any:
-        """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the gates."""
-        check_flags(return_coupling=return_coupling)
-        check_state(x, channels=self.in_channels, module=self)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
         if graph.edge_index is None:
             raise ValueError(
                 "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
@@ -96,17 +58,10 @@ class GatedGCNConv(nn.Module):
         source, target = graph.edge_index
         logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
         if edge_attr is not None:
-            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
-            check_edge_rows(edge_attr, graph.num_edges)
             logits = logits + self.edge(edge_attr)
         gates = self._gates(logits, graph)
-        moved = self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2)
-        results: list[Tensor | Coupling] = [self._next(x, moved, self.node_norm)]
-        if edge_attr is not None:
-            results.append(self._next(edge_attr, logits, self.edge_norm))
-        if return_coupling:
-            results.append(gates)
-        return results[0] if len(results) == 1 else tuple(results)
+        moved = self._next(x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm)
+        return moved, None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm), gates
 
     def _gates(self, logits: Tensor, graph: Graph) -> Coupling:
         # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,9 +11,16 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_sequences, check_state, describe
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_sequences,
+    check_state,
+    describe,
+)
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
@@ -27,15 +34,11 @@ class PDEDiffusion1d(nn.Module):
     Args:
         channels: C.
         heads: H; cuts the channels for ``per="head"``.
-        strides: h_k.
-        boundary: ``"symmetric"``, or another that loses a guarantee: see `NeumannCoupling`.
-        alpha: Σ_k α_k at initialisation.
-        budget: bound of Σ_k α_k: ½, ¼ (no mode changes sign) or ``None`` (none, for an update stable at any α): see
-            `NeumannDiffusivity`.
         per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
         update: moves the state; ``ExplicitEuler(1.0)``, which is the equation above, by default.
-        norm: LayerNorm after the step (Eq. 16). The guarantees are those of the bare step: none covers the composite
-            (ERRATA P5).
+        norm: LayerNorm after the step (Eq. 16). The guarantees are those of the bare step, and none covers the
+            composite, unlike the paper says (docs/errata.md, P5).
+        options: of :class:`NeumannDiffusivity`, where α comes from (``strides``, ``boundary``, ``alpha``, ``budget``).
 
     Shapes:
         - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], sorted: the sequence of every row.
@@ -54,25 +57,20 @@ class PDEDiffusion1d(nn.Module):
         channels: int,
         *,
         heads: int = 1,
-        strides: Sequence[int] = (1,),
-        boundary: Boundary = "symmetric",
-        alpha: float = 0.1,
-        budget: float | None = 0.5,
         per: Literal["layer", "head", "channel"] = "layer",
         update: StateUpdate | None = None,
         norm: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
         check_counts(channels=channels, heads=heads)
         check_flags(norm=norm)
         check_choice(per, "per", ["layer", "head", "channel"])
+        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if channels % heads:
             raise ValueError(f"heads must divide channels={channels}; got {heads}.")
-        if update is not None and not isinstance(update, StateUpdate):
-            raise TypeError(f"update must be a StateUpdate; got {describe(update)}.")
         self.in_channels = self.out_channels = channels
-        sets = {"layer": 1, "head": heads, "channel": channels}[per]
-        self.diffusivity = NeumannDiffusivity(sets, strides=strides, boundary=boundary, alpha=alpha, budget=budget)
+        self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
         self.update = ExplicitEuler(1.0) if update is None else update
         self.norm = nn.LayerNorm(channels) if norm else None
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_counts, check_flags, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_probability, check_state
 from diffusion_mp.graph import Graph
+
+#: What a model tells the coupling of every step.
+Record = Callable[[Coupling], None]
+
+
+def forget(coupling: Coupling) -> None:
+    """The record of a call that did not ask for couplings: no coupling, and no state it was made of, is kept."""
+
+
+def recorded(record: Record, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Any:
+    """What a layer returns for a state, its coupling being told to the record instead."""
+    *states, coupling = layer(x, graph, return_coupling=True, **inputs)
+    record(coupling)
+    return states[0] if len(states) == 1 else tuple(states)
 
 
 class GraphModel(nn.Module, ABC):
@@ -28,8 +44,8 @@ class GraphModel(nn.Module, ABC):
         self.in_channels = in_channels
 
     @abstractmethod
-    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
-        """The logits [N, out_channels] and the operator of every layer, for features and a graph that were checked."""
+    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+        """The logits [N, out_channels], for features and a graph that were checked; every coupling is recorded."""
 
     def forward(
         self,
@@ -43,10 +59,49 @@ class GraphModel(nn.Module, ABC):
         """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
         check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
-        logits, couplings = self.propagate(x, Graph.coerce(x, edge_index, edge_weight, batch))
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        couplings: list[Coupling] = []
+        logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
         return (logits, couplings) if return_coupling else logits
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""
         for child in self.children():
             reset(child)
+
+
+class LayerStack(GraphModel):
+    """An input layer, ``num_layers`` layers with a norm after each, an output layer; a model says how they follow.
+
+    Args:
+        in_channels, hidden_channels, out_channels: as in :class:`GraphModel`.
+        num_layers: K.
+        conv: makes a layer.
+        layer_norm: normalise after the input layer and after every layer.
+        dropout: rate; the model says of what.
+        states: how many states the output layer reads side by side.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        conv: Callable[[], nn.Module],
+        *,
+        layer_norm: bool,
+        dropout: float,
+        states: int = 1,
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels)
+        check_counts(num_layers=num_layers)
+        check_flags(layer_norm=layer_norm)
+        check_probability(dropout, "dropout")
+        self.dropout = dropout
+        self.encoder = nn.Linear(in_channels, hidden_channels)
+        self.convs = nn.ModuleList(conv() for _ in range(num_layers))
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)
+        )
+        self.decoder = nn.Linear(states * hidden_channels, out_channels)

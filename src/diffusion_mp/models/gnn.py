@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, cast
+from collections.abc import Iterable, Iterator
+from itertools import pairwise, starmap
+from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
-from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
-from diffusion_mp.layers.fixed import teleport
-from diffusion_mp.models.base import GraphModel
+from diffusion_mp.models.base import GraphModel, Record, recorded
+from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What the constructor of :class:`DiffusionGNN` was told."""
-
-    channels: list[int]
-    hidden: int
-    heads: int
-    dropout: float
-    alpha: float
-    theta: float
-
-    @property
-    def depth(self) -> int:
-        return len(self.channels) - 1
-
-
-def _mlp(plan: _Plan) -> Iterator[DiffusionConv]:
-    return (MLPConv(a, b) for a, b in pairwise(plan.channels))
-
-
-def _gcn(plan: _Plan) -> Iterator[DiffusionConv]:
-    return (GCNConv(a, b) for a, b in pairwise(plan.channels))
-
-
-def _sgc(plan: _Plan) -> Iterator[DiffusionConv]:
-    yield SGConv(plan.channels[0], plan.channels[-1], plan.depth)
-
-
-def _gin(plan: _Plan) -> Iterator[DiffusionConv]:
-    for a, b in pairwise(plan.channels):
-        mlp = nn.Sequential(nn.Linear(a, plan.hidden), nn.ReLU(), nn.Linear(plan.hidden, b))
-        yield GINConv(a, mlp, train_eps=True)
-
-
-def _gat(plan: _Plan) -> Iterator[DiffusionConv]:
-    *hidden, last = pairwise(plan.channels)
-    yield from (GATConv(a, b // plan.heads, plan.heads, dropout=plan.dropout) for a, b in hidden)
-    yield GATConv(*last, dropout=plan.dropout)
-
-
-def _appnp(plan: _Plan) -> Iterator[DiffusionConv]:
-    yield MLPConv(plan.channels[0], plan.hidden)
-    yield MLPConv(plan.hidden, plan.channels[-1])
-    yield APPNPConv(plan.channels[-1], plan.depth, plan.alpha)
-
-
-def _gcnii(plan: _Plan) -> Iterator[DiffusionConv]:
-    yield MLPConv(plan.channels[0], plan.hidden)
-    yield from (GCNIIConv(plan.hidden, plan.alpha, plan.theta, k + 1) for k in range(plan.depth))
-    yield MLPConv(plan.hidden, plan.channels[-1])
-
-
-CONVS: dict[str, Callable[[_Plan], Iterator[DiffusionConv]]] = {
-    "mlp": _mlp,
-    "gcn": _gcn,
-    "sgc": _sgc,
-    "gin": _gin,
-    "gat": _gat,
-    "appnp": _appnp,
-    "gcnii": _gcnii,
-}
 
 
 class DiffusionGNN(GraphModel):
@@ -115,18 +50,43 @@ class DiffusionGNN(GraphModel):
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers, heads=heads)
-        check_choice(conv, "conv", CONVS)
+        check_choice(conv, "conv", get_args(ConvName))
         check_probability(dropout, "dropout")
-        teleport(alpha)
+        teleport(alpha)  # refuses what no step could teleport, whichever layers there are
         check_positive(theta, "theta")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
         self.dropout = dropout
-        channels = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        self.convs = nn.ModuleList(CONVS[conv](_Plan(channels, hidden_channels, heads, dropout, alpha, theta)))
 
-    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
-        couplings, initial = [], None
+        def layers() -> Iterator[DiffusionConv]:
+            pairs = list(pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels]))
+            match conv:
+                case "mlp":
+                    yield from starmap(MLPConv, pairs)
+                case "gcn":
+                    yield from starmap(GCNConv, pairs)
+                case "sgc":
+                    yield SGConv(in_channels, out_channels, num_layers)
+                case "gin":
+                    for a, b in pairs:
+                        mlp = nn.Sequential(nn.Linear(a, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, b))
+                        yield GINConv(a, mlp, train_eps=True)
+                case "gat":
+                    *hidden, last = pairs
+                    yield from (GATConv(a, b // heads, heads, dropout=dropout) for a, b in hidden)
+                    yield GATConv(*last, dropout=dropout)
+                case "appnp":
+                    yield from (MLPConv(in_channels, hidden_channels), MLPConv(hidden_channels, out_channels))
+                    yield APPNPConv(out_channels, num_layers, alpha)
+                case "gcnii":
+                    yield MLPConv(in_channels, hidden_channels)
+                    yield from (GCNIIConv(hidden_channels, alpha, theta, k + 1) for k in range(num_layers))
+                    yield MLPConv(hidden_channels, out_channels)
+
+        self.convs = nn.ModuleList(layers())
+
+    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+        initial = None
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
             has_weights = any(True for _ in conv.parameters())
             has_source = conv.update.beta != 0
@@ -134,6 +94,5 @@ class DiffusionGNN(GraphModel):
             # The first state that a source is asked for is the initial embedding of Eq. 10.
             initial = x if has_source and initial is None else initial
             x = dropout(x, self.dropout, self.training) if has_weights else x
-            x, coupling = conv(x, graph, source=initial if has_source else None, return_coupling=True)
-            couplings.append(coupling)
-        return x, couplings
+            x = recorded(record, conv, x, graph, source=initial if has_source else None)
+        return x

@@ -11,7 +11,7 @@ from torch import nn
 
 from diffusion_mp.errors import check_flags, check_kind, describe
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
-from diffusion_mp.layers.norm import Norm
+from diffusion_mp.layers.edge_layer import Norm
 from diffusion_mp.models.stack import BlockStack
 
 
@@ -22,8 +22,6 @@ class GatedGCN(BlockStack):
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         norm, dropout: of every layer.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
-
-    Shapes: see :class:`BlockStack`.
     """
 
     def __init__(
@@ -37,14 +35,10 @@ class GatedGCN(BlockStack):
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
-            num_layers,
-            lambda: GatedGCNConv(hidden_channels, norm=norm, dropout=dropout),
-            **options,
-        )
+        def block() -> nn.Module:
+            return GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
+
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
 
 
 class GPS(BlockStack):
@@ -54,15 +48,12 @@ class GPS(BlockStack):
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        heads: H of the attention.
-        lam, adjacency: λ* and the term Ã of the attention.
+        heads, lam, adjacency: H, λ* and the term Ã of the attention.
         attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout: of the blocks.
         attention_dropout: on the values that the attention propagates.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
-
-    Shapes: see :class:`BlockStack`.
     """
 
     def __init__(
@@ -83,21 +74,13 @@ class GPS(BlockStack):
         **options: Any,
     ) -> None:
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
-        check_flags(local=local, adjacency=adjacency)
-        attention = attention or {}
+        check_flags(local=local)
 
         def block() -> nn.Module:
+            own = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}
+            further = copy.deepcopy(attention or {})  # a module among them belongs to one block
             passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout) if local else None
-            global_ = SFiConv(
-                hidden_channels,
-                hidden_channels,
-                heads,
-                lam=lam,
-                adjacency=adjacency,
-                residual=False,
-                dropout=attention_dropout,
-                **copy.deepcopy(attention),
-            )
+            global_ = SFiConv(hidden_channels, hidden_channels, heads, **own, **further)
             return GPSBlock(hidden_channels, passing, global_, norm=norm, dropout=dropout)
 
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
@@ -108,9 +91,8 @@ class DFiFormer(GPS):
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
+        adjacency: the term Ã.
         options: further ones of :class:`GPS`, but for ``lam``.
-
-    Shapes: see :class:`BlockStack`.
     """
 
     def __init__(
@@ -136,8 +118,6 @@ class SFiFormer(GPS):
         lam: λ*.
         adjacency: the term Ã (Table 3 compares).
         options: further ones of :class:`GPS`; α, frictions and γ in ``attention={"alpha": ...}``.
-
-    Shapes: see :class:`BlockStack`.
     """
 
     def __init__(
@@ -151,9 +131,8 @@ class SFiFormer(GPS):
         adjacency: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, lam=lam, adjacency=adjacency, **options
-        )
+        sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        super().__init__(*sizes, lam=lam, adjacency=adjacency, **options)
 
     @classmethod
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:

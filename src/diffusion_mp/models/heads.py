@@ -1,4 +1,4 @@
-"""From states to predictions: for nodes, for graphs, for pairs of nodes."""
+"""From states to predictions: for nodes, for graphs, for pairs of nodes, for padded sequences."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import check_pairs
 from diffusion_mp.graph import Graph
 
 Task = Literal["node", "graph", "link"]
+Pooling = Literal["mean", "first", "last"]
 
 
 class Head(nn.Module, ABC):
@@ -26,28 +27,28 @@ class Head(nn.Module, ABC):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, out_channels))
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew."""
-        reset(self.mlp)
-
-    @abstractmethod
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         """The predictions, for states [N, C]; ``pairs`` [2, L] are of a link task only."""
+        if pairs is not None:
+            raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
+        return self.mlp(self.read(x, graph))
+
+    @abstractmethod
+    def read(self, x: Tensor, graph: Graph) -> Tensor:
+        """What the MLP reads."""
 
 
 class NodeHead(Head):
     """Logits of every node [N, out_channels]."""
 
-    def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
-        _refuse(pairs)
-        return self.mlp(x)
+    def read(self, x: Tensor, graph: Graph) -> Tensor:
+        return x
 
 
 class GraphHead(Head):
     """Logits of every graph [B, out_channels], of the mean of its nodes; an empty graph counts as zero."""
 
-    def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
-        _refuse(pairs)
+    def read(self, x: Tensor, graph: Graph) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if graph.is_single:
             mean = wide.sum(0, keepdim=True) / max(1, graph.num_nodes)
@@ -55,23 +56,29 @@ class GraphHead(Head):
             member = graph.batch.to(x.device)
             total = wide.new_zeros(graph.num_graphs, x.size(1)).index_add(0, member, wide)
             mean = total / graph.ptr.diff().to(total).clamp(min=1).unsqueeze(1)
-        return self.mlp(mean.to(x.dtype))
+        return mean.to(x.dtype)
 
 
-class LinkHead(Head):
+class LinkHead(NodeHead):
     """Scores of listed pairs [L]: ⟨MLP(x_u), MLP(x_v)⟩, the same in both directions."""
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         if pairs is None:
             raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
         pairs = check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
-        embedding = self.mlp(x)
+        embedding = super().forward(x, graph, None)
         return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1)
 
 
 HEADS: dict[str, type[Head]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}
 
 
-def _refuse(pairs: Tensor | None) -> None:
-    if pairs is not None:
-        raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
+def pooled(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"], pooling: Pooling) -> Float[Tensor, "B C"]:
+    """The mean of the tokens of every sequence, its first one (where a tokeniser puts its [CLS]), or its last one (which
+    has seen all others in a causal model), in at least float32; a sequence without a token counts as zero."""
+    if pooling == "first":
+        mask = mask & (mask.cumsum(1) == 1)
+    elif pooling == "last":
+        mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask.unsqueeze(2), 0)
+    return (wide.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, merged
+from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import DiffusionConv
 
 # Modules that make a row of a row.
 ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
@@ -73,9 +71,9 @@ def full_graph_inference(
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Each of these once, as a rule: a pass of a row-wise module, two of a coupling.
-        passes = sum(isinstance(m, _ByBlocks) + 2 * isinstance(m, DiffusionConv) for m in runner.modules())
+        passes = sum(isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules())
         bar.reset(total=passes * -(-x.size(0) // block_size))
-        logits: Tensor = runner(x, BlockedGraph(graph, blocks))
+        logits: Tensor = runner(x, graph)
     return logits
 
 
@@ -86,16 +84,14 @@ class Blocks:
         self.size, self.device, self.bar = size, device, bar
 
     def take_over(self, module: nn.Module) -> None:
-        """Let the row-wise modules within ``module`` run by blocks; layers keep no coupling."""
+        """Let the modules within ``module`` that make a row of a row, or a coupling of rows, run by blocks."""
         for name, child in module.named_children():
-            if isinstance(child, Diffusivity):
-                continue
             if isinstance(child, ROW_WISE):
-                setattr(module, name, _ByBlocks(child.to(self.device), self))
-            else:
+                setattr(module, name, _RowWise(child.to(self.device), self))
+            elif not isinstance(child, Diffusivity) or child.depends_on == "parts":
                 self.take_over(child)
-        if isinstance(module, DiffusionConv):
-            module.register_forward_hook(_without_state)
+            elif child.depends_on == "rows":
+                setattr(module, name, _Blockwise(child, self))
 
     def each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
         """What the function returns for every block of rows."""
@@ -124,12 +120,7 @@ class Blocks:
         return result
 
 
-def _without_state(module: nn.Module, args: Any, out: Any) -> Any:
-    """A coupling holds the state that it was made of, and models collect them: another takes its place, unread."""
-    return (out[0], IdentityCoupling(out[0].size(0))) if isinstance(out, tuple) else out
-
-
-class _ByBlocks(nn.Module):
+class _RowWise(nn.Module):
     """A row-wise module on the device, called with all rows."""
 
     def __init__(self, module: nn.Module, blocks: Blocks) -> None:
@@ -140,29 +131,22 @@ class _ByBlocks(nn.Module):
         return self.blocks.joined(self.module, x)
 
 
-class BlockedGraph(Graph):
-    """A graph whose O(N) couplings are made for a block of rows at a time."""
+class _Blockwise(Diffusivity):
+    """A diffusivity that reads single rows: where its coupling has sums, it is made for a block of rows at a time."""
 
-    def __init__(self, graph: Graph, blocks: Blocks) -> None:
-        edges = (graph.num_nodes, graph.edge_index, graph.edge_weight)
-        super().__init__(*edges, full_degree=graph.full_degree, validate=False)
-        self._derived, self.blocks = graph._derived, blocks
+    depends_on = "rows"
 
-    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
-        """By blocks where the coupling is a function of single rows and has sums; else as ever."""
-        composed = any(isinstance(module, Diffusivity) for module in list(diffusivity.modules())[1:])
-        frobenius = isinstance(diffusivity, QueryKeyDiffusivity) and diffusivity.normalize == "frobenius"
-        if composed or frobenius or diffusivity.needs_graph or diffusivity.positional:
-            return super().couple(diffusivity, x)
-        on_device = deepcopy(diffusivity).to(self.blocks.device)
+    def __init__(self, diffusivity: Diffusivity, blocks: Blocks) -> None:
+        super().__init__()
+        self.diffusivity, self.blocks = diffusivity, blocks
+        self.heads = diffusivity.heads
 
-        def couple(rows: Tensor) -> Coupling:
-            return on_device.couple(rows, Graph(rows.size(0)))
-
-        example = couple(x[:1].to(self.blocks.device))
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        example = self.diffusivity.to(x.device).couple(x[:1], Graph(min(1, x.size(0))))
         if not isinstance(example, PooledCoupling):
-            return super().couple(diffusivity, x)
-        return BlockwiseCoupling(couple, example, x, self.blocks)
+            return self.diffusivity.couple(x, graph)
+        on_device = self.diffusivity.to(self.blocks.device)
+        return BlockwiseCoupling(lambda rows: on_device.couple(rows, Graph(rows.size(0))), example, x, self.blocks)
 
 
 class BlockwiseCoupling(Coupling):

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_number, check_state, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.fixed import teleport
+from diffusion_mp.updates import teleport
 
 # Classes that nobody is labelled with, beyond one per node: more is a wrong number, and costs memory.
 MANY_CLASSES = 1 << 16

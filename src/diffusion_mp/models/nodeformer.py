@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import dropout, elu
 from torch_geometric.nn import JumpingKnowledge
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv
-from diffusion_mp.models.base import GraphModel
+from diffusion_mp.models.base import LayerStack, Record, recorded
 
 
-class NodeFormer(GraphModel):
+class NodeFormer(LayerStack):
     r"""NodeFormer (Wu et al. 2022; slides, Algorithm 1): an input layer, L attention layers, an output layer.
 
     Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O [Z^(0) ‖ … ‖ Z^(L)].
@@ -25,19 +24,18 @@ class NodeFormer(GraphModel):
 
     >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
 
-    Without a graph the model simply runs, and nothing is recorded (ERRATA N9).
+    Without a graph the model simply runs, and nothing is recorded.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
         num_layers: L.
-        heads: H, concatenated and mixed by a linear layer.
         edge_regularization: λ.
         residual: add the state that a layer started from.
         layer_norm: normalise after the input layer and after every layer.
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: what the output layer reads: ``"cat"``, all states (the slides), ``"max"`` of them, or ``None``, the last.
         dropout: rate, after the input layer and after every layer.
-        options: further ones of :class:`NodeFormerConv` (``tau``, ``num_features``, ``num_samples``, ``hops``, …).
+        options: further ones of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
     Shapes: see :class:`GraphModel`.
     """
@@ -49,7 +47,6 @@ class NodeFormer(GraphModel):
         out_channels: int,
         num_layers: int = 2,
         *,
-        heads: int = 1,
         edge_regularization: float = 1.0,
         residual: bool = True,
         layer_norm: bool = True,
@@ -58,36 +55,36 @@ class NodeFormer(GraphModel):
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
         check_choice(activation, "activation", ["elu", None])
         check_choice(jump, "jump", ["cat", "max", None])
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
-        check_probability(dropout, "dropout")
-        check_flags(residual=residual, layer_norm=layer_norm)
-        self.residual, self.activation, self.dropout = residual, activation, dropout
-        self.encoder = nn.Linear(in_channels, hidden_channels)
-        self.convs = nn.ModuleList(
-            NodeFormerConv(
-                hidden_channels, hidden_channels, heads, edge_regularization=edge_regularization / num_layers, **options
-            )
-            for _ in range(num_layers)
-        )
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)
-        )
-        self.jump = None if jump is None else JumpingKnowledge(jump)
-        self.decoder = nn.Linear((num_layers + 1 if jump == "cat" else 1) * hidden_channels, out_channels)
+        check_flags(residual=residual)
+        share = edge_regularization / num_layers
 
-    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
+        def conv() -> NodeFormerConv:
+            return NodeFormerConv(hidden_channels, hidden_channels, edge_regularization=share, **options)
+
+        super().__init__(
+            in_channels,
+            hidden_channels,
+            out_channels,
+            num_layers,
+            conv,
+            layer_norm=layer_norm,
+            dropout=dropout,
+            states=num_layers + 1 if jump == "cat" else 1,
+        )
+        self.residual, self.activation = residual, activation
+        self.jump = None if jump is None else JumpingKnowledge(jump)
+
+    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         x = dropout(elu(self.norms[0](self.encoder(x))), self.dropout, self.training)
-        states, couplings = [x], []
+        states = [x]
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            moved, coupling = conv(x, graph, return_coupling=True)
+            moved = recorded(record, conv, x, graph)
             x = norm(moved + x if self.residual else moved)
             x = elu(x) if self.activation == "elu" else x
             x = dropout(x, self.dropout, self.training)
             states.append(x)
-            couplings.append(coupling)
-        logits = self.decoder(x if self.jump is None else self.jump(states))
-        return logits, couplings
+        return self.decoder(x if self.jump is None else self.jump(states))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,10 +24,9 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.self_attention import NoDiffusion
-from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
 from diffusion_mp.models.encoders import FeatureEncoder
-from diffusion_mp.models.pooling import POOLINGS, Pooling
+from diffusion_mp.models.heads import Pooling, pooled
 
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
 
@@ -104,33 +103,34 @@ class PDETransformer(nn.Module):
         check_flags(causal=causal)
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
-        check_choice(pooling, "pooling", POOLINGS)
+        check_choice(pooling, "pooling", get_args(Pooling))
         check_choice(task, "task", ["classify", "retrieve"])
         check_probability(dropout, "dropout")
-        options = _options(placement, diffusion, causal)
+        if placement is None and diffusion is not None:
+            raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
+        chosen = None if placement is None else SITES[placement]
+        options = dict(diffusion or {})
+        if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
+            raise ValueError(
+                f"boundary must be 'causal' in a causal model, or positions see later ones; "
+                f"got {options['boundary']!r}."
+            )
 
         def place(site: str, channels: int) -> nn.Module:
-            if placement is None or SITES[placement] != site:
-                return NoDiffusion()
-            return PDEDiffusion1d(channels, **copy.deepcopy(options))
+            return PDEDiffusion1d(channels, **copy.deepcopy(options)) if site == chosen else NoDiffusion()
 
         self.placement, self.pooling, self.task, self.dropout = placement, pooling, task, dropout
         self.positions = nn.Parameter(torch.empty(max_length, hidden_channels))
         self.encoder = FeatureEncoder(in_channels, hidden_channels)
         self.after_embedding = place("embedding", hidden_channels)
+        wide = 4 * hidden_channels
+        between = wide if mlp_channels is None else mlp_channels
         self.blocks = nn.ModuleList(
-            TransformerBlock(
-                hidden_channels,
-                heads,
-                mlp_channels=4 * hidden_channels if mlp_channels is None else mlp_channels,
-                causal=causal,
-                dropout=dropout,
-                place=place,
-            )
+            TransformerBlock(hidden_channels, heads, mlp_channels=between, causal=causal, dropout=dropout, place=place)
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(hidden_channels)
-        read = hidden_channels if task == "classify" else 4 * hidden_channels
+        read = hidden_channels if task == "classify" else wide
         self.head = nn.Sequential(nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels))
         self._start_positions()
 
@@ -165,30 +165,33 @@ class PDETransformer(nn.Module):
         for block in self.blocks:
             state = block(state, mask)
         tokens = torch.ones_like(state[..., 0], dtype=torch.bool) if mask is None else mask
-        return POOLINGS[self.pooling](self.norm(state), tokens)
+        return pooled(self.norm(state), tokens, self.pooling)
 
     def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
         """The first state: embedding and position, smoothed under P1."""
-        check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor of sequences; got {describe(x)}. Use {name}.to_dense().")
-        tokens, columns = self.encoder.sizes is not None, self.encoder.channels
-        if x.shape[2:] != (columns,) and not (tokens and columns == 1 and x.dim() == 2):
-            wanted = "[batch, length]" if tokens and columns == 1 else f"[batch, length, {columns}]"
-            raise ValueError(f"{name} must be {wanted}, as in_channels says; got {describe(x)}.")
-        check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
-        length, limit = x.size(1), self.positions.size(0)
-        if length > limit:
-            raise ValueError(
-                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it, or raise it."
-            )
+        self._check(x, mask, name)
         if mask is None:
-            positions = self.positions[:length]
+            positions = self.positions[: x.size(1)]
         else:
             x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
         state = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2]) + positions
         return dropout(self.after_embedding(state, mask), self.dropout, self.training)
+
+    def _check(self, x: Tensor, mask: Tensor | None, name: str) -> None:
+        check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor of sequences; got {describe(x)}. Use {name}.to_dense().")
+        columns, limit = self.encoder.channels, self.positions.size(0)
+        flat = self.encoder.sizes is not None and columns == 1  # one token a position needs no third dimension
+        if x.shape[2:] != (columns,) and not (flat and x.dim() == 2):
+            wanted = "[batch, length]" if flat else f"[batch, length, {columns}]"
+            raise ValueError(f"{name} must be {wanted}, as in_channels says; got {describe(x)}.")
+        check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
+        if x.size(1) > limit:
+            raise ValueError(
+                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it, or raise it."
+            )
 
     def _start_positions(self) -> None:
         """Sinusoids, of the size of embedded tokens, so that neighbours begin alike."""
@@ -199,16 +202,3 @@ class PDETransformer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"placement={self.placement!r}, pooling={self.pooling!r}, task={self.task!r}"
-
-
-def _options(placement: Placement, diffusion: dict[str, Any] | None, causal: bool) -> dict[str, Any]:
-    """What is passed to every :class:`PDEDiffusion1d`."""
-    options = dict(diffusion or {})
-    if placement is None and diffusion is not None:
-        raise ValueError("diffusion belongs to a placement; got options of it with placement=None.")
-    along_the_sequence = placement is not None and SITES[placement] != "heads"
-    if causal and along_the_sequence and options.setdefault("boundary", "causal") != "causal":
-        raise ValueError(
-            f"boundary must be 'causal' in a causal model, or positions see later ones; got {options['boundary']!r}."
-        )
-    return options

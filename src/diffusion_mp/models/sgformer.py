@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, get_args
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
-from diffusion_mp.models.base import GraphModel
-from diffusion_mp.models.gnn import CONVS, ConvName, DiffusionGNN
+from diffusion_mp.models.base import GraphModel, Record, recorded
+from diffusion_mp.models.gnn import ConvName, DiffusionGNN
 
 
 class SGFormer(GraphModel):
@@ -21,12 +20,10 @@ class SGFormer(GraphModel):
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
 
-    Without observed edges Z_O = Z. ``layer_norm=False`` leaves both norms out. Dropout acts on what is propagated and
-    on Z_O, never on what the attention reads (ERRATA D20).
+    Without observed edges Z_O = Z. Dropout acts on what is propagated and on Z_O, never on what the attention reads.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
-        heads, beta, normalize, projection: of the attention, see :class:`SGFormerConv`.
         num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as the slides say; ``False``: X through an encoder of its own, as the released
@@ -34,6 +31,7 @@ class SGFormer(GraphModel):
         layer_norm: normalise in the encoders and after the attention.
         dropout: rate of the attention's values and of Z_O.
         gnn_dropout: rate inside GN; ``None``: the same.
+        options: of the attention, further ones of :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
 
     Shapes: see :class:`GraphModel`.
 
@@ -49,62 +47,45 @@ class SGFormer(GraphModel):
         hidden_channels: int,
         out_channels: int,
         *,
-        heads: int = 1,
         num_gnn_layers: int = 2,
-        alpha: float = 0.5,
-        beta: float = 0.5,
         gnn: ConvName = "gcn",
-        normalize: Literal["row", "frobenius"] = "row",
-        projection: Literal["separate", "tied"] | None = "separate",
+        alpha: float = 0.5,
         shared_encoder: bool = True,
         layer_norm: bool = True,
         dropout: float = 0.0,
         gnn_dropout: float | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_gnn_layers=num_gnn_layers)
-        check_choice(gnn, "gnn", CONVS)
-        check_probability(dropout, "dropout")
+        check_choice(gnn, "gnn", get_args(ConvName))
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
-        if gnn_dropout is not None:
-            check_probability(gnn_dropout, "gnn_dropout")
+        gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
+        check_probability(gnn_dropout, "gnn_dropout")
         check_positive(alpha, "alpha", allow_zero=True)
         if alpha > 1:
             raise ValueError(f"alpha must lie in [0, 1], the weight of the GNN beside the attention; got {alpha}.")
         self.alpha, self.dropout = alpha, dropout
 
+        def norm() -> nn.Module:
+            return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
+
         def encoder() -> nn.Module:
-            norm = nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
-            return nn.Sequential(nn.Linear(in_channels, hidden_channels), norm, nn.ReLU())
+            return nn.Sequential(nn.Linear(in_channels, hidden_channels), norm(), nn.ReLU())
 
         self.encoder = encoder()
         self.gnn_encoder = None if shared_encoder else encoder()
-        self.conv = SGFormerConv(
-            hidden_channels,
-            hidden_channels,
-            heads,
-            beta=beta,
-            projection=projection,
-            normalize=normalize,
-            dropout=dropout,
-        )
-        self.norm = nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
+        self.conv = SGFormerConv(hidden_channels, hidden_channels, dropout=dropout, **options)
+        self.norm = norm()
         self.gnn = DiffusionGNN(
-            hidden_channels,
-            hidden_channels,
-            hidden_channels,
-            num_gnn_layers,
-            conv=gnn,
-            dropout=dropout if gnn_dropout is None else gnn_dropout,
+            hidden_channels, hidden_channels, hidden_channels, num_gnn_layers, conv=gnn, dropout=gnn_dropout
         )
         self.decoder = nn.Linear(hidden_channels, out_channels)
 
-    def propagate(self, x: Tensor, graph: Graph) -> tuple[Tensor, list[Coupling]]:
+    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         initial = self.encoder(x)
-        z, coupling = self.conv(initial, graph, return_coupling=True)
-        z = self.norm(z)
+        z = self.norm(recorded(record, self.conv, initial, graph))
         if graph.edge_index is not None:
             observed = self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
             z = (1 - self.alpha) * z + self.alpha * observed
-        logits = self.decoder(dropout(z, self.dropout, self.training))
-        return logits, [coupling]
+        return self.decoder(dropout(z, self.dropout, self.training))

@@ -13,7 +13,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_kind, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
-from diffusion_mp.models.base import GraphModel
+from diffusion_mp.models.base import GraphModel, Record, forget, recorded
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import HEADS, Task
 
@@ -105,26 +105,27 @@ class BlockStack(GraphModel):
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
-        out, couplings = self.propagate(x, graph, edge_attr, pe, edge_label_index)
+        couplings: list[Coupling] = []
+        record = couplings.append if return_coupling else forget
+        out = self.propagate(x, graph, record, edge_attr, pe, edge_label_index)
         return (out, couplings) if return_coupling else out
 
     def propagate(
         self,
         x: Tensor,
         graph: Graph,
+        record: Record,
         edge_attr: Tensor | None = None,
         pe: Encodings | None = None,
         edge_label_index: Tensor | None = None,
-    ) -> tuple[Tensor, list[Coupling]]:
+    ) -> Tensor:
         x, edges = self._placed(self.encoder(x), pe), self._edges(graph, edge_attr)
-        couplings = []
         for block in self.blocks:
             if edges is None:
-                x, coupling = block(x, graph, return_coupling=True)
+                x = recorded(record, block, x, graph)
             else:
-                x, edges, coupling = block(x, graph, edge_attr=edges, return_coupling=True)
-            couplings.append(coupling)
-        return self.head(x, graph, edge_label_index), couplings
+                x, edges = recorded(record, block, x, graph, edge_attr=edges)
+        return self.head(x, graph, edge_label_index)
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         """The states with the positional encoding beside them."""

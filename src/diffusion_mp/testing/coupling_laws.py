@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, PooledCoupling, merged
+from diffusion_mp.couplings import Coupling, PooledCoupling, SumCoupling, merged
+from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.errors import check_function, check_kind, check_seed
+from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
+from diffusion_mp.testing.tolerances import tolerance
 
 
 class CouplingCase:
@@ -55,8 +58,8 @@ def check_coupling(
 
     Args:
         coupling: the coupling, or a function that builds it.
-        ptr: row boundaries [B + 1] of the graphs of a ragged batch; entries between graphs must then be exactly zero.
-            Taken from ``coupling.ptr`` where that exists.
+        ptr: row boundaries [B + 1] of the graphs of a ragged batch, by default ``coupling.ptr``; entries between graphs
+            must then be exactly zero.
         skip: law name → the reason why it does not apply.
         seed: of the values.
 
@@ -68,25 +71,42 @@ def check_coupling(
         check_function(coupling, "coupling", "that builds a Coupling, or one")
         coupling = coupling()
     check_kind(coupling, "coupling", Coupling, "a Coupling, or a function that builds one")
-    if ptr is None:
-        known = getattr(coupling, "ptr", None)
-        ptr = known if isinstance(known, Tensor) else None
-    run_laws(type(coupling).__name__, COUPLING_LAWS, CouplingCase(coupling, ptr, seed), skip)
+    case = CouplingCase(coupling, coupling.ptr if ptr is None else ptr, seed)
+    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip)
 
 
 def _form(case: CouplingCase) -> None:
-    """S says its size, heads, dtype, device and three boolean properties, and to_dense is [H, N, N]"""
+    """S says its size, heads, dtype, device, row boundaries and promises, and to_dense is [H, N, N]"""
     coupling = case.coupling
     expect(isinstance(coupling.num_nodes, int), f"num_nodes is {coupling.num_nodes!r}, expected an int")
     expect(isinstance(coupling.heads, int), f"heads is {coupling.heads!r}, expected an int")
-    for name in ("symmetric", "row_stochastic", "nonnegative"):
+    for name in PROMISES:
         value = getattr(coupling, name)
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
+    row_bounds(coupling.ptr, coupling.num_nodes)
     shape = (coupling.heads, coupling.num_nodes, coupling.num_nodes)
     expect(tuple(case.dense.shape) == shape, f"to_dense() has shape {tuple(case.dense.shape)}, expected {shape}")
     expect(case.dense.dtype == coupling.dtype, f"to_dense() is {case.dense.dtype}, expected {coupling.dtype}")
     expect(case.dense.device == coupling.device, f"to_dense() is on {case.dense.device}, expected {coupling.device}")
     expect(bool(case.dense.isfinite().all()), "to_dense() has entries that are not finite")
+
+
+def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> list[tuple[str, str, Tensor, Tensor]]:
+    """What a coupling can be asked: (question, row of the table of tolerances, its answer, that of its matrix)."""
+    return [
+        ("@ v", "product", coupling @ v, dense_product(dense, v)),
+        (".degree()", "degree", coupling.degree(), dense.sum(-1).T),
+        (".at(pairs)", "entries", coupling.at(case.pairs), dense_entries(dense, case.pairs)),
+        (".dirichlet(v)", "dirichlet", coupling.dirichlet(v), dense_dirichlet(dense, v)),
+    ]
+
+
+def _expect_matrix(case: CouplingCase, name: str, coupling: Coupling, dense: Tensor) -> None:
+    """A coupling made of the case's one answers as this matrix does, and keeps its promises."""
+    expect_close(coupling.to_dense(), dense, "entries", f"{name}.to_dense()")
+    for question, operation, got, expected in _views(case, coupling, dense, case.values(heads=coupling.heads)):
+        expect_close(got, expected, operation, f"{name} {question}")
+    _expect_promises(name, coupling, dense)
 
 
 def _product(case: CouplingCase) -> None:
@@ -107,13 +127,9 @@ def _heads_broadcast(case: CouplingCase) -> None:
 
 
 def _transpose(case: CouplingCase) -> None:
-    """S.T is the transposed matrix: product, degree, entries, and S.T.T is S"""
-    turned, v = case.coupling.T, case.values()
-    dense = case.dense.transpose(1, 2)
-    expect_close(turned.to_dense(), dense, "entries", "S.T.to_dense()")
-    expect_close(turned @ v, dense_product(dense, v), "product", "S.T @ v")
-    expect_close(turned.degree(), dense.sum(-1).T, "degree", "S.T.degree()")
-    expect_close(turned.at(case.pairs), dense_entries(dense, case.pairs), "entries", "S.T.at(pairs)")
+    """S.T is the transposed matrix: product, degree, entries, promises, and S.T.T is S"""
+    turned = case.coupling.T
+    _expect_matrix(case, "S.T", turned, case.dense.transpose(1, 2))
     expect_close(turned.T.to_dense(), case.dense, "entries", "S.T.T.to_dense()")
 
 
@@ -166,45 +182,52 @@ def _linearity(case: CouplingCase) -> None:
 
 
 def _declared_properties(case: CouplingCase) -> None:
-    """what S declares (symmetric, row_stochastic, nonnegative) its entries have"""
-    coupling, dense = case.coupling, case.dense
+    """what S promises (symmetric, row_stochastic, nonnegative, positive_semidefinite) its entries keep"""
+    _expect_promises("S", case.coupling, case.dense)
+
+
+def _expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
+    dense = dense.detach()
     if coupling.symmetric:
-        expect_close(dense, dense.transpose(1, 2), "degree", "declared symmetric, but s_ij against s_ji")
+        expect_close(dense, dense.transpose(1, 2), "degree", f"{name} is declared symmetric, but s_ij against s_ji")
     if coupling.row_stochastic:  # a row to which nobody sends is zero, and cannot sum to one
         rows, empty = dense.sum(-1), (dense == 0).all(-1)
-        expect_close(rows, (~empty).to(rows.dtype), "degree", "declared row_stochastic, but a row sum")
+        expect_close(rows, (~empty).to(rows.dtype), "degree", f"{name} is declared row_stochastic, but a row sum")
     if coupling.nonnegative and dense.numel():
-        low = float(dense.detach().min())
-        expect(low >= 0, f"declared nonnegative, but an entry is {low:.6g}, expected ≥ 0")
+        low = float(dense.min())
+        expect(low >= 0, f"{name} is declared nonnegative, but an entry is {low:.6g}, expected ≥ 0")
+    if coupling.positive_semidefinite:
+        expect(coupling.symmetric, f"{name} is declared positive_semidefinite, but not symmetric, expected both")
+        if dense.numel():
+            values = torch.linalg.eigvalsh(dense.double())
+            rtol, atol = tolerance("degree", coupling.dtype)
+            least = -atol - rtol * float(values.abs().max())
+            low = float(values.min())
+            expect(low >= least, f"{name} is declared positive_semidefinite, but an eigenvalue is {low:.6g}")
 
 
 def _scaling(case: CouplingCase) -> None:
     """a * S has a times the entries, for a number, a 0-dimensional tensor and one number per head"""
-    v = case.values()
-    factors: list[Any] = [0.25, case.random(), case.random(case.coupling.heads)]
+    factors: list[Any] = [0.25, -1.0, case.random(), case.random(case.coupling.heads)]
     for a in factors:
         dense = case.dense * (a.reshape(-1, 1, 1) if isinstance(a, Tensor) else a)
-        scaled = a * case.coupling
-        what = f"(a * S) for a = {a}"
-        expect_close(scaled.to_dense(), dense, "entries", what)
-        expect_close(scaled @ v, dense_product(dense, v), "product", what + " @ v")
-        expect_close(scaled.degree(), dense.sum(-1).T, "degree", what + " .degree()")
-        expect_close(scaled.at(case.pairs), dense_entries(dense, case.pairs), "entries", what + " .at(pairs)")
-        _declared_properties(CouplingCase(scaled, case.ptr, 0))
+        _expect_matrix(case, f"(a * S) for a = {a}, that", a * case.coupling, dense)
 
 
 def _addition(case: CouplingCase) -> None:
-    """S + R has the sum of the entries, and a convex combination keeps what both declare"""
-    v = case.values()
-    for other, name in ((case.coupling.T, "S.T"), (0.5 * case.coupling, "½ S")):
-        total, dense = case.coupling + other, case.dense + other.to_dense()
-        expect_close(total.to_dense(), dense, "entries", f"S + {name}")
-        expect_close(total @ v, dense_product(dense, v), "product", f"(S + {name}) @ v")
-        expect_close(total.T @ v, dense_product(dense.transpose(1, 2), v), "product", f"(S + {name}).T @ v")
-        expect_close(total.degree(), dense.sum(-1).T, "degree", f"(S + {name}).degree()")
-        expect_close(total.at(case.pairs), dense_entries(dense, case.pairs), "entries", f"(S + {name}).at(pairs)")
-        _declared_properties(CouplingCase(total, case.ptr, 0))
-    _declared_properties(CouplingCase(0.5 * case.coupling + 0.5 * case.coupling, case.ptr, 0))
+    """S + R has the sum of the entries; a convex combination promises what S does, and no other one a row sum of one"""
+    coupling, dense = case.coupling, case.dense
+    for other, name in ((coupling.T, "S.T"), (0.5 * coupling, "½ S")):
+        total, expected = coupling + other, dense + other.to_dense()
+        _expect_matrix(case, f"(S + {name})", total, expected)
+        _expect_matrix(case, f"(S + {name}).T", total.T, expected.transpose(1, 2))
+    for factors in ((0.25, 0.75), (0.5,), (3.0, -1.0)):
+        combined = SumCoupling([a * coupling for a in factors])
+        name = " + ".join(f"{a:g} S" for a in factors)
+        _expect_promises(name, combined, sum(factors) * dense)
+        lost = [name for name in PROMISES if getattr(coupling, name) and not getattr(combined, name)]
+        if factors == (0.25, 0.75):
+            expect(not lost, f"{name} no longer promises {lost}, as S does")
 
 
 def _block_diagonal(case: CouplingCase) -> None:
@@ -225,15 +248,9 @@ def _block_diagonal(case: CouplingCase) -> None:
 def _gradients(case: CouplingCase) -> None:
     """gradients of product, degree, entries and Dirichlet energy are those of the dense matrix"""
     v = case.values().requires_grad_()
-    pairs = case.pairs
-    routes: list[tuple[str, Tensor, Tensor]] = [
-        ("S @ v", case.coupling @ v, dense_product(case.dense, v)),
-        ("S.T @ v", case.coupling.T @ v, dense_product(case.dense.transpose(1, 2), v)),
-        ("S.degree()", case.coupling.degree(), case.dense.sum(-1).T),
-        ("S.at(pairs)", case.coupling.at(pairs), dense_entries(case.dense, pairs)),
-        ("S.dirichlet(v)", case.coupling.dirichlet(v), dense_dirichlet(case.dense, v)),
-    ]
-    _expect_gradients(case, routes, v)
+    routes = [(f"S {question}", *answers) for question, _, *answers in _views(case, case.coupling, case.dense, v)]
+    turned = ("S.T @ v", case.coupling.T @ v, dense_product(case.dense.transpose(1, 2), v))
+    _expect_gradients(case, [*routes, turned], v)
 
 
 def _pooled_by_blocks(case: CouplingCase) -> None:

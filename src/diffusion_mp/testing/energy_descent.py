@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,33 +85,28 @@ def _descend(step: Step, x: Tensor, where: str) -> Tensor:
 
 def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, generator: torch.Generator) -> Step:
     assert isinstance(update, StateUpdate)
-    own = update.penalty if isinstance(update, Backtracking) else None
-    all_pair = isinstance(own, Penalty) and not isinstance(own, QuadraticPenalty)
-    fixed = None if all_pair else _graph_coupling(start, generator)
+    penalty = update.penalty if isinstance(update, Backtracking) else None
+    own = penalty if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty) else None
+    fixed = None if own is not None else _graph_coupling(start, generator)
     beta, leak = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0)
+    form: Form = getattr(update, "form", "conservative")
     source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if beta else None
 
-    def default(coupling: Coupling, x: Tensor) -> tuple[Energy, bool]:
-        if fixed is None:
-            assert isinstance(own, Penalty)
-            return Energy(own), False
-        form: Form = getattr(update, "form", "conservative")
-        lam, explicit = 1.0, isinstance(update, ExplicitEuler)
-        if explicit:
-            lam = _covered(certify(coupling, x, update.tau, form=form, leak=leak)).lam  # type: ignore[arg-type]
-        quadratic = Energy(
-            QuadraticPenalty(), lam, coupling=coupling, source=source, beta=beta, leak=leak, laplacian=form
-        )
-        return quadratic, explicit
+    def default(coupling: Coupling) -> Energy:
+        if own is not None:
+            return Energy(own)
+        terms: dict[str, Any] = {"source": source, "beta": beta, "leak": leak, "laplacian": form}
+        lam = 1.0
+        if isinstance(update, ExplicitEuler):
+            lam = _covered(certify(coupling, None, update.tau, form=form, leak=leak)).lam
+        return Energy("quadratic", lam, coupling=coupling, **terms)
 
     def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        coupling = fixed
-        if coupling is None:
-            assert isinstance(own, Penalty)
-            coupling = own.coupling(x, normalize=True)
-        moved = update(x, coupling, source=source)
-        chosen, proximal = (_chosen(energy, coupling, x), True) if energy is not None else default(coupling, x)
-        return moved, lambda state: chosen(state, x if proximal else None)
+        coupling = own.coupling(x, normalize=True) if fixed is None else fixed  # type: ignore[union-attr]
+        chosen = default(coupling) if energy is None else _chosen(energy, coupling, x)
+        # For other updates than the explicit step theory speaks of the energy of the state alone.
+        x_prev = x if energy is not None or isinstance(update, ExplicitEuler) else None
+        return update(x, coupling, source=source), lambda state: chosen(state, x_prev)
 
     return step
 

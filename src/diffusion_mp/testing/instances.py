@@ -46,6 +46,16 @@ class Instance:
         weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
+    def at(self, x: Tensor) -> Instance:
+        """The same graphs with another state."""
+        return replace(self, x=x)
+
+    def empty(self) -> Instance:
+        """The same kind of instance without a node."""
+        edges = None if self.edge_index is None else self.edge_index[:, :0]
+        weight = None if self.edge_weight is None else self.edge_weight[:0]
+        return Instance(self.x[:0], edges, weight, torch.tensor([0, 0]))
+
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
         """Node k of the result is node permutation[k]; the edges are listed in another order too.
 
@@ -59,14 +69,7 @@ class Instance:
         return Instance(self.x[permutation], edge_index, edge_weight, self.ptr)
 
 
-def random_instance(
-    num_nodes: int,
-    channels: int,
-    generator: torch.Generator,
-    *,
-    edges: bool = True,
-    dtype: torch.dtype = torch.float64,
-) -> Instance:
+def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
     """A state inside the unit ball, where the premises of every penalty hold, on a graph without isolated nodes.
 
     The edges are a directed ring, as many random pairs (self-loops among them), and one edge given twice; the weights
@@ -80,8 +83,8 @@ def random_instance(
         ring = torch.stack([node, node.roll(-1)]) if num_nodes > 1 else torch.zeros(2, 0, dtype=torch.long)
         chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
         edge_index = torch.cat([ring, chords, ring[:, :1], torch.zeros(2, 1, dtype=torch.long)], dim=1)
-        edge_weight = (torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64) + 0.5).to(dtype)
-    return Instance(x.to(dtype), edge_index, edge_weight, torch.tensor([0, num_nodes]))
+        edge_weight = torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64) + 0.5
+    return Instance(x, edge_index, edge_weight, torch.tensor([0, num_nodes]))
 
 
 def join(instances: Sequence[Instance]) -> Instance:

@@ -1,8 +1,10 @@
-"""What diffusivities and layers are checked for alike: derivatives, parameters, compilation."""
+"""The laws diffusivities and layers share: symmetries, batches, derivatives, precision, parameters, compilation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -10,22 +12,44 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.testing.instances import Instance, random_instance
-from diffusion_mp.testing.laws import expect, expect_close, seeded
+from diffusion_mp.errors import check_function
+from diffusion_mp.testing.instances import Instance, hub_instance, join, random_instance
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, seeded
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class ModuleCase(Generic[M]):
-    """A way to build the module, and the sizes of the instances it is tried on."""
+class ModuleCase(ABC, Generic[M]):
+    """A way to build the module, how to call it, and the instances it is tried on.
+
+    Attributes:
+        build: builds the module, in the dtype that parameters have by default.
+        fresh: whether ``build`` draws the parameters (else it copies an instance).
+        channels: C of the states.
+        edges: whether the graphs have observed edges.
+        compile: whether graph capture is tried too.
+        seed: of states, graphs and parameters.
+    """
 
     build: Callable[[], M]
+    fresh: bool
     channels: int
     edges: bool
     compile: bool
     seed: int
-    fresh: bool
+
+    @abstractmethod
+    def response(self, module: M, instance: Instance) -> Tensor:
+        """What the module makes of an instance, one row per node: this is what the shared laws compare."""
+
+    @abstractmethod
+    def step(self, module: M) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """The function of (x, edge_index) that `torch.compile` has to capture."""
+
+    def size(self, response: Tensor) -> Tensor:
+        """What rounding in half precision is relative to."""
+        return torch.ones_like(response)
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -41,25 +65,91 @@ class ModuleCase(Generic[M]):
         generator = self.generator()
         return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
+    def differentiable(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """The response as a function of the state, and its leaves: the state, and the parameters it depends on too."""
+        module, instance = self.module(), self.instance(5)
 
-def check_first_derivatives(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """gradcheck of ``function`` in the state and in every parameter of the module it calls."""
-    leaf = x.clone().requires_grad_()
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not function(leaf).requires_grad:  # a fixed operator on fixed values
+        def function(x: Tensor, *parameters: Tensor) -> Tensor:
+            return self.response(module, instance.at(x))
+
+        # gradcheck moves its inputs in place, so the module's own parameters can be among them
+        parameters = (parameter for parameter in module.parameters() if parameter.requires_grad)
+        return function, (instance.x.clone().requires_grad_(), *parameters)
+
+
+def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[], Any], bool, Any]:
+    """How to build what a user gave, a module or what makes one; whether that is anew each time; and a sample."""
+    fresh, what = not isinstance(subject, nn.Module), "torch.nn.Module" if kind is nn.Module else kind.__name__
+    if fresh:
+        check_function(subject, name, f"that builds a {what}, or one")
+    with seeded(seed):
+        sample = subject() if fresh else subject
+    if not isinstance(sample, kind):
+        raise TypeError(f"{name} must be or build a {what}, got {type(sample).__name__}")
+    return (subject if fresh else lambda: copy.deepcopy(sample)), fresh, sample
+
+
+def _permutation(case: ModuleCase[M]) -> None:
+    """renaming the nodes renames the rows of the result, unless rows are declared positions, in order"""
+    module, instance, generator = case.module(), case.instance(), case.generator()
+    if getattr(module, "positional", False):
         return
-    # gradcheck moves its inputs in place, so the module's own parameters can be among them
-    gradcheck(lambda x, *_: function(x), (leaf, *parameters), atol=1e-6, rtol=1e-5, fast_mode=True)
+    order = torch.randperm(instance.num_nodes, generator=generator)
+    got = case.response(module, instance.permuted(order, generator))
+    expect_close(got, case.response(module, instance)[order], "rearranged", "the result for the renamed nodes")
 
 
-def check_second_derivatives(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """gradgradcheck of ``function``; a backward declared once-differentiable must say so instead."""
-    leaf = x.clone().requires_grad_()
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    out = function(leaf)
+def _batching(case: ModuleCase[M]) -> None:
+    """a graph alone, in a batch, and in the batch in another order has the same result"""
+    module, parts = case.module(), case.batch()
+    alone = [case.response(module, part) for part in parts]
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        got = case.response(module, join([parts[k] for k in order]))
+        expected = torch.cat([alone[k] for k in order])
+        expect_close(got, expected, "rearranged", f"the result of the batch in the order {order}")
+
+
+def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
+    """NaN in one graph of a batch reaches no other graph"""
+    module, parts = case.module(), case.batch()
+    joined, first = join(parts), parts[0].num_nodes
+    clean = case.response(module, joined)
+    joined.x[:first] = torch.nan
+    got = case.response(module, joined)
+    expect_close(got[first:], clean[first:], "rearranged", "the result of the other graphs")
+
+
+def _edge_cases(case: ModuleCase[M]) -> None:
+    """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
+    module, generator = case.module(), case.generator()
+    five, single = case.instance(5, generator), case.instance(1, generator)
+    isolated = Instance(torch.cat([five.x, five.x]), five.edge_index, five.edge_weight, torch.tensor([0, 10]))
+    between = join([five, five.empty(), single])
+    cases = {"a single node": single, "five isolated nodes": isolated, "an empty graph between two": between}
+    for name, instance in cases.items():
+        leaf = instance.x.clone().requires_grad_()
+        out = case.response(module, instance.at(leaf))
+        expect(bool(out.isfinite().all()), f"{name} gives a result that is not finite")
+        leaves = [leaf, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
+        for grad in torch.autograd.grad(out.square().sum(), leaves, allow_unused=True):
+            expect(grad is None or bool(grad.isfinite().all()), f"{name} gives a gradient that is not finite")
+    out = case.response(module, five.empty())
+    expect(out.shape[0] == 0, f"no node at all gives a result of shape {tuple(out.shape)}")
+
+
+def _first_derivatives(case: ModuleCase[M]) -> None:
+    """gradients with respect to the state and the parameters agree with finite differences in double"""
+    function, leaves = case.differentiable()
+    if function(*leaves).requires_grad:
+        gradcheck(function, leaves, atol=1e-6, rtol=1e-5, fast_mode=True)
+
+
+def _second_derivatives(case: ModuleCase[M]) -> None:
+    """second derivatives agree with finite differences, or are refused in words"""
+    function, leaves = case.differentiable()
+    out = function(*leaves)
     if not out.requires_grad:
         return
-    leaves = (leaf, *parameters)
     first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True, allow_unused=True)
     total = sum((grad.square().sum() for grad in first if grad is not None and grad.requires_grad), torch.zeros(()))
     if not total.requires_grad:
@@ -68,32 +158,59 @@ def check_second_derivatives(module: nn.Module, function: Callable[[Tensor], Ten
         torch.autograd.grad(total, leaves, allow_unused=True)
     except RuntimeError as error:
         sentence = str(error)
-        expect(
-            "once_differentiable" in sentence or "differentiate twice" in sentence or "second derivative" in sentence,
-            f"the second derivative raised {sentence!r}, expected a value or a clear refusal",
-        )
+        refusals = "once_differentiable", "differentiate twice", "second derivative"
+        clear = any(words in sentence for words in refusals)
+        expect(clear, f"the second derivative raised {sentence!r}, expected a value or a clear refusal")
         return
-    gradgradcheck(lambda x, *_: function(x), leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
+    gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
-def check_reset_parameters(build: Callable[[], nn.Module], fresh: bool, seed: int) -> None:
-    """``reset_parameters()`` draws every parameter again, exactly as construction does.
+def _half_precision(case: ModuleCase[M]) -> None:
+    """in bfloat16 sums over nodes are taken in float32"""
+    brain = case.module().to(torch.bfloat16)
+    reference = copy.deepcopy(brain).double()
+    instance = hub_instance(600, case.channels, case.generator(), edges=case.edges).to(torch.bfloat16)
+    got, expected = case.response(brain, instance), case.response(reference, instance.to(torch.float64))
+    expect(got.dtype == torch.bfloat16, f"the result is {got.dtype}, expected bfloat16")
+    size = case.size(expected)
+    expect_close(got.double() / size, expected / size, "autocast", "the result in bfloat16")
 
-    An instance that cannot be built anew is reset twice from different values under one seed instead.
-    """
-    with seeded(seed):
-        module = build()
+
+def _autocast(case: ModuleCase[M]) -> None:
+    """under autocast the result stays finite and close"""
+    module, instance = case.module(torch.float32), case.instance().to(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = case.response(module, instance)
+    expect_close(got.float(), case.response(module, instance), "autocast", "the result under autocast")
+
+
+def _purity(case: ModuleCase[M]) -> None:
+    """it leaves the state, the edges and the global random state alone, and repeats"""
+    module, instance = case.module(), join(case.batch())
+    before = copy.deepcopy(instance)
+    with expect_rng_untouched("forward"):
+        first, second = case.response(module, instance), case.response(module, instance)
+    for name in ("x", "edge_index", "edge_weight"):
+        now, then = getattr(instance, name), getattr(before, name)
+        expect(now is None or torch.equal(now, then), f"forward changed {name} in place")
+    expect(torch.equal(first, second), "two calls with the same state differ")
+
+
+def _reset_parameters(case: ModuleCase[M]) -> None:
+    """reset_parameters() from a seed equals a fresh module of that seed in every parameter"""
+    with seeded(case.seed):
+        module = case.build()
     named = dict(module.named_parameters())
     if not named:
         return
-    with seeded(seed):
-        reference = build()
-        if not fresh:
+    with seeded(case.seed):
+        reference = case.build()
+        if not case.fresh:  # an instance that cannot be built anew is reset twice, from different values
             reference.reset_parameters()  # type: ignore[operator]
     with torch.no_grad():
         for parameter in named.values():
             parameter.fill_(17.0)
-    with seeded(seed):
+    with seeded(case.seed):
         module.reset_parameters()  # type: ignore[operator]
     for name, expected in reference.named_parameters():
         expect(
@@ -102,11 +219,36 @@ def check_reset_parameters(build: Callable[[], nn.Module], fresh: bool, seed: in
         )
 
 
-def check_compiles(
-    function: Callable[..., Tensor], calls: Sequence[tuple[Any, ...]], backend: str = "aot_eager"
-) -> None:
-    """Full-graph capture with dynamic shapes gives the same values on every call."""
+def _readable(case: ModuleCase[M]) -> None:
+    """its repr names the class"""
+    module = case.module()
+    expect(type(module).__name__ in repr(module), f"repr is {module!r}")
+
+
+def _compile(case: ModuleCase[M]) -> None:
+    """torch.compile captures one full graph with a dynamic number of nodes"""
+    if not case.compile:
+        return
+    step = case.step(case.module(torch.float32))
     torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
-    for arguments in calls:
-        expect_close(compiled(*arguments), function(*arguments), "product", "the compiled result")
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (7, 11):
+        instance = case.instance(size).to(torch.float32)
+        got, expected = compiled(instance.x, instance.edge_index), step(instance.x, instance.edge_index)
+        expect_close(got, expected, "product", "the compiled result")
+
+
+MODULE_LAWS: tuple[Law[Any], ...] = (
+    _permutation,
+    _batching,
+    _poisoned_batch_mate,
+    _edge_cases,
+    _first_derivatives,
+    _second_derivatives,
+    _half_precision,
+    _autocast,
+    _purity,
+    _reset_parameters,
+    _readable,
+    _compile,
+)

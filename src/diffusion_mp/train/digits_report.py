@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from diffusion_mp.energies import EnergyTrace
+from diffusion_mp.diagnostics import EnergyTrace
 
 NUMBERS = ("method", "split", "val_acc", "test_acc", "chosen", "seconds")
 

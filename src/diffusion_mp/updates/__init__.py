@@ -1,12 +1,10 @@
-"""State updates: how a coupling moves the state; one update per file."""
+"""State updates: how a coupling moves the state."""
 
 from diffusion_mp.updates.backtracking import Backtracking
 from diffusion_mp.updates.base import Form, LaplacianUpdate, StateUpdate
-from diffusion_mp.updates.crank_nicolson import CrankNicolson
-from diffusion_mp.updates.equilibrium import Equilibrium
-from diffusion_mp.updates.explicit_euler import ExplicitEuler
+from diffusion_mp.updates.explicit_euler import ExplicitEuler, teleport
 from diffusion_mp.updates.heat_kernel import HeatKernel
-from diffusion_mp.updates.implicit_euler import ImplicitEuler
+from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler
 
 __all__ = [
     "Backtracking",
@@ -18,4 +16,5 @@ __all__ = [
     "ImplicitEuler",
     "LaplacianUpdate",
     "StateUpdate",
+    "teleport",
 ]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, ScaledCoupling, SparseCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty
 from diffusion_mp.errors import ConvergenceError, check_counts, check_positive
@@ -119,7 +119,7 @@ class Backtracking(LaplacianUpdate):
             cost = self.penalty.delta(edge_distances(x, coupling))
             weight = coupling.graph.edge_weight
             return (cost if weight is None else weight.unsqueeze(1) * cost).sum()
-        return self.penalty.total(x, row_boundaries(coupling))
+        return self.penalty.total(x, coupling.ptr)
 
     def _distance_outside(self, x: Tensor, coupling: Coupling) -> float | None:
         """A squared distance among those summed that the penalty is not meant for; None if there is none."""
@@ -127,7 +127,7 @@ class Backtracking(LaplacianUpdate):
             return None
         limit = self.penalty.domain[1] * (1 + 8 * torch.finfo(x.dtype).eps)  # unit vectors are unit up to rounding
         if not isinstance(coupling, SparseCoupling):
-            return find_distance_above(limit, x, row_boundaries(coupling))
+            return find_distance_above(limit, x, coupling.ptr)
         distances = edge_distances(x, coupling)
         return float(distances.max()) if bool((distances > limit).any()) else None
 
@@ -139,15 +139,3 @@ def edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float
     """‖x_i − x_j‖² over the observed edges, in float64."""
     sender, receiver = coupling.graph.edges
     return (x[sender] - x[receiver]).double().square().sum(-1)
-
-
-def row_boundaries(coupling: Coupling) -> Tensor | None:
-    """Where the graphs of a ragged batch begin, as far as the coupling knows; ``None`` is one graph."""
-    if isinstance(coupling, ScaledCoupling):
-        return row_boundaries(coupling.coupling)
-    if isinstance(coupling, SumCoupling):
-        return next((ptr for ptr in map(row_boundaries, coupling.terms) if ptr is not None), None)
-    if isinstance(coupling, SparseCoupling):
-        return coupling.graph.ptr
-    ptr: Tensor | None = getattr(coupling, "ptr", None)
-    return ptr

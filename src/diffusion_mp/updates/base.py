@@ -4,13 +4,14 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.errors import (
     CouplingMismatchError,
     check_choice,
@@ -21,7 +22,8 @@ from diffusion_mp.errors import (
     describe,
 )
 
-Form = Literal["conservative", "residual"]
+#: The state of every head; one head broadcasts against several.
+State = Float[Tensor, "N #H D"]
 
 
 class StateUpdate(nn.Module, ABC):
@@ -43,6 +45,8 @@ class StateUpdate(nn.Module, ABC):
     needs_symmetric: ClassVar[bool] = False
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
+    #: β, the weight of the source; where it is not zero, a source must come.
+    beta: float = 0.0
 
     def forward(
         self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None
@@ -61,13 +65,7 @@ class StateUpdate(nn.Module, ABC):
         return self.step(x.unflatten(1, (heads, -1)), coupling, by_head(values), by_head(source)).flatten(1)
 
     @abstractmethod
-    def step(
-        self,
-        x: Float[Tensor, "N #H D"],
-        coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
+    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """The next state of every head, [N, H, D]."""
 
     def check(self, coupling: Coupling) -> None:
@@ -81,14 +79,12 @@ class StateUpdate(nn.Module, ABC):
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check everything that came and return the values (the state where none were given)."""
-        check_coupling_kind(coupling)
+        if not isinstance(coupling, Coupling):
+            check_coupling_kind(coupling)
         self.check(coupling)
-        check_values(x, coupling.num_nodes, coupling.heads, "x")
-        if x.device != coupling.device:
-            check_device(x, "x", coupling.device, "the coupling")
-        for name, tensor in (("values", values), ("source", source)):
-            if tensor is None:
-                continue
+        others = (("values", values), ("source", source))
+        given = [(name, tensor) for name, tensor in others if tensor is not None and tensor is not x]
+        for name, tensor in [("x", x), *given]:
             check_values(tensor, coupling.num_nodes, coupling.heads, name)
             if tensor.device != coupling.device:
                 check_device(tensor, name, coupling.device, "the coupling")
@@ -102,6 +98,11 @@ class StateUpdate(nn.Module, ABC):
             raise ValueError(
                 f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it out, "
                 f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
+            )
+        if self.beta != 0.0 and source is None:
+            raise ValueError(
+                f"beta={self.beta:g} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"embedding), or set beta=0."
             )
         return x if values is None else values
 
@@ -122,15 +123,6 @@ class LaplacianUpdate(StateUpdate):
         check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta, self.leak = float(beta), float(leak)
-
-    def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
-        """As `StateUpdate.validate`; moreover, β ≠ 0 needs a source."""
-        if self.beta != 0.0 and source is None:
-            raise ValueError(
-                f"beta={self.beta:g} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
-                f"embedding), or set beta=0."
-            )
-        return super().validate(x, coupling, values, source)
 
     def diagonal(self, coupling: Coupling) -> Tensor | float:
         """The diagonal part of Δ: row sums [N, H, 1], or 1."""

@@ -3,12 +3,11 @@
 import sys
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate
+from diffusion_mp.updates.base import Form, LaplacianUpdate, State
 
 
 class ExplicitEuler(LaplacianUpdate):
@@ -29,8 +28,7 @@ class ExplicitEuler(LaplacianUpdate):
     as conservative; Eq. 24 is the coupling ½Ŝ + ½Ã in the conservative form, Eqs. 61–63 are Ŝ + Ã in the residual one.
 
     A source alone does not stop over-smoothing: Δ is singular and the state runs off along its kernel. A source and
-    a leak κ do; the steady state is then (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP with teleport α is
-    ``tau=1 - alpha``, ``form="residual"`` and ``beta = leak = alpha / (1 - alpha)``.
+    a leak κ do; the steady state is then (Δ + κ)⁻¹βh (see `Equilibrium`). APPNP is `teleport`.
 
     Args:
         tau: step size τ > 0.
@@ -50,13 +48,7 @@ class ExplicitEuler(LaplacianUpdate):
         check_positive(tau, "tau")
         self.tau = float(tau)
 
-    def step(
-        self,
-        x: Float[Tensor, "N #H D"],
-        coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
+    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """(1 − τ(d + κ))·x + τ S v + τβh, with as few passes over memory as that takes."""
         values = self.validate(x, coupling, values, source)
         moved = coupling.matmul(values)
@@ -73,3 +65,15 @@ class ExplicitEuler(LaplacianUpdate):
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"
+
+
+def teleport(alpha: float) -> ExplicitEuler:
+    """x′ = (1 − α) S x + α h, the step of APPNP: of size 1 − α, with source and leak α/(1 − α).
+
+    The leak keeps a deep stack apart, which a source alone does not (D22 in docs/errata.md).
+    """
+    check_positive(alpha, "alpha", allow_zero=True)
+    if alpha >= 1:
+        raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
+    rate = alpha / (1 - alpha)
+    return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)

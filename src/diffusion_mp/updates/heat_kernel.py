@@ -4,13 +4,11 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import check_positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, working_precision
-from diffusion_mp.updates.spectrum import sharp_interval, spectral_interval
+from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
 
 # An interval that reaches below zero by a multiplies rounding by e^{ta}: the exponent that is given away.
 LOST = 3.0
@@ -49,13 +47,7 @@ class HeatKernel(LaplacianUpdate):
             check_positive(tol, "tol")
         self.t, self.tol = float(t), tol
 
-    def step(
-        self,
-        x: Float[Tensor, "N #H D"],
-        coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
+    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Sum the Chebyshev series of exp(−tΔ) v by its three-term recurrence."""
         values = self.validate(x, coupling, values, source)
         v = working_precision(values, max(x.size(1), coupling.heads))
@@ -65,7 +57,7 @@ class HeatKernel(LaplacianUpdate):
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
         if -self.t * low > LOST:  # the bound is loose, or the state really grows
-            low, high = sharp_interval(coupling, self.form)
+            low, high = laplacian_extremes(coupling, self.form)
         centre, radius = (low + high) / 2, (high - low) / 2
         digits = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
         weights = chebyshev_weights(self.t * radius, digits if self.tol is None else self.tol)

@@ -7,14 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
 
 Operator = Callable[[Tensor], Tensor]
-
-
-def default_tolerance(dtype: torch.dtype) -> float:
-    """The relative residual that conjugate gradients reach in ``dtype`` without stalling."""
-    return 1e-12 if dtype == torch.float64 else 1e-6
 
 
 @torch.no_grad()
@@ -34,7 +30,7 @@ def conjugate_gradients(
     Raises:
         ConvergenceError: ``max_iter`` was not enough, A is not positive definite, or something is not finite.
     """
-    tol = default_tolerance(b.dtype) if tol is None else tol
+    tol = precision(b.dtype).residual if tol is None else tol
     if b.numel() == 0:
         return torch.zeros_like(b)
     scale = b.abs().amax(0)

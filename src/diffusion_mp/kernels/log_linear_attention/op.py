@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.graph import Pattern
 from diffusion_mp.kernels.backends import Backends
 from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
 from diffusion_mp.kernels.dispatch import Backend, requested
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
 from diffusion_mp.kernels.log_linear_attention import entries as chunked
 from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.pattern import Pattern
 
 BLOCKS = Backends("log_linear_attention", blocked)
 ENTRIES = Backends("log_linear_attention", chunked)

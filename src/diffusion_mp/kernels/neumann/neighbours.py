@@ -1,13 +1,21 @@
 """Every boundary is two index maps: who is my left neighbour at stride h, and who is my right one."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
+
+
+class Stencil(NamedTuple):
+    """Who is whose neighbour: the strides h_k, what stands beyond the ends of a sequence, and where sequences begin."""
+
+    strides: Sequence[int]
+    boundary: str
+    ptr: Tensor | None
 
 
 def positions(ptr: Tensor | None, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor | int]:

@@ -1,90 +1,63 @@
-"""Registration: the product is bilinear, so its derivatives are itself and the inner product that goes with it."""
+"""Declaration: the product is bilinear, so its derivatives are itself and the inner product that goes with it."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, Optional
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.backends import Backends
-from diffusion_mp.kernels.dispatch import Backend, requested
-from diffusion_mp.kernels.neumann import reference, stencil
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels import gpu
+from diffusion_mp.kernels.dispatch import Backend
+from diffusion_mp.kernels.neumann import reference, shifted
+from diffusion_mp.kernels.neumann.neighbours import Stencil
+from diffusion_mp.kernels.operation import Wide, empty_like, operation
 
-BACKENDS = Backends("neumann", stencil, "diffusion_mp.kernels.neumann.triton", math.inf)
-
-
-@torch.library.custom_op("diffusion_mp::neumann_product", mutates_args=())
-def _product(
-    v: Tensor,
-    alpha: Tensor,
-    strides: list[int],
-    boundary: str,
-    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
-    transpose: bool,
-    backend: str,
-) -> Tensor:
-    out: Tensor = BACKENDS.run("product", backend, v, alpha, strides, boundary, ptr, transpose)
-    return out
+TRITON = "diffusion_mp.kernels.neumann.triton"
 
 
-@_product.register_fake
-def _(v: Tensor, alpha: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
+@operation(
+    "neumann_product",
+    family="neumann",
+    reference=reference.neumann_product,
+    cpu=shifted.product,
+    triton=gpu.kernel(TRITON, "product", math.inf),
+    dtype="v",
+)
+def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
+    return empty_like(v)
 
 
-@torch.library.custom_op("diffusion_mp::neumann_inner", mutates_args=())
-def _inner(
-    g: Tensor,
-    v: Tensor,
-    strides: list[int],
-    boundary: str,
-    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
-    backend: str,
-) -> Tensor:
-    out: Tensor = BACKENDS.run("inner", backend, g, v, strides, boundary, ptr)
-    return out
+@operation(
+    "neumann_inner",
+    family="neumann",
+    reference=reference.neumann_inner,
+    cpu=shifted.inner,
+    triton=gpu.kernel(TRITON, "inner", math.inf),
+    dtype="v",
+)
+def _inner(g: Wide, v: Wide, stencil: Stencil) -> Tensor:
+    return v.new_empty(len(stencil.strides), v.size(1))
 
 
-@_inner.register_fake
-def _(g: Tensor, v: Tensor, strides: list[int], *others: Any) -> Tensor:
-    return v.new_empty(len(strides), v.size(1))
+def _by_alpha(grad: Tensor, v: Tensor, stencil: Stencil, transpose: bool, backend: str) -> Tensor:
+    left, right = (v, grad) if transpose else (grad, v)  # ⟨g, Aᵀv⟩ = ⟨v, A g⟩
+    return _inner(left, right, stencil, backend=backend)
 
 
-def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    v, alpha, ctx.strides, ctx.boundary, ptr, ctx.transpose, ctx.backend = inputs
-    ctx.save_for_backward(v, alpha, ptr)
-
-
-def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    v, alpha, ptr = ctx.saved_tensors
-    kind = (ctx.strides, ctx.boundary, ptr)
-    d_v = d_alpha = None
-    if ctx.needs_input_grad[0]:
-        d_v = _product(grad, alpha, *kind, not ctx.transpose, ctx.backend)
-    if ctx.needs_input_grad[1]:  # ⟨g, Aᵀv⟩ = ⟨v, A g⟩
-        left, right = (v, grad) if ctx.transpose else (grad, v)
-        d_alpha = _inner(left, right, *kind, ctx.backend)
-    return d_v, d_alpha, None, None, None, None, None
-
-
-def _setup_inner(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    g, v, ctx.strides, ctx.boundary, ptr, ctx.backend = inputs
-    ctx.save_for_backward(g, v, ptr)
-
-
-def _differentiate_inner(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    g, v, ptr = ctx.saved_tensors
-    kind = (ctx.strides, ctx.boundary, ptr)
-    d_g = _product(v, grad, *kind, False, ctx.backend) if ctx.needs_input_grad[0] else None
-    d_v = _product(g, grad, *kind, True, ctx.backend) if ctx.needs_input_grad[1] else None
-    return d_g, d_v, None, None, None, None
-
-
-_product.register_autograd(_differentiate_product, setup_context=_setup_product)
-_inner.register_autograd(_differentiate_inner, setup_context=_setup_inner)
+_product.derivatives(
+    {
+        "v": lambda grad, alpha, stencil, transpose, backend: _product(
+            grad, alpha, stencil, not transpose, backend=backend
+        ),
+        "alpha": _by_alpha,
+    }
+)
+_inner.derivatives(
+    {
+        "g": lambda grad, v, stencil, backend: _product(v, grad, stencil, False, backend=backend),
+        "v": lambda grad, g, stencil, backend: _product(g, grad, stencil, True, backend=backend),
+    }
+)
 
 
 def neumann_product(
@@ -110,11 +83,7 @@ def neumann_product(
 
     Differentiable any number of times. Half precision accumulates in float32; the result has the dtype of ``v``.
     """
-    name = requested("neumann", backend)
-    (alpha, v), dtype = accumulating(alpha, v)
-    if name == "reference":
-        return reference.neumann_product(v, alpha, strides, boundary, ptr, transpose).to(dtype)
-    return _product(v, alpha, list(strides), boundary, ptr, transpose, name).to(dtype)
+    return _product(v, alpha, Stencil(list(strides), boundary, ptr), transpose, backend=backend)
 
 
 def neumann_inner(
@@ -127,8 +96,4 @@ def neumann_inner(
     backend: Backend = "auto",
 ) -> Float[Tensor, "K H"]:
     """Σ_i g_i·(v_left + v_right) of every stride and head: the derivative of `neumann_product` in ``alpha``."""
-    name = requested("neumann", backend)
-    (g, v), dtype = accumulating(g, v)
-    if name == "reference":
-        return reference.neumann_inner(g, v, strides, boundary, ptr).to(dtype)
-    return _inner(g, v, list(strides), boundary, ptr, name).to(dtype)
+    return _inner(g, v, Stencil(list(strides), boundary, ptr), backend=backend)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from diffusion_mp.kernels.neumann.neighbours import neighbours
+from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours
 
 
 def stencils(
@@ -21,21 +21,14 @@ def stencils(
 
 
 def neumann_product(
-    v: Float[Tensor, "N H D"],
-    alpha: Float[Tensor, "K H"],
-    strides: Sequence[int],
-    boundary: str,
-    ptr: Tensor | None,
-    transpose: bool = False,
+    v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], stencil: Stencil, transpose: bool = False
 ) -> Float[Tensor, "N H D"]:
     """Σ_k α_k A_{h_k} v, or with the transposed matrices; O(K N²)."""
-    matrices = stencils(v.size(0), strides, boundary, ptr, v)
+    matrices = stencils(v.size(0), *stencil, v)
     matrices = matrices.transpose(1, 2) if transpose else matrices
     return torch.einsum("kij,kh,jhd->ihd", matrices, alpha, v)
 
 
-def neumann_inner(
-    g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], strides: Sequence[int], boundary: str, ptr: Tensor | None
-) -> Float[Tensor, "K H"]:
+def neumann_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
     """⟨g, A_{h_k} v⟩ of every stride and head."""
-    return torch.einsum("ihd,kij,jhd->kh", g, stencils(v.size(0), strides, boundary, ptr, v), v)
+    return torch.einsum("ihd,kij,jhd->kh", g, stencils(v.size(0), *stencil, v), v)

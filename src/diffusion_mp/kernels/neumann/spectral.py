@@ -3,14 +3,14 @@ reaches."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.neumann.neighbours import positions
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.operation import empty_like, operation
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import buckets, common_size, gather, rows_of, scatter
 
 
@@ -40,52 +40,32 @@ def hartley(v: Tensor) -> Tensor:
     return spectrum.real - spectrum.imag
 
 
-@torch.library.custom_op("diffusion_mp::neumann_transform", mutates_args=())
-def _transform(
-    v: Tensor,
-    periodic: bool,
-    inverse: bool,
-    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
-) -> Tensor:
+def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     apply = hartley if periodic else inverse_dct if inverse else dct
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    out = empty_like(v)
     if v.numel() == 0:
         return out
-    with without_autocast(v):
-        length = common_size(ptr, v.size(0))
-        if length is not None:
-            stack = v.unflatten(0, (-1, length)).transpose(1, 2)
-            return out.copy_(apply(stack).transpose(1, 2).flatten(0, 1))
-        for size, starts in buckets(ptr, v.size(0)):
-            rows = rows_of(starts, size, v.device)
-            scatter(out, rows, apply(gather(v, rows)))
+    length = common_size(ptr, v.size(0))
+    if length is not None:
+        stack = v.unflatten(0, (-1, length)).transpose(1, 2)
+        return out.copy_(apply(stack).transpose(1, 2).flatten(0, 1))
+    for size, starts in buckets(ptr, v.size(0)):
+        rows = rows_of(starts, size, v.device)
+        scatter(out, rows, apply(gather(v, rows)))
     return out
 
 
-@_transform.register_fake
-def _(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
+@operation("neumann_transform", cpu=_transform_rows)
+def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+    return empty_like(v)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, ctx.periodic, ctx.inverse, ptr = inputs
-    ctx.save_for_backward(ptr)
+_transform.derivatives(
+    {"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)}  # it is orthogonal
+)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _transform(grad, ctx.periodic, not ctx.inverse, *ctx.saved_tensors), None, None, None
-
-
-_transform.register_autograd(_differentiate, setup_context=_setup)
-
-
-@torch.library.custom_op("diffusion_mp::neumann_modes", mutates_args=())
-def _modes(
-    v: Tensor,
-    strides: list[int],
-    periodic: bool,
-    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
-) -> Tensor:
+def _modes_of_rows(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
     place, length = positions(ptr, v.size(0), v.device)
     period = length if periodic else 2 * length
     stride = torch.tensor(strides, device=v.device).unsqueeze(1)
@@ -93,8 +73,8 @@ def _modes(
     return 4 * (math.pi * phase).sin().square()
 
 
-@_modes.register_fake
-def _(v: Tensor, strides: list[int], periodic: bool, ptr: Tensor | None) -> Tensor:
+@operation("neumann_modes", cpu=_modes_of_rows)
+def _modes(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
     return v.new_empty(len(strides), v.size(0))
 
 

@@ -5,7 +5,6 @@ No index exists in memory, and a row that several strides touch comes from cache
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, no_type_check
 
 import torch
@@ -14,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import padded, tiles
+from diffusion_mp.kernels.neumann.neighbours import Stencil
 
 # Rows of one run.
 ROWS = 64
@@ -128,36 +128,32 @@ def _inner(
         tl.store(out + at, tl.sum(left * right, axis=0), mask=channel < channels)
 
 
-def _plan(
-    v: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None
-) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+def _plan(v: Tensor, stencil: Stencil) -> tuple[Tensor, tuple[int], dict[str, Any]]:
     """Runs of rows, the number of programs, and what both kernels are told."""
     channels = v.size(1) * v.size(2)
     block = min(64, padded(channels))
     parts = triton.cdiv(channels, block)
-    table = tiles(ptr, v.size(0), ROWS, v.device).table
-    options = {"STRIDES": tuple(strides), "BOUNDARY": boundary, "PARTS": parts, "ROWS": ROWS, "BLOCK_C": block}
-    return table, (table.size(0) * parts,), {**options, "num_warps": 4}
+    table = tiles(stencil.ptr, v.size(0), ROWS, v.device).table
+    options = {"STRIDES": tuple(stencil.strides), "BOUNDARY": stencil.boundary, "PARTS": parts, "num_warps": 4}
+    return table, (table.size(0) * parts,), {**options, "ROWS": ROWS, "BLOCK_C": block}
 
 
-def product(
-    v: Tensor, alpha: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None, transpose: bool
-) -> Tensor:
+def product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
     """Σ_k α_k A_{h_k} v, or with the transposed A."""
     v, alpha = v.contiguous(), alpha.contiguous()
     out = torch.empty_like(v)
     with torch.cuda.device_of(v):
-        table, grid, options = _plan(v, strides, boundary, ptr)
-        turned = transpose and boundary in ("replicate", "causal")  # the others are symmetric
+        table, grid, options = _plan(v, stencil)
+        turned = transpose and stencil.boundary in ("replicate", "causal")  # the others are symmetric
         _product[grid](v, alpha, table, out, v.size(1) * v.size(2), *v.shape[1:], TURNED=turned, **options)
     return out
 
 
-def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None) -> Tensor:
+def inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
     """⟨g, A_{h_k} v⟩ of every stride and head, [K, H]: runs first, then over the runs and the channels of a head."""
     g, v = g.contiguous(), v.contiguous()
     with torch.cuda.device_of(v):
-        table, grid, options = _plan(v, strides, boundary, ptr)
-        sums = torch.empty(table.size(0), len(strides), *v.shape[1:], dtype=torch.float32, device=v.device)
+        table, grid, options = _plan(v, stencil)
+        sums = torch.empty(table.size(0), len(stencil.strides), *v.shape[1:], dtype=torch.float32, device=v.device)
         _inner[grid](g, v, table, sums, v.size(1) * v.size(2), **options)
     return sums.sum((0, 3)).to(v.dtype)

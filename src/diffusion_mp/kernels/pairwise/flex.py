@@ -1,4 +1,4 @@
-"""Torch's FlexAttention: rows normalised by their sums are a softmax of log f (ERRATA D11)."""
+"""Torch's FlexAttention: rows divided by their sums are a softmax of log f, whatever f > 0 (D11 of docs/errata.md)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from diffusion_mp.kernels.pairwise.scores import log_score
+from diffusion_mp.kernels.pairwise.scores import Attended, log_score
 
 
-def declines(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
+def declines(named: bool, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
     """Why FlexAttention cannot take these arguments, as the end of a sentence; ``None``: it can."""
     if q.dtype == torch.float64:
         return "FlexAttention has no float64"
@@ -28,7 +28,7 @@ def declines(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) ->
     return None
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
     """Σ_j p_ij v_j, [N, H, D]; differentiated by torch. Graphs of a batch are masked, not skipped."""
     graph = None if ptr is None else torch.repeat_interleave(ptr.diff()).to(q.device)
 
@@ -38,7 +38,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
 
     queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     out = _compiled()(queries, keys, values, score_mod=log_weight, scale=1.0)
-    return out.squeeze(0).transpose(0, 1)
+    return Attended(out.squeeze(0).transpose(0, 1), out.new_empty(0))
 
 
 @cache

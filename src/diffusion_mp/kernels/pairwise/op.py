@@ -1,114 +1,93 @@
-"""Registration of the pairwise operations: shape inference, autograd, and a clear end at the second derivative."""
-
-from typing import Any, Optional
+"""Declarations of the pairwise operations; all share one backward, which recomputes the weights tile by tile."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_choice
-from diffusion_mp.kernels.backends import Backends
-from diffusion_mp.kernels.derivatives import empty_like, once_differentiable
-from diffusion_mp.kernels.dispatch import Backend, Implementation, choose, requested
-from diffusion_mp.kernels.pairwise import reference, tiled
-from diffusion_mp.kernels.pairwise.scores import SCORES
-from diffusion_mp.kernels.precision import accumulating, promoted
+from diffusion_mp.kernels import gpu
+from diffusion_mp.kernels.dispatch import Backend, Implementation
+from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.pairwise import flex, reference, tiled
+from diffusion_mp.kernels.pairwise.scores import SCORES, Attended, Weighting
+from diffusion_mp.kernels.precision import accumulating
 
-BACKENDS = Backends("pairwise", tiled, "diffusion_mp.kernels.pairwise.triton")
-
-
-@torch.library.custom_op("diffusion_mp::pairwise_attention", mutates_args=())
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    score: str,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    out, lse = BACKENDS.run("attention", backend, q, k, v, ptr, score)
-    return out, lse
+TRITON = "diffusion_mp.kernels.pairwise.triton"
 
 
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, backend: str) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    return out, q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-
-
-@torch.library.custom_op("diffusion_mp::pairwise_product", mutates_args=())
-def _product(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_shift: Tensor,
-    col_shift: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    score: str,
-    backend: str,
-) -> Tensor:
-    out: Tensor = BACKENDS.run("product", backend, q, k, v, row_shift, col_shift, ptr, score)
-    return out
-
-
-@_product.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("diffusion_mp::pairwise_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    delta: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_shift: Tensor,
-    col_shift: Optional[Tensor],  # noqa: UP045
-    ptr: Optional[Tensor],  # noqa: UP045
-    score: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = BACKENDS.run("backward", backend, grad, delta, q, k, v, row_shift, col_shift, ptr, score)
-    return dq, dk, dv
-
-
-@_backward.register_fake
-def _(grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = empty_like(q, k, v)
-    return dq, dk, dv
-
-
-once_differentiable(
-    _backward,
-    name="pairwise attention",
-    instead="use a low-rank diffusivity (SimpleDiffusivity)",
+@operation(
+    "pairwise_attention",
+    family="pairwise",
+    reference=reference.pairwise_attention,
+    cpu=tiled.attention,
+    triton=gpu.kernel(TRITON, "attention"),
+    flex=Implementation(flex.attention, flex.declines),
+    dtype="v",
 )
+def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> Attended:
+    return Attended(empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)))
 
 
-def _setup_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ptr, ctx.score, ctx.backend = inputs
-    ctx.save_for_backward(*tensors, *output, ptr)
+@operation(
+    "pairwise_logsumexp",
+    family="pairwise",
+    reference=reference.pairwise_logsumexp,
+    cpu=tiled.logsumexp,
+    triton=gpu.kernel(TRITON, "logsumexp"),
+)
+def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str) -> Tensor:
+    return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-def _differentiate_attention(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    # Of p_ij = f_ij exp(−lse_i): Σ_j p_ij (grad_i·v_j) is grad_i·out_i, and p is the derivative of lse by log f.
-    q, k, v, out, lse, ptr = ctx.saved_tensors
-    delta = _inner(grad, out) - grad_lse
-    return (*_backward(grad, delta, q, k, v, -lse, None, ptr, ctx.score, ctx.backend), None, None, None)
+@operation(
+    "pairwise_product",
+    family="pairwise",
+    reference=reference.pairwise_product,
+    cpu=tiled.product,
+    triton=gpu.kernel(TRITON, "product"),
+    dtype="v",
+)
+def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
+    return empty_like(v)
 
 
-def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.score, ctx.backend = inputs
-    ctx.save_for_backward(*tensors, output)
+@operation("pairwise_backward", family="pairwise", cpu=tiled.backward, triton=gpu.kernel(TRITON, "backward"))
+def _backward(
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of Σ_j w_ij (grad_i·v_j − δ_i): gradients of q, k and v."""
+    return empty_like(q, k, v)
 
 
-def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _of_attention(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    out: Tensor,
+    lse: Tensor,
+    backend: str,
+) -> tuple[Tensor, ...]:
+    # Of p_ij = f_ij exp(−lse_i): Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
+    return _backward(grad_out, _inner(grad_out, out), q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
+
+
+def _of_logsumexp(
+    grad: Tensor, q: Tensor, k: Tensor, ptr: Tensor | None, score: str, out: Tensor, backend: str
+) -> tuple[Tensor, ...]:
+    # p is the derivative of lse by log f; there are no values.
+    nothing = q.new_empty(*q.shape[:2], 0)
+    return _backward(nothing, -grad, q, k, nothing, Weighting(-out, None, ptr, score), backend=backend)[:2]
+
+
+def _of_product(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
+) -> tuple[Tensor, ...]:
     # Of g_ij = w_ij (grad_i·v_j): the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
-    q, k, v, row_shift, col_shift, ptr, out = ctx.saved_tensors
-    nothing = torch.zeros_like(row_shift)
-    dq, dk, dv = _backward(grad, nothing, q, k, v, row_shift, col_shift, ptr, ctx.score, ctx.backend)
-    return dq, dk, dv, _inner(grad, out).to(row_shift), _inner(v, dv).to(col_shift), None, None, None
+    dq, dk, dv = _backward(grad, weighting.row_shift.new_zeros(q.shape[:2]), q, k, v, weighting, backend=backend)
+    return dq, dk, dv, _inner(grad, out).to(weighting.row_shift), _inner(v, dv).to(weighting.row_shift)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -116,8 +95,12 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(2)
 
 
-_attention.register_autograd(_differentiate_attention, setup_context=_setup_attention)
-_product.register_autograd(_differentiate_product, setup_context=_setup_product)
+_attention.derivatives({"q k v": _of_attention})
+_logsumexp.derivatives({"q k": _of_logsumexp})
+_product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
+_backward.derivatives(
+    once_differentiable("pairwise attention", instead="use a low-rank diffusivity (SimpleDiffusivity)")
+)
 
 
 def pairwise_attention(
@@ -141,17 +124,7 @@ def pairwise_attention(
     recomputes the scores; once differentiable; the result has the dtype of ``v``.
     """
     check_choice(score, "score", SCORES)
-    name = requested("pairwise", backend)
-    if name == "reference":
-        (q, k, v), dtype = accumulating(q, k, v)
-        return reference.pairwise_attention(q, k, v, ptr, score).to(dtype)
-    (q, k, v), dtype = promoted(q, k, v)
-    if name == "flex":
-        from diffusion_mp.kernels.pairwise import flex
-
-        table = {"flex": Implementation(flex.attention, flex.declines)}
-        return choose("pairwise_attention", name, table, q, k, v, ptr, score)(q, k, v, ptr, score).to(dtype)
-    return _attention(q, k, v, ptr, score, name)[0].to(dtype)
+    return _attention(q, k, v, ptr, score, backend=backend).out
 
 
 def pairwise_logsumexp(
@@ -164,11 +137,7 @@ def pairwise_logsumexp(
 ) -> Float[Tensor, "N H"]:
     """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row; always in at least float32."""
     check_choice(score, "score", SCORES)
-    name = requested("pairwise", backend)
-    (q, k), _ = accumulating(q, k)
-    if name == "reference":
-        return reference.pairwise_logsumexp(q, k, ptr, score)
-    return _attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, name)[1]
+    return _logsumexp(q, k, ptr, score, backend=backend)
 
 
 def pairwise_product(
@@ -197,10 +166,4 @@ def pairwise_product(
     O(N²) time, O(N) memory, also in the backward pass; once differentiable.
     """
     check_choice(score, "score", SCORES)
-    name = requested("pairwise", backend)
-    if name == "reference":
-        (q, k, row_shift, col_shift, v), dtype = accumulating(q, k, row_shift, col_shift, v)
-        return reference.pairwise_product(q, k, v, row_shift, col_shift, ptr, score).to(dtype)
-    (row_shift, col_shift), _ = accumulating(row_shift, col_shift)
-    (q, k, v), dtype = promoted(q, k, v)
-    return _product(q, k, v, row_shift, col_shift, ptr, score, name).to(dtype)
+    return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score), backend=backend)

@@ -1,11 +1,10 @@
 """The plain truth: every graph's score matrix, written out."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.pairwise.scores import log_score
+from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
+from diffusion_mp.kernels.segments import slices
 
 
 def log_scores(q: Tensor, k: Tensor, score: str) -> Tensor:
@@ -13,33 +12,28 @@ def log_scores(q: Tensor, k: Tensor, score: str) -> Tensor:
     return log_score(torch.einsum("ihf,jhf->hij", q, k), score)
 
 
-def _per_graph(ptr: Tensor | None, num_nodes: int) -> list[slice]:
-    bounds = [0, num_nodes] if ptr is None else ptr.tolist()
-    return [slice(a, b) for a, b in pairwise(bounds)]
-
-
-def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Tensor:
-    """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i (ERRATA D11), [N, H, D]."""
+def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+    """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     parts = [
         torch.einsum("hij,jhd->ihd", log_scores(q[rows], k[rows], score).softmax(2), v[rows])
-        for rows in _per_graph(ptr, q.size(0))
+        for rows in slices(ptr, q.size(0))
     ]
-    return torch.cat(parts)
+    return Attended(torch.cat(parts), q.new_empty(0))
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
     """log Σ_j f(q_i·k_j), [N, H]."""
-    parts = [log_scores(q[rows], k[rows], score).logsumexp(2).t() for rows in _per_graph(ptr, q.size(0))]
-    return torch.cat(parts)
+    return torch.cat([log_scores(q[rows], k[rows], score).logsumexp(2).t() for rows in slices(ptr, q.size(0))])
 
 
-def pairwise_product(
-    q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str
-) -> Tensor:
+def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j, [N, H, D]."""
+    row_shift, col_shift, ptr, score = weighting
     parts = []
-    for rows in _per_graph(ptr, q.size(0)):
-        shift = row_shift[rows].t()[:, :, None] + col_shift[rows].t()[:, None, :]
+    for rows in slices(ptr, q.size(0)):
+        shift = row_shift[rows].t()[:, :, None]
+        if col_shift is not None:
+            shift = shift + col_shift[rows].t()[:, None, :]
         weights = (log_scores(q[rows], k[rows], score) + shift).exp()
         parts.append(torch.einsum("hij,jhd->ihd", weights, v[rows]))
     return torch.cat(parts)

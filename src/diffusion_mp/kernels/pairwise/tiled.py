@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.buffers import Buffers
-from diffusion_mp.kernels.pairwise.scores import log_score
+from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import Rows, buckets, put, rows_of, stack
 
@@ -55,7 +55,7 @@ def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
     return torch.add(below.exp_(), level.exp(), out=out).reciprocal_()
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, Tensor]:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32.
 
     The level of a row is the largest log f(s_ij) so far; where it rises, the sums shrink.
@@ -79,15 +79,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
             sums = sums.mul_(shrink).baddbmm_(w, values)
         put(out, rows, sums.div_(total))
         put(lse, rows, total.log_().add_(level))
-    return out.to(dtype), lse.squeeze(2)
+    return Attended(out.to(dtype), lse.squeeze(2))
 
 
-def product(
-    q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str
-) -> Tensor:
+def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
+    """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
+    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score).lse
+
+
+def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
+    row_shift, col_shift, ptr, score = weighting
     dtype = v.dtype
-    (q, k, v, row_shift, col_shift), _ = accumulating(q, k, v, row_shift, col_shift)
+    (q, k, v, row_shift), _ = accumulating(q, k, v, row_shift)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     buffer = Buffers(q, q.dtype)
     for rows, blocks in _tiles(ptr, q):
@@ -95,7 +99,7 @@ def product(
         sums = queries.new_zeros(*queries.shape[:2], v.size(2))
         for cols in blocks:
             keys = stack(k, cols)
-            level = -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
+            level = -row if col_shift is None else -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
             tile = _tile(queries, keys)
             below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
             sums.baddbmm_(_weights(below, level, score, buffer("weights", *tile)), stack(v, cols))
@@ -104,15 +108,7 @@ def product(
 
 
 def backward(
-    grad: Tensor,
-    delta: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_shift: Tensor,
-    col_shift: Tensor | None,
-    ptr: Tensor | None,
-    score: str,
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
 
@@ -120,6 +116,7 @@ def backward(
     dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i. Tiles are transposed, so that two of
     these three products have both factors as they lie in memory.
     """
+    row_shift, col_shift, ptr, score = weighting
     dtype = q.dtype
     (grad, q, k, v, row_shift, delta), _ = accumulating(grad, q, k, v, row_shift, delta)
     dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import interpreted, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import contiguous, interpreted, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
@@ -88,7 +89,9 @@ def _product(
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
         s = tl.dot(queries, tl.trans(load(k, col, inside, head, k_n, k_h, f, F, OPERAND)), input_precision=PRECISION)
-        level = -shift[:, None] - tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
+        level = -shift[:, None]
+        if col_shift is not None:
+            level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
         w, _ = _weights(s, level, inside, SIGMOID)
         values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
         sums = tl.dot(w.to(OPERAND), values, sums, input_precision=PRECISION)
@@ -163,7 +166,7 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:2]]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, Tensor]:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -172,41 +175,35 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
         table, grid, options = _plan(q, v, ptr, score)
         sizes = (q.size(1), q.size(2), v.size(2))
         _attention[grid](q, k, v, table, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
-    return out, lse
+    return Attended(out, lse)
 
 
-def product(
-    q: Tensor, k: Tensor, v: Tensor, row_shift: Tensor, col_shift: Tensor, ptr: Tensor | None, score: str
-) -> Tensor:
+def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
+    """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
+    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score).lse
+
+
+def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j exp(log f(s_ij) + a_i + b_j) v_j, [N, H, D], in the dtype of v."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
-    row_shift, col_shift = row_shift.contiguous(), col_shift.contiguous()
+    row_shift, col_shift = contiguous(*weighting[:2])
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, ptr, score)
+        table, grid, options = _plan(q, v, weighting.ptr, weighting.score)
         sizes = (q.size(1), q.size(2), v.size(2))
         _product[grid](q, k, v, row_shift, col_shift, table, out, *_strides(q, k, v), *sizes, **options)
     return out
 
 
 def backward(
-    grad: Tensor,
-    delta: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_shift: Tensor,
-    col_shift: Tensor | None,
-    ptr: Tensor | None,
-    score: str,
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype; see ``tiled.backward``."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
-    row_shift, delta = row_shift.contiguous(), delta.contiguous()
-    col_shift = None if col_shift is None else col_shift.contiguous()
+    row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, ptr, score)
+        table, grid, options = _plan(q, v, weighting.ptr, weighting.score)
         sizes = (q.size(1), q.size(2), v.size(2))
         _gradient[grid](
             q, k, grad, v, row_shift, col_shift, delta, None, table, dq, None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import newton
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowTerms, Solution
 
 
 def scaled_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, ...]:
@@ -90,40 +91,33 @@ def log_entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tens
     return (s + a + (-theta.masked_fill(~flows, 0.0)).log1p()).masked_fill(~flows, -math.inf)
 
 
-def _per_graph(ptr: Tensor | None, num_nodes: int) -> list[slice]:
-    bounds = [0, num_nodes] if ptr is None else ptr.tolist()
-    return [slice(a, b) for a, b in pairwise(bounds)]
-
-
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
     """Inner products of the rows of one graph, [H, n, n]."""
     return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
 
 
-def sparse_flow_potentials(
-    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
-) -> tuple[Tensor, ...]:
-    """a, w, log μ, the work of the frictions and the size of the support, [N, H], from the rows solved by sorting."""
+def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> Solution:
+    """Every row solved by sorting; without the slope A, which the derivative of kernels needs."""
+    q, k, fq, fk = features
     parts = []
-    for rows in _per_graph(ptr, q.size(0)):
+    for rows in slices(ptr, q.size(0)):
         s, u = _scores(q, k, rows), _scores(fq, fk, rows)
         resistance, friction = (-s).logsumexp(2), u.logsumexp(2)
         theta = lam[rows].t().unsqueeze(2) * u.softmax(2)
         flow, mu = solve_rows(s + resistance.unsqueeze(2), theta, 1 / leak[rows].t().unsqueeze(2))
         log_mu = mu.log()
         work, support = (theta * flow).sum(2), (flow > 0).sum(2).to(flow)
-        parts.append(torch.stack([resistance + log_mu, friction + log_mu, log_mu, work, support]))
-    return tuple(torch.cat(parts, dim=2).transpose(1, 2))
+        none = torch.zeros_like(work)
+        parts.append(torch.stack([resistance + log_mu, friction + log_mu, log_mu, resistance, none, work, support]))
+    return Solution(*torch.cat(parts, dim=2).transpose(1, 2))
 
 
-def sparse_flow_product(
-    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
-    ptr: Tensor | None, transpose: bool,
-) -> Tensor:  # fmt: skip
+def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
+    q, k, fq, fk = features
     parts = []
-    for rows in _per_graph(ptr, q.size(0)):
-        of_rows = (x[rows].t().unsqueeze(2) for x in (lam, a, w))
+    for rows in slices(ptr, q.size(0)):
+        of_rows = (x[rows].t().unsqueeze(2) for x in terms)
         z = entries(_scores(q, k, rows), _scores(fq, fk, rows), *of_rows)
         parts.append(torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows]))
     return torch.cat(parts)

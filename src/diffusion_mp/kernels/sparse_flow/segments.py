@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.sparse_flow.newton import newton
 
@@ -17,9 +18,7 @@ class EdgeFlow(NamedTuple):
     potential: Tensor
 
 
-# A custom operation, so that torch.compile need not look inside: Newton ends when the values say so.
-@torch.library.custom_op("diffusion_mp::sparse_flow_support", mutates_args=())
-def _support(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, target: Tensor) -> Tensor:
+def _found_by_newton(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, target: Tensor) -> Tensor:
     root, _ = newton(
         weight,
         threshold,
@@ -31,9 +30,10 @@ def _support(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, tar
     return (threshold < root[target]) & (weight > 0)
 
 
-@_support.register_fake
-def _(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, target: Tensor) -> Tensor:
-    return torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format)
+# An operation, so that torch.compile need not look inside: Newton ends when the values say so.
+@operation("sparse_flow_support", cpu=_found_by_newton)
+def _support(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, target: Tensor) -> Tensor:
+    return empty_like(weight).bool()
 
 
 def _extreme(x: Tensor, target: Tensor, like: Tensor, reduce: str) -> Tensor:

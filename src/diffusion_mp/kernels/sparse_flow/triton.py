@@ -8,6 +8,7 @@ the columns), so that no sum needs atomics and every one has a fixed order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, no_type_check
 
 import torch
@@ -15,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import interpreted, padded, precision, tiles
+from diffusion_mp.kernels.gpu import contiguous, interpreted, padded, precision, tiles
+from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import exp_limit
-from diffusion_mp.kernels.sparse_flow import newton
-from diffusion_mp.kernels.sparse_flow.tiled import row_terms
+from diffusion_mp.kernels.sparse_flow import newton, tiled
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowTerms, Solution
 from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
@@ -262,43 +264,32 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
     return table, (table.size(0) * q.size(1),), options
 
 
-def _contiguous(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.contiguous() for tensor in tensors]
-
-
-def potentials(
-    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, ptr: Tensor | None
-) -> tuple[Tensor, ...]:
-    """a, w, log μ, M, A, the work and the size of the support, [N, H] in float32: see ``tiled.potentials``."""
-    q, k, fq, fk, lam, leak = _contiguous(q, k, fq, fk, lam, leak)
-    out = [torch.empty_like(lam) for _ in range(7)]
+def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> Solution:
+    """The solved rows, [N, H] in float32: see ``tiled.potentials``."""
+    q, k, fq, fk, lam, leak = contiguous(*features, lam, leak)
+    out = Solution(*empty_like(*7 * [lam]))
     with torch.cuda.device_of(q):
         table, grid, options = _plan(q, fq, 0, ptr)
         _potentials[grid](q, k, fq, fk, lam, leak, table, *out, q.size(1), q.size(2), fq.size(2), **options)
-    return tuple(out)
+    return out
 
 
-def product(
-    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
-    ptr: Tensor | None, transpose: bool,
-) -> Tensor:  # fmt: skip
+def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
-    q, k, fq, fk, v, lam, a, w = _contiguous(q, k, fq, fk, v, lam, a, w)
+    q, k, fq, fk, v, *of_rows = contiguous(*features, v, *terms)
     out = torch.empty_like(v)
-    features = (k, q, fk, fq) if transpose else (q, k, fq, fk)
     with torch.cuda.device_of(q):
         table, grid, options = _plan(q, fq, v.size(2), ptr)
         sizes = (q.size(1), q.size(2), fq.size(2), v.size(2))
-        _product[grid](
-            *features, v, lam, a, w, table, out, *sizes, TURNED=transpose, BLOCK_D=padded(v.size(2)), **options
-        )
+        pairs = (k, q, fk, fq) if transpose else (q, k, fq, fk)
+        _product[grid](*pairs, v, *of_rows, table, out, *sizes, TURNED=transpose, BLOCK_D=padded(v.size(2)), **options)
     return out
 
 
 def _gradients(
-    features: tuple[Tensor, ...], of_rows: tuple[Tensor, ...], terms: tuple[Tensor | None, ...],
+    features: list[Tensor], terms: list[Tensor], pulls: Sequence[Tensor | None],
     values: tuple[Tensor | None, Tensor | None], products: tuple[Tensor | None, Tensor | None],
-    sums: tuple[Tensor | None, ...], ptr: Tensor | None,
+    sums: Sequence[Tensor | None], ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, q̃ and k̃; receivers write ``sums`` and the first of ``products``, senders the second."""
     q, k, fq, fk = features
@@ -310,38 +301,35 @@ def _gradients(
         options |= {"BLOCK_D": padded(channels)}
         sizes = (q.size(1), q.size(2), fq.size(2), channels)
         _gradient[grid](
-            q, k, fq, fk, left, right, *of_rows, *terms, table, grads[0], grads[2], *sums, products[0], *sizes,
+            q, k, fq, fk, left, right, *terms, *pulls, table, grads[0], grads[2], *sums, products[0], *sizes,
             TURNED=False, **options,
         )  # fmt: skip
         _gradient[grid](
-            k, q, fk, fq, right, left, *of_rows, *terms, table, grads[1], grads[3], None, None, None, products[1],
+            k, q, fk, fq, right, left, *terms, *pulls, table, grads[1], grads[3], None, None, None, products[1],
             *sizes, TURNED=True, **options,
         )  # fmt: skip
     return tuple(grads)
 
 
 def product_backward(
-    grad: Tensor, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, lam: Tensor, a: Tensor, w: Tensor,
-    ptr: Tensor | None, transpose: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+) -> tuple[Tensor, ...]:
     """Gradients of q, k, the friction's q and k, v, λ, a and w: see ``tiled.product_backward``."""
-    grad, q, k, fq, fk, v, lam, a, w = _contiguous(grad, q, k, fq, fk, v, lam, a, w)
-    dv, dlam, da, dw = (torch.empty_like(x) for x in (v, lam, a, w))
+    pairs, of_rows, (grad, v) = contiguous(*features), contiguous(*terms), contiguous(grad, v)
+    dv, *sums = (torch.empty_like(x) for x in (v, *of_rows))
     values, products = ((v, grad), (dv, None)) if transpose else ((grad, v), (None, dv))
-    features = _gradients((q, k, fq, fk), (lam, a, w), 5 * (None,), values, products, (dlam, da, dw), ptr)
-    return *features, dv, dlam, da, dw
+    return *_gradients(pairs, of_rows, 5 * [None], values, products, sums, ptr), dv, *sums
 
 
 def potentials_backward(
-    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor,
-    leak: Tensor, a: Tensor, w: Tensor, log_mu: Tensor, resistance: Tensor, slope: Tensor, ptr: Tensor | None,
+    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, features: Features, lam: Tensor, leak: Tensor,
+    solution: Solution, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, the friction's q and k, λ and 1/α: see ``tiled.potentials_backward``."""
-    moved, by_resistance, by_friction, dleak = row_terms(grad_a, grad_w, grad_mu, leak, log_mu, slope)
-    q, k, fq, fk, lam, a, w, *terms = _contiguous(
-        q, k, fq, fk, lam, a, w, moved, resistance, by_resistance, w - log_mu, by_friction
-    )
-    dlam = torch.empty_like(lam)
-    nothing = (None, None)
-    features = _gradients((q, k, fq, fk), (lam, a, w), tuple(terms), nothing, nothing, (dlam, None, None), ptr)
-    return *features, dlam, dleak
+    moved, by_resistance, by_friction, dleak = tiled.pulls(grad_a, grad_w, grad_mu, leak, solution)
+    log_friction = solution.w - solution.log_mu
+    terms = contiguous(lam, solution.a, solution.w)
+    pulls = contiguous(moved, solution.resistance, by_resistance, log_friction, by_friction)
+    dlam, nothing = torch.empty_like(terms[0]), (None, None)
+    grads = _gradients(contiguous(*features), terms, pulls, nothing, nothing, (dlam, None, None), ptr)
+    return *grads, dlam, dleak

@@ -2,13 +2,15 @@
 
 from torch import Tensor
 
-
-def spmm(target: Tensor, source: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """out_i = Σ_{e: target(e) = i} w_e v_source(e); weight [E, H] (H may be 1), v [N, H, D]."""
-    messages = weight.unsqueeze(2) * v[source]
-    return v.new_zeros(messages.shape[1:]).expand(v.size(0), -1, -1).index_add(0, target, messages)
+from diffusion_mp.kernels.spmm.entries import Entries
 
 
-def sddmm(target: Tensor, source: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """s_e = a_target(e)·b_source(e), [E, H]."""
-    return (a[target] * b[source]).sum(2)
+def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
+    """out_i = Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [N, H, D]."""
+    messages = weight.unsqueeze(2) * v[entries.col]
+    return v.new_zeros(messages.shape[1:]).expand(v.size(0), -1, -1).index_add(0, entries.row, messages)
+
+
+def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
+    """s_e = a_row(e)·b_col(e), [E, H]."""
+    return (a[entries.row] * b[entries.col]).sum(2)

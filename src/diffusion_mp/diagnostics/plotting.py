@@ -1,4 +1,4 @@
-"""``plot_attention``: a coupling as a picture, on a logarithmic scale."""
+"""``plot_attention``: a coupling as a picture, on a logarithmic scale; and the axis that every picture here is on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import torch
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_positive, check_seed, describe
 from diffusion_mp.extras import needed_by
+
+
+def axis(ax: Any = None) -> Any:
+    """The matplotlib axis that was given, or that of a new figure."""
+    with needed_by("A plot", "diffusion-mp[plot]"):
+        import matplotlib.pyplot as plt
+
+    return plt.figure().add_subplot() if ax is None else ax
 
 
 def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8) -> Any:
@@ -28,9 +36,6 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
     Raises:
         TypeError, ValueError: not a coupling, a head that it does not have, an entry that is negative.
     """
-    with needed_by("plot_attention", "diffusion-mp[plot]"):
-        from matplotlib.colors import LogNorm
-
     if not isinstance(coupling, Coupling):
         raise TypeError(f"coupling must be a Coupling, such as return_coupling=True gives; got {describe(coupling)}.")
     check_seed(head, "head")
@@ -45,10 +50,9 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
         raise ValueError(
             f"coupling must be non-negative on a logarithmic scale; its least entry is {float(entries.min()):.3g}."
         )
-    if ax is None:
-        import matplotlib.pyplot as plt
+    ax = axis(ax)
+    from matplotlib.colors import LogNorm
 
-        ax = plt.figure().add_subplot()
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
     ax.imshow(shown, cmap="viridis", norm=LogNorm(vmin=threshold, vmax=1.0), interpolation="nearest")
     ax.set_xlabel("sender j")

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.energies import Energy, EnergyTrace, QuadraticPenalty
+from diffusion_mp.diagnostics import EnergyTrace
+from diffusion_mp.energies import Energy, QuadraticPenalty
+
+
+@pytest.fixture
+def ball(generator: torch.Generator):
+    """Random states [n, d] in double."""
+    return lambda n, d: torch.randn(n, d, generator=generator, dtype=torch.float64)
 
 
 class Smooth(nn.Module):

@@ -1,21 +1,20 @@
 """The fast path: shifted views where all sequences have one length, rows gathered by index where they do not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.neumann.neighbours import neighbours
+from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours
 from diffusion_mp.kernels.segments import common_size
 
 
-def product(
-    v: Tensor, alpha: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None, transpose: bool
-) -> Tensor:
+def product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
     """Σ_k α_k A_{h_k} v, or with the transposed A: one read of v and one update of the result per neighbour."""
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     if v.numel() == 0:
         return out
+    strides, boundary, ptr = stencil
     length = common_size(ptr, v.size(0))
     if length is not None:
         stack, weights = _stack(v, length), alpha.repeat_interleave(v.size(2), dim=1)
@@ -25,7 +24,7 @@ def product(
                 result[:, rows].addcmul_(piece, weight)
         return out
     turned = transpose and boundary in ("replicate", "causal")  # the others are symmetric
-    for maps in neighbours(v.size(0), strides, boundary, ptr, v.device):
+    for maps in neighbours(v.size(0), *stencil, v.device):
         for neighbour, weight in zip(maps, alpha.unsqueeze(2), strict=True):
             if turned:
                 out.index_add_(0, neighbour, weight * v)
@@ -34,8 +33,9 @@ def product(
     return out
 
 
-def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tensor | None) -> Tensor:
+def inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
     """⟨g, A_{h_k} v⟩ of every stride and head, [K, H]."""
+    strides, boundary, ptr = stencil
     out = v.new_zeros(len(strides), v.size(1))
     if v.numel() == 0:
         return out
@@ -46,7 +46,7 @@ def inner(g: Tensor, v: Tensor, strides: Sequence[int], boundary: str, ptr: Tens
             for rows, piece in pieces(right, stride, boundary, False):
                 total += (left[:, rows] * piece).sum((0, 1)).unflatten(0, (v.size(1), -1)).sum(1)
         return out
-    for maps in neighbours(v.size(0), strides, boundary, ptr, v.device):
+    for maps in neighbours(v.size(0), *stencil, v.device):
         for total, neighbour in zip(out, maps, strict=True):
             total += (g * v.index_select(0, neighbour)).sum((0, 2))
     return out

@@ -1,0 +1,39 @@
+"""Where the entries of a sparse operator are, as tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from diffusion_mp.pattern import Compressed, Pattern
+
+
+class Entries(NamedTuple):
+    """Row and column of every entry; and boundaries and order of the entries by row and by column, where known."""
+
+    row: Tensor
+    col: Tensor
+    row_ptr: Tensor | None
+    row_order: Tensor | None
+    col_ptr: Tensor | None
+    col_order: Tensor | None
+
+    @classmethod
+    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
+        """A pattern's entries, sorted only in the orders that will be needed."""
+        rows = (pattern.by_row.ptr, pattern.by_row.order) if by_row else (None, None)
+        cols = (pattern.by_col.ptr, pattern.by_col.order) if by_col else (None, None)
+        return cls(pattern.row, pattern.col, *rows, *cols)
+
+    @property
+    def T(self) -> Entries:
+        """Those of the transpose."""
+        return Entries(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
+
+    def compressed(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Boundaries and order by row, sorted now where they are not known."""
+        if self.row_ptr is None or self.row_order is None:
+            form = Compressed(self.row, num_nodes)
+            return form.ptr, form.order
+        return self.row_ptr, self.row_order

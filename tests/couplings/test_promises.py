@@ -1,0 +1,272 @@
+"""What couplings know of themselves: found out when somebody asks, once, and true."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, ExplicitEuler, GINConv, SimpleDiffusivity
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    NeumannCoupling,
+    PairwiseCoupling,
+    PolynomialCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    SumCoupling,
+    UniformCoupling,
+    row_normalized,
+)
+from diffusion_mp.couplings import base as algebra
+from diffusion_mp.diffusivities import AllPairDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing import check_coupling
+
+PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
+PTR = torch.tensor([0, 3, 3, 4, 9])
+PATH = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Asked(Coupling):
+    """The identity, which writes down what it is asked for."""
+
+    def __init__(self, answer: bool = True) -> None:
+        asked: list[str] = []
+
+        def question(name: str) -> Callable[[], bool]:
+            return lambda: asked.append(name) or answer  # type: ignore[func-returns-value]
+
+        super().__init__(4, 1, randn(1), **{name: question(name) for name in PROMISES})
+        self.asked = asked
+
+    def _product(self, v: Tensor) -> Tensor:
+        return v
+
+    def _transpose(self) -> Coupling:
+        return IdentityCoupling(4, dtype=self.dtype)
+
+    def degree(self) -> Tensor:
+        return torch.ones(4, 1, dtype=self.dtype)
+
+
+@pytest.fixture
+def never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("the edges were searched, which sorts them")
+
+    monkeypatch.setattr("diffusion_mp.graph_ops.entries_at", refuse)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from diffusion_mp.graph_ops import is_symmetric
+
+    counted: list[int] = []
+    for place in ("diffusion_mp.graph.is_symmetric", "diffusion_mp.couplings.sparse.is_symmetric"):
+        monkeypatch.setattr(place, lambda *edges: counted.append(1) or is_symmetric(*edges))
+    return counted
+
+
+def test_a_question_is_answered_when_first_asked_and_kept() -> None:
+    part = Asked()
+    v = randn(4, 1, 2)
+    made_of_it = [0.5 * part, part + part, ReweightedCoupling(part), PolynomialCoupling(part, v.new_ones(2))]
+    for coupling in made_of_it:
+        coupling @ v, coupling.T @ v, coupling.degree(), coupling.dirichlet(v), repr(coupling)
+    assert not part.asked
+    for _ in range(2):
+        assert made_of_it[0].symmetric
+        assert made_of_it[1].symmetric
+        assert made_of_it[1].nonnegative
+    assert part.asked == ["symmetric", "nonnegative"]
+    assert made_of_it[0].T is made_of_it[0]
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_what_was_found_out_is_an_answer_like_any_other(answer: bool) -> None:
+    part = Asked(answer)
+    assert [getattr(part, name) for name in PROMISES] == 4 * [answer]
+    assert ("symmetric" in repr(part)) == answer
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_promise_is_true_false_or_a_question(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be True or False; got 'yes' \(str\)"):
+        LeftAlone(4, 1, randn(1), **{name: "yes"})  # type: ignore[arg-type]
+
+
+class LeftAlone(IdentityCoupling):
+    __init__ = Coupling.__init__  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("never_looked_at")
+def test_no_layer_looks_at_the_edges_for_a_promise_that_nobody_asked_for() -> None:
+    x, edges = torch.randn(5, 8), torch.randint(5, (2, 12))
+    readme = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
+    for layer in (DiffusionConv(8, 8, readme, ExplicitEuler(tau=0.5)), GINConv(8, nn.Linear(8, 8))):
+        layer(x, edges)
+        layer(x, Graph(5, edges))
+
+
+def test_a_graph_remembers_whether_it_is_symmetric(looks: list[int]) -> None:
+    x, diffusivity = randn(3, 2), AdjacencyDiffusivity("sym")
+    graph = Graph(3, PATH)
+    assert all(SparseCoupling(graph).symmetric for _ in range(3))
+    assert len(looks) == 1
+    assert all((0.5 * diffusivity(x, graph)).symmetric for _ in range(3))  # the normalised graph is kept by this one
+    assert len(looks) == 2
+    assert not SparseCoupling(Graph(3, PATH[:, :2].flip(0)[:, :1])).symmetric
+    weight = randn(4)
+    assert SparseCoupling(graph, weight.abs()).symmetric == bool(weight.abs()[0] == weight.abs()[1])
+
+
+def test_weights_that_are_learned_are_looked_at_anew(looks: list[int]) -> None:
+    weight = torch.ones(4, requires_grad=True)
+    graph = Graph(3, PATH, weight)
+    assert SparseCoupling(graph).symmetric
+    with torch.no_grad():
+        weight[0] = 2
+    assert not SparseCoupling(graph).symmetric
+
+
+def test_couplings_die_with_their_last_reference() -> None:
+    """A question that held its own coupling would keep the tensors of both until the garbage collector comes."""
+    x = randn(3, 1, 2)
+    gc.disable()
+    try:
+        for build in (
+            lambda: SparseCoupling(Graph(3, PATH)),
+            lambda: 0.5 * SparseCoupling(Graph(3, PATH)) + 0.5 * LowRankCoupling(x, x),
+            lambda: row_normalized(PolynomialCoupling(SparseCoupling(Graph(3, PATH)), torch.ones(2))).T,
+        ):
+            coupling = build()
+            watched = weakref.ref(coupling)
+            del coupling
+            assert watched() is None
+    finally:
+        gc.enable()
+
+
+def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
+    q = randn(9, 1, 2)
+    batch, single = LowRankCoupling(q, q, PTR), LowRankCoupling(q, q)
+    identity = IdentityCoupling(9, dtype=q.dtype)
+    merged = LowRankCoupling(q, q, torch.tensor([0, 4, 9]))
+    for coupling in (batch, batch + identity, identity + batch, 0.5 * (batch + 2 * batch), batch.T):
+        assert coupling.ptr is not None
+        assert coupling.ptr.tolist() == PTR.tolist()
+        check_coupling(coupling)
+    assert (batch + merged).ptr is not None
+    assert (batch + merged).ptr.tolist() == [0, 4, 9]
+    assert (batch + single).ptr is None
+    assert (single + identity).ptr is None
+    edges = Graph(9, torch.tensor([[0, 1, 4], [1, 2, 4]]), ptr=PTR)
+    assert torch.equal(SparseCoupling(edges).ptr, PTR)
+    assert torch.equal(NeumannCoupling(9, randn(1, 1), ptr=PTR).ptr, PTR)
+
+
+# ---------------------------------------------------------------- row sums of one
+
+
+def test_a_convex_combination_of_row_stochastic_couplings_is_one() -> None:
+    q = randn(9, 1, 2)
+    attention, mean = PairwiseCoupling(q, q), UniformCoupling(9, dtype=q.dtype)
+    assert (0.25 * attention + 0.75 * mean).row_stochastic
+    assert SumCoupling([attention]).row_stochastic
+    assert (2.0 * attention + -1.0 * mean).row_stochastic
+    for other in (attention + mean, SumCoupling([0.5 * mean]), 0.5 * attention, q.new_tensor(1.0) * mean + mean):
+        assert not other.row_stochastic
+
+
+def test_half_an_empty_row_and_half_a_full_one_do_not_sum_to_one() -> None:
+    edges = Graph(9, PATH)
+    rows = row_normalized(SparseCoupling(edges, randn(4).abs(), nonnegative=True))
+    assert rows.row_stochastic
+    assert (0.5 * rows + 0.5 * rows).row_stochastic
+    mixed = 0.5 * rows + 0.5 * UniformCoupling(9, dtype=torch.float64)
+    assert mixed.degree()[-1].item() == pytest.approx(0.5)
+    assert not mixed.row_stochastic
+    check_coupling(mixed)
+
+
+@pytest.mark.parametrize("forgetful", ["counts every term as one", "never promises"])
+def test_the_laws_find_a_sum_that_forgets_its_factors(forgetful: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algebra, "_sums_to_one", lambda terms: forgetful[0] == "c" and len(terms) == 1)
+    with pytest.raises(AssertionError, match=r"breaks the law 'addition'.*row_stochastic"):
+        check_coupling(UniformCoupling(4, dtype=torch.float64))
+
+
+# ---------------------------------------------------------------- positive semi-definite
+
+
+X, Y, R = randn(9, 2, 4, seed=1), randn(9, 2, 4, seed=2), randn(9, 2, seed=3)
+GRAM = LowRankCoupling(X, X, PTR)
+DEFINITE: dict[str, Callable[[], Coupling]] = {
+    "identity": lambda: IdentityCoupling(9, dtype=torch.float64),
+    "mean": lambda: UniformCoupling(9, PTR, dtype=torch.float64),
+    "sum": lambda: UniformCoupling(9, normalize=False, dtype=torch.float64),
+    "gram": lambda: GRAM,
+    "multiple": lambda: 0.5 * GRAM,
+    "total": lambda: 0.5 * GRAM + 2 * UniformCoupling(9, PTR, dtype=torch.float64),
+    "congruence": lambda: ReweightedCoupling(GRAM, R, R),
+    "given": lambda: PairwiseCoupling(X, X, normalize=False, positive_semidefinite=True),
+}
+NOT_PROMISED: dict[str, Callable[[], Coupling]] = {
+    "different": lambda: LowRankCoupling(X, Y),
+    "negative": lambda: -1.0 * GRAM,
+    "learnable": lambda: nn.Parameter(torch.tensor(0.5, dtype=torch.float64)) * GRAM,
+    "other sides": lambda: ReweightedCoupling(GRAM, R, R.clone()),
+    "one side": lambda: ReweightedCoupling(GRAM, R),
+    "normalized": lambda: LinearAttentionCoupling(X.abs(), X.abs()),
+    "difference": lambda: GRAM + -0.5 * GRAM,
+    "edges": lambda: SparseCoupling(Graph(3, PATH)),
+    "polynomial": lambda: PolynomialCoupling(GRAM, randn(2)),
+}
+
+
+@pytest.mark.parametrize("name", DEFINITE)
+def test_positive_semidefinite_couplings_say_so(name: str) -> None:
+    coupling = DEFINITE[name]()
+    assert coupling.positive_semidefinite
+    assert coupling.symmetric
+    check_coupling(coupling)
+
+
+@pytest.mark.parametrize("name", NOT_PROMISED)
+def test_nothing_is_promised_that_may_be_false(name: str) -> None:
+    assert not NOT_PROMISED[name]().positive_semidefinite
+
+
+@pytest.mark.parametrize("form", ["inner", "distance"])
+@pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity])
+def test_positive_definite_scores_say_so(kind: type[AllPairDiffusivity], form: str) -> None:
+    """exp(a(s + c)) is positive definite, and so is 1 + q·k; σ is not, nor is 2 − ½z² for vectors of any norm."""
+    diffusivity = kind(4, row_stochastic=False, form=form, normalize="row" if form == "inner" else None)  # type: ignore[arg-type]
+    coupling = diffusivity(X[:, 0])
+    expected = kind in (SoftmaxDiffusivity, GaussianDiffusivity) or (kind is SimpleDiffusivity and form == "inner")
+    assert coupling.positive_semidefinite == expected
+    assert coupling.symmetric
+    if expected:
+        assert torch.linalg.eigvalsh(coupling.to_dense()).min() > -1e-12
+    assert not kind(4, form=form)(X[:, 0]).positive_semidefinite  # type: ignore[arg-type]
+
+
+def test_a_false_promise_of_definiteness_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"declared positive_semidefinite, but an eigenvalue is -\d"):
+        check_coupling(PairwiseCoupling(*2 * [3 * X], score="sigmoid", normalize=False, positive_semidefinite=True))
+    with pytest.raises(AssertionError, match="declared symmetric"):
+        check_coupling(PairwiseCoupling(X, Y, normalize=False, positive_semidefinite=True))

@@ -1,0 +1,143 @@
+"""The declaration of an operation, by the smallest one there is: a prefix sum, whose derivative is its transpose."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.errors import BackendError
+from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
+
+
+def plain(x: Tensor, transpose: bool) -> Tensor:
+    """Σ_{j ≤ i} x_j by a matrix of ones; with ``transpose`` Σ_{j ≥ i} x_j."""
+    ones = torch.ones(len(x), len(x)).to(x).tril()
+    return torch.einsum("ij,jhd->ihd", ones.T if transpose else ones, x)
+
+
+def fast(x: Tensor, transpose: bool) -> Tensor:
+    """The same in one pass."""
+    return x.flip(0).cumsum(0).flip(0) if transpose else x.cumsum(0)
+
+
+@operation("tests::prefix_sum", family="prefix_sum", reference=plain, cpu=fast, dtype="x")
+def prefix_sum(x: Wide, transpose: bool) -> Tensor:
+    return empty_like(x)
+
+
+prefix_sum.derivatives({"x": lambda grad, transpose, backend: prefix_sum(grad, not transpose, backend=backend)})
+
+
+class Scales(NamedTuple):
+    left: Wide
+    right: Wide
+    power: float
+
+
+class Parts(NamedTuple):
+    out: Tensor
+    count: Tensor
+
+
+def scaled(x: Tensor, scales: Scales) -> Parts:
+    return Parts((scales.left * x * scales.right) ** scales.power, x.new_full((1,), x.numel()))
+
+
+@operation("tests::scaled", family="scaled", reference=scaled, cpu=scaled, dtype="x")
+def scale(x: Narrow, scales: Scales) -> Parts:
+    return Parts(empty_like(x), x.new_empty(1))
+
+
+def scale_backward(grad: Tensor, x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    return grad * left * right, grad * x * right
+
+
+@operation("tests::scaled_backward", family="scaled", cpu=scale_backward)
+def backward(grad: Tensor, x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    return empty_like(x, left)
+
+
+backward.derivatives(once_differentiable("a test", instead="take another"))
+asked: list[str] = []
+
+
+def by_right(grad_out: Tensor, x: Tensor, scales: Scales) -> Tensor:
+    asked.append("right")
+    return grad_out * x * scales.left
+
+
+scale.derivatives(
+    {
+        "x scales.left": lambda grad_out, x, scales, backend: backward(grad_out, x, *scales[:2], backend=backend),
+        "scales.right": by_right,
+    }
+)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_values_and_two_derivatives(backend: str, transpose: bool) -> None:
+    x = randn(5, 2, 3).requires_grad_()
+    torch.testing.assert_close(prefix_sum(x, transpose, backend=backend), plain(x, transpose))
+    assert torch.autograd.gradcheck(lambda x: prefix_sum(x, transpose, backend=backend), x)
+    assert torch.autograd.gradgradcheck(lambda x: prefix_sum(x, transpose, backend=backend), x)
+
+
+def test_what_torch_is_told() -> None:
+    x = randn(5, 2, 3).requires_grad_()
+    torch.library.opcheck(torch.ops.tests.prefix_sum.default, (x, True, "auto"))
+    torch.library.opcheck(torch.ops.tests.scaled.default, (x, x, x, 1.0, "auto"))
+    compiled = torch.compile(lambda x: prefix_sum(x, False).square().sum(), fullgraph=True, backend="aot_eager")
+    expected = prefix_sum(x, False).square().sum()
+    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(expected, x))
+    torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(x.detach())
+
+
+def test_precision() -> None:
+    """Wide arguments are summed in float32 and narrow ones stay as they are; autocast does not reach either."""
+    ones = torch.ones(5000, 1, 1, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for backend in ("cpu", "reference"):
+            out = prefix_sum(ones, False, backend=backend)
+            assert out.dtype == torch.bfloat16
+            assert out[-1].item() == 4992  # 5 000, rounded to eight bits
+    x = torch.ones(3, dtype=torch.bfloat16)
+    out, count = scale(x, Scales(torch.ones(3), torch.ones(3, dtype=torch.float64), 1.0))
+    assert (out.dtype, count.dtype) == (torch.bfloat16, torch.bfloat16)
+    _, count = scale(x, Scales(torch.ones(3), torch.ones(3), 1.0), backend="reference")
+    assert count.dtype == torch.float32
+
+
+def test_named_tuples_come_and_go_and_only_what_is_wanted_is_computed() -> None:
+    asked.clear()
+    x, left, right = randn(3).requires_grad_(), randn(3), randn(3)
+    result = scale(x, Scales(left, right, 1.0))
+    assert isinstance(result, Parts)
+    assert not result.count.requires_grad
+    (grad,) = torch.autograd.grad(result.out.sum(), x, create_graph=True)
+    torch.testing.assert_close(grad, left * right)
+    assert not asked
+    with pytest.raises(RuntimeError, match=r"a test is once differentiable.*For second derivatives take another"):
+        grad.sum().backward()
+    scale(x, Scales(left, right.requires_grad_(), 1.0)).out.sum().backward()
+    torch.testing.assert_close(right.grad, (x * left).detach())
+    assert asked == ["right"]
+
+
+def test_sentences() -> None:
+    x = randn(2, 1, 1)
+    with pytest.raises(BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"):
+        prefix_sum(x, False, backend="triton")
+    with pytest.raises(TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"):
+
+        @operation("tests::wrong", cpu=fast)
+        def wrong(v: Tensor, x: complex) -> Tensor:
+            return v
