@@ -30,7 +30,7 @@ def test_a_sum_counts_its_factors(factors: tuple[float, ...], row_stochastic: bo
 
 
 def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:
-    """Node 0 is the part's own; node 1, the first of its halo, is not, and the edge that arrives there is not counted."""
+    """Node 0 is the part's own; the edge that arrives at node 1, the first of its halo, is not counted."""
     edge_index = torch.tensor([[1, 2, 0], [0, 0, 1]])  # two edges arrive at node 0, one of them from outside the part
     part = Data(n_id=torch.tensor([0, 1]), batch_size=1, edge_index=torch.tensor([[1, 0], [0, 1]]), num_nodes=2)
     batch = PartOf(Data(edge_index=edge_index, num_nodes=3))(part)
