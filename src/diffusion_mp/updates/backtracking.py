@@ -125,7 +125,7 @@ class Backtracking(LaplacianUpdate):
         """A squared distance among those summed that the penalty is not meant for; None if there is none."""
         if not isinstance(self.penalty, Penalty) or self.penalty.domain[1] == math.inf:
             return None
-        limit = self.penalty.domain[1] * (1 + 8 * torch.finfo(x.dtype).eps)  # unit vectors are unit up to rounding
+        limit = self.penalty.reach(x.dtype)
         if not isinstance(coupling, SparseCoupling):
             return find_distance_above(limit, x, coupling.ptr)
         distances = edge_distances(x, coupling)
