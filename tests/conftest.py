@@ -1,13 +1,9 @@
-"""Shapes and types checked at run time, a deterministic hypothesis profile, and the folder of real data.
+"""Runtime shape checks where they are asked for, a deterministic hypothesis profile, and the folder of real data.
 
-jaxtyping and beartype can compare the arguments and results of all calls inside `diffusion_mp` with their annotations.
-That makes some folders half as slow again, so the environment variable DIFFUSION_MP_TYPECHECK says where it happens:
-
-    some    in the tests with the marker `typechecked`, which call everything public once (the default)
-    all     in every test but those with the marker `exhaustive`, whose shapes the others have (.ci/run)
-    none    nowhere: the library as users import it, which graph capture needs
-
-Tests about our own sentences take the fixture `no_typecheck`: the checker would answer a wrong shape before them.
+With the environment variable DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare the arguments and
+the result of every call inside `diffusion_mp` with its annotations. That makes some folders half as slow again, so
+`test_typecheck.py` alone does it in the quick run. The check answers a wrong rank or dtype before our own sentences
+can; tests about these take the fixture `no_typecheck`.
 """
 
 from __future__ import annotations
@@ -21,12 +17,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-TYPECHECK = os.environ.get("DIFFUSION_MP_TYPECHECK", "some")
-if TYPECHECK not in ("none", "some", "all"):
-    raise pytest.UsageError(f"DIFFUSION_MP_TYPECHECK must be none, some or all; got {TYPECHECK!r}.")
-if TYPECHECK != "none":  # before anything imports the package; the hook stays installed so that lazy submodules have it
+if os.environ.get("DIFFUSION_MP_TYPECHECK"):
+    # Before anything imports the package; the hook stays installed so that lazy submodules are checked too.
     jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
-jaxtyping.config.update("jaxtyping_disable", True)  # except within `typecheck`
 
 # The GPU kernels run in Triton's interpreter, on the CPU. Read when Triton is imported, which PyG does.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -37,20 +30,15 @@ settings.register_profile("repeatable", derandomize=True, max_examples=25, deadl
 settings.load_profile("repeatable")
 
 
-@pytest.fixture(autouse=True)
-def typecheck(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check types and shapes during this test, where that was asked for."""
-    marked = request.node.get_closest_marker
-    wanted = marked("typechecked") or (TYPECHECK == "all" and not marked("exhaustive"))
-    jaxtyping.config.update("jaxtyping_disable", not wanted)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", True)
-
-
 @pytest.fixture
-def no_typecheck(typecheck: None) -> None:
-    """Turn the checks off for one test, so that the package's own answer is seen."""
+def no_typecheck() -> Iterator[None]:
+    """Turn the runtime shape checks off for one test, so that the package's own answer is seen."""
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture

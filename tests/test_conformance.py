@@ -251,7 +251,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
-@pytest.mark.typechecked
 def test_couplings_obey_the_laws(name: str) -> None:
     check_coupling(COUPLINGS[name], ptr=PTR if "ragged" in name else None)
 
