@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
     EdgeSparseFlowDiffusivity,
     NeumannDiffusivity,
     SimpleDiffusivity,
     SparseFlowDiffusivity,
     auxiliary_loss,
 )
-from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
-from diffusion_mp.models import DIFFormer, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
+from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
+from diffusion_mp.models import DIFFormer, DiffusionGNN, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
-from diffusion_mp.updates import CrankNicolson, HeatKernel
+from diffusion_mp.updates import CrankNicolson, ExplicitEuler, HeatKernel
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,11 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
+def readme() -> nn.Module:
+    """The layer of README, "A layer in your own model"."""
+    return DiffusionConv(8, 6, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), ExplicitEuler(tau=0.5))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "difformer-s": (lambda: DIFFormer(8, 6, 3), False),
     "difformer-s-graph": (lambda: DIFFormer(8, 6, 3), True),
@@ -62,6 +68,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
+    "readme-graph": (readme, True),
+    "gin-graph": (lambda: DiffusionGNN(8, 6, 3, conv="gin"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
     "gps-block-graph": (lambda: GPSBlock(8, GatedGCNConv(8), SFiConv(8, 8, 2, residual=False)), True),
@@ -74,7 +82,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
-QUICK = ("difformer-s-graph",)
+QUICK = ("readme-graph", "difformer-s-graph")
 EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph")
 
 
@@ -103,6 +111,14 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
             results.append((out.detach(), leaf.grad, *grads))
         for got, expected in zip(results[1], results[0], strict=True):
             torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
+
+
+def test_a_sum_of_couplings_is_captured_once_for_graphs_of_all_sizes() -> None:
+    compiled = torch.compile(seeded(readme), fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    for num_nodes in (12, 19, 33):
+        compiled(*instance(num_nodes)[:2])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_question_is_answered_when_first_asked_and_kept() -> None:
         assert made_of_it[1].symmetric
         assert made_of_it[1].nonnegative
     assert part.asked == ["symmetric", "nonnegative"]
-    assert made_of_it[0].T is made_of_it[0]
+    assert repr(made_of_it[1]) == "SumCoupling(num_nodes=4, heads=1, symmetric, nonnegative)"
 
 
 @pytest.mark.parametrize("answer", [True, False])

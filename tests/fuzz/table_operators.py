@@ -453,7 +453,7 @@ ALL_PAIR: Options = {
     "projection": lambda d: choice(d, None, "separate", "tied"),
     "head_channels": head_channels,
     "normalize": rows_or_frobenius,
-    "form": lambda d: choice(d, "inner", "distance"),
+    "measure": lambda d: choice(d, "inner", "distance"),
     "row_stochastic": flag,
 }
 FLOW: Options = {

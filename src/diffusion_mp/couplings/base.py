@@ -134,7 +134,7 @@ class Coupling(ABC):
 
     @property
     def T(self) -> Coupling:
-        """Sᵀ, a coupling again; one that is known to be symmetric is its own. (Turning is cheaper than finding out.)"""
+        """Sᵀ, a coupling again; one that is promised to be symmetric is its own. (Turning beats finding out.)"""
         return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -231,7 +231,7 @@ class Coupling(ABC):
         return SumCoupling([self, other])
 
     def __repr__(self) -> str:
-        promises = [name for name in PROMISES if name not in self._questions and getattr(self, name)]
+        promises = [name for name in PROMISES if vars(self).get(name)]  # what nobody asked for is not found out here
         facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
         return f"{type(self).__name__}({', '.join(facts)})"
 

@@ -27,5 +27,4 @@ class Fact(Generic[T]):
     def __get__(self, coupling: Any, kind: type | None = None) -> T:
         answer: T = coupling._questions[self.name]()
         setattr(coupling, self.name, answer)
-        del coupling._questions[self.name]
         return answer

@@ -81,15 +81,8 @@ class NeumannCoupling(Coupling):
         return neumann_product(v, alpha, self.strides, self.boundary, self.ptr, transpose=self.transposed)
 
     def _transpose(self) -> Coupling:
-        return NeumannCoupling(
-            self.num_nodes,
-            self.alpha,
-            self.strides,
-            self.boundary,
-            self.ptr,
-            nonnegative=self.nonnegative,
-            transposed=not self.transposed,
-        )
+        stencil = (self.num_nodes, self.alpha, self.strides, self.boundary, self.ptr)
+        return NeumannCoupling(*stencil, nonnegative=self.nonnegative, transposed=not self.transposed)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return super().degree() if self.transposed else (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)

@@ -83,10 +83,9 @@ def _form(case: CouplingCase) -> None:
         value = getattr(coupling, name)
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
     row_bounds(coupling.ptr, coupling.num_nodes)
-    shape = (coupling.heads, coupling.num_nodes, coupling.num_nodes)
-    expect(tuple(case.dense.shape) == shape, f"to_dense() has shape {tuple(case.dense.shape)}, expected {shape}")
-    expect(case.dense.dtype == coupling.dtype, f"to_dense() is {case.dense.dtype}, expected {coupling.dtype}")
-    expect(case.dense.device == coupling.device, f"to_dense() is on {case.dense.device}, expected {coupling.device}")
+    got = (tuple(case.dense.shape), case.dense.dtype, case.dense.device)
+    expected = ((coupling.heads, coupling.num_nodes, coupling.num_nodes), coupling.dtype, coupling.device)
+    expect(got == expected, f"to_dense() has shape, dtype and device {got}, expected {expected}")
     expect(bool(case.dense.isfinite().all()), "to_dense() has entries that are not finite")
 
 
@@ -130,7 +129,7 @@ def _transpose(case: CouplingCase) -> None:
     coupling, dense = case.coupling, case.dense.transpose(1, 2)
     _expect_matrix(case, "S.T", coupling.T, dense)
     expect_close(coupling.T.T.to_dense(), case.dense, "entries", "S.T.T.to_dense()")
-    if coupling.symmetric:  # which is not always known when its transpose is asked for
+    if coupling.symmetric:  # S.T may be S itself
         expect_close(coupling._transpose().to_dense(), dense, "entries", "S._transpose().to_dense()")
 
 

@@ -20,14 +20,14 @@ def proximal(
 ) -> tuple[Tensor, int]:
     r"""Y = z − t (r z + α(Σz − 1)), z′ = sgn(Y) max(|Y| − tθ, 0), from z = 1/n (SFi-Former, Eq. 10 and Appendix A.2).
 
-    As printed the threshold stands inside the absolute value, which is no proximal map (ERRATA S2). Returns the flow
-    [..., n] and the number of steps done.
+    As printed the threshold stands inside the absolute value, which is no proximal map (S2 of docs/errata.md).
+    Returns the flow [..., n] and the number of steps done.
 
     Args:
         resistance, threshold: r > 0 and θ = λf, [..., n]. alpha: α, finite.
         steps: how many at most.
         step_size: t. ``"corrected"``: 1/(max r + αn), the inverse of the Lipschitz constant; ``"published"``:
-            1/(1 + α√n), with which it diverges unless αn is small (ERRATA S1); ``"barzilai_borwein"``: ⟨A, B⟩/‖B‖² of
+            1/(1 + α√n), with which it diverges unless αn is small (S1); ``"barzilai_borwein"``: ⟨A, B⟩/‖B‖² of
             the last changes A of z and B of the gradient (with ‖B‖ as printed it has the wrong unit, S2), row by row,
             from the corrected.
         tolerance: stop when no entry of any row is further from ``target`` than this, or, without a target, when none
