@@ -46,6 +46,21 @@ class Arg:
     valid: bool | None = True
     what: str = ""
 
+    def without(self, *which: str) -> Arg:
+        """The argument where these, by what they are or by their source, are no mistakes, and are not drawn."""
+        return replace(self, wrong=[wrong for wrong in self.wrong if not {wrong.what, wrong.source} & {*which}])
+
+    def unsure(self, *which: str) -> Arg:
+        """The argument where these may be refused or not; every one if none is named."""
+        return replace(
+            self,
+            wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong],
+        )
+
+    def or_left_out(self) -> Arg:
+        """The argument where it need not be given."""
+        return replace(self, optional=True)
+
 
 @dataclass(frozen=True)
 class Call:

@@ -23,7 +23,7 @@ from diffusion_mp.errors import (
 )
 
 #: The state of every head; one head broadcasts against several.
-State = Float[Tensor, "N #H D"]
+State = Float[Tensor, " N #H D"]
 
 
 class StateUpdate(nn.Module, ABC):
