@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
+from random import Random
 from typing import Any, Literal, cast
 
 import torch
@@ -15,7 +16,6 @@ from torch_geometric.data import Data
 from torch_geometric.utils import select
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.part_of import PartOf
 from diffusion_mp.data.partition import Cut, Part, random_partition
 from diffusion_mp.errors import check_counts, check_flags, describe, index_vector
@@ -157,7 +157,7 @@ class PartSampler(DistributedSampler[Part]):
         # Nothing happens before the first part is asked for: a DataLoader with workers calls this twice.
         self.num_replicas, self.rank = self._share()
         count = self._count.parts(self.num_replicas)
-        random = item_random("partition", self.seed, self.epoch)
+        random = Random(f"partition/{self.seed}/{self.epoch}")  # the same everywhere, and no other epoch's
         self.epoch += 1
         parts = self._cut(count, torch.Generator().manual_seed(int(random.random() * 2**32)))
         for k in range(self.rank, count, self.num_replicas):
