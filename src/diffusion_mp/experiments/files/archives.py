@@ -22,7 +22,8 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
     header's word for how much memory to fill or how far to go back, without end; here all of these are refused, and so
     is an archive that ends early, goes on after its end, or has more than 262 144 members.
 
-    Errors: tarfile.TarError, and whatever else tarfile and gzip raise; see `reading`.
+    Raises:
+        tarfile.TarError: and whatever else tarfile and gzip raise; see `reading`.
     """
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP

@@ -18,11 +18,11 @@ from diffusion_mp.experiments.files.made_once import made_once
 from diffusion_mp.experiments.files.npy import map_array
 from diffusion_mp.experiments.files.reading import reading
 
-_SOURCES = "sources.json"
+_RECORD = "sources.json"  # what the arrays were made of, and their shapes
 
 
 class ArrayFolder:
-    """Named arrays of a folder; of the one that is written, only the block at hand is in memory."""
+    """Named arrays of a folder that is being written; only the block at hand is in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,29 +39,8 @@ class ArrayFolder:
         """A whole array."""
         np.save(self._file(name), array, allow_pickle=False)
 
-    def shapes(self) -> dict[str, list[Any]]:
-        """The type and the lengths of every array, by name."""
-        return _shapes(self._arrays())
-
-    def load(self, shapes: dict[str, list[Any]]) -> dict[str, Tensor]:
-        """All arrays by name, not read before they are used; what is written into them stays out of the files.
-
-        Errors: ValueError unless the folder holds arrays of just these names and `shapes`.
-        """
-        arrays = self._arrays()
-        if _shapes(arrays) != shapes:
-            raise ValueError(f"its arrays are {_shapes(arrays)}, expected {shapes}")
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def _arrays(self) -> dict[str, Shaped[np.ndarray, " ..."]]:
-        return {file.stem: map_array(file) for file in sorted(self.path.glob("*.npy"))}
-
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.npy"
-
-
-def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
-    return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
 
 
 def mapped_arrays(
@@ -69,11 +48,19 @@ def mapped_arrays(
 ) -> dict[str, Tensor]:
     """The arrays in the folder `cache`, which `make` fills unless it is there.
 
-    The folder is complete or absent, however many processes ask for it and whichever of them are killed
-    (`made_once`). `sources.json` beside the arrays holds their types and shapes, the SHA-256 sum, size and time of
-    change of every source, and `made_by`. The folder is made anew where a source that exists has another size or time,
-    where `made_by` differs, and, after a warning, where `sources.json` and the arrays do not agree. Sources may be
-    deleted once it is complete.
+    They are not read before they are used, and what is written into them stays out of the files. The folder is complete
+    or absent, however many processes ask for it and whichever of them are killed (see `made_once`). It is made anew
+    where a source that exists has another size or time of change than before, where `made_by` differs, and, after a
+    warning, where it is damaged. Sources may be deleted once it is complete.
+
+    Args:
+        cache: a folder for these arrays alone.
+        make: writes all arrays.
+        sources: the files that it reads; `sources.json` beside the arrays keeps their SHA-256 sums too.
+        made_by: what else decides the arrays.
+
+    Raises:
+        ValueError: the folder holds something else than arrays, which must not be overwritten.
     """
     sources = list(sources)
 
@@ -82,23 +69,18 @@ def mapped_arrays(
             return None
         try:
             with reading(folder, "A cache that cannot be read is made anew."):
-                if not (folder / _SOURCES).is_file():
-                    raise ValueError(f"it has no {_SOURCES}")
-                record = json.loads((folder / _SOURCES).read_text())
-                current = record["made_by"] == made_by and _unchanged(record["files"], sources)
-                return ArrayFolder(folder).load(record["arrays"]) if current else None
-        except FileNotFoundError:  # another process is putting a new one in its place
+                return _load(folder, sources, made_by)
+        except FileNotFoundError:  # another process is exchanging the folder for a new one at this moment
             return None
         except ValueError as error:
             warnings.warn(str(error), stacklevel=2)
             return None
 
     def write(folder: Path) -> None:
-        arrays = ArrayFolder(folder)
-        make(arrays)
+        make(ArrayFolder(folder))
         files = {file.name: _stamp(file) | {"sha256": _sha256(file)} for file in sources}
-        record = {"made_by": made_by, "arrays": arrays.shapes(), "files": files}
-        (folder / _SOURCES).write_text(json.dumps(record, indent=1))
+        record = {"made_by": made_by, "arrays": _shapes(_arrays(folder)), "files": files}
+        (folder / _RECORD).write_text(json.dumps(record, indent=1))
 
     return made_once(cache, load, write)
 
@@ -109,16 +91,35 @@ def _holds_arrays(folder: Path) -> bool:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         return False
-    strange = [name for name in names if name != _SOURCES and not name.endswith(".npy")]
+    strange = [name for name in names if name != _RECORD and not name.endswith(".npy")]
     if strange:
         raise ValueError(f"{folder} holds {strange[0]}, which is no array; name a folder of its own for the arrays.")
     return bool(names)
 
 
-def _unchanged(known: Any, sources: list[Path]) -> bool:
-    return all(
-        file.name in known and known[file.name].items() >= _stamp(file).items() for file in sources if file.exists()
-    )
+def _load(folder: Path, sources: list[Path], made_by: str) -> dict[str, Tensor] | None:
+    """The arrays; None where today others would be made. Any error where the record is damaged or tells of others."""
+    if not (folder / _RECORD).is_file():
+        raise ValueError(f"it has no {_RECORD}")
+    record = json.loads((folder / _RECORD).read_text())
+    before = record["files"]
+    if record["made_by"] != made_by or not all(
+        file.name in before and before[file.name].items() >= _stamp(file).items() for file in sources if file.exists()
+    ):
+        return None
+    arrays = _arrays(folder)
+    if _shapes(arrays) != record["arrays"]:
+        raise ValueError(f"its arrays are {_shapes(arrays)}, expected {record['arrays']}")
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _arrays(folder: Path) -> dict[str, Shaped[np.ndarray, " ..."]]:
+    return {file.stem: map_array(file) for file in sorted(folder.glob("*.npy"))}
+
+
+def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
+    """The type and the lengths of every array, by name."""
+    return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
 
 
 def _stamp(file: Path) -> dict[str, int]:

@@ -40,8 +40,9 @@ class _Variable:
 def map_variable(path: Path, name: str, scratch: Path) -> Shaped[np.ndarray, "rows columns"]:
     """The matrix `name` of a file, not read before it is used; what is compressed is unpacked into `scratch` first.
 
-    Errors: ValueError, struct.error or zlib.error where there is no such matrix of real numbers or the file is
-    damaged: use it within `reading`.
+    Raises:
+        ValueError, struct.error, zlib.error: there is no such matrix of real numbers, or the file is damaged; use it
+            within `reading`.
     """
     with path.open("rb") as file:
         for kind, size in _elements(file):

@@ -12,7 +12,7 @@ import io
 import pickle
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 _DATA = (
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP"),
@@ -63,7 +63,7 @@ class Name:
 class _Machine(pickle._Unpickler):
     """Python's machine for pickles, in which nothing can be imported."""
 
-    dispatch: dict[int, Callable[..., None]]
+    dispatch: ClassVar[dict[int, Callable[..., None]]]
 
     def __init__(self, stream: io.BytesIO, names: Collection[str]) -> None:
         super().__init__(stream, encoding="latin-1")  # strings of Python 2, one character per byte

@@ -18,8 +18,10 @@ def load_tensors(path: Path) -> Any:
     """Tensors on the CPU, in lists, tuples and dictionaries with strings and numbers; no code of the file is run.
 
     PyTorch's own restricted reader (`weights_only=True`) does the work; nothing but whole, dense tensors passes.
-    Errors: ValueError for anything else, for a compressed archive, and for tensors that claim more than the file has;
-    BadZipFile, RuntimeError and others for a damaged one: use it within `reading`.
+
+    Raises:
+        ValueError: anything else, a compressed archive, and tensors that claim more than the file has.
+        BadZipFile, RuntimeError: and others, a damaged file; use it within `reading`.
     """
     with _mapped(path) as content, zipfile.ZipFile(content) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):

@@ -48,7 +48,8 @@ def open_text(path: Path, task: str, *, progress: bool = True) -> Iterator[Read]
 def count_lines(path: Path, *, progress: bool = True) -> int:
     """Lines of the text; the last may end without a line break.
 
-    Errors: ValueError naming the file for what gzip can not read, and the line for one of more than `LONGEST` bytes.
+    Raises:
+        ValueError: what gzip can not read, naming the file, and a line of more than `LONGEST` bytes, naming it.
     """
     return sum(block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress))
 
@@ -58,7 +59,8 @@ def line_blocks(
 ) -> Iterator[tuple[int, list[bytes]]]:
     """The text in lists of at most `size` lines, without their line breaks, each with the number of its first line.
 
-    Errors: as `count_lines`, and for a line of more than `longest` bytes.
+    Raises:
+        ValueError: as `count_lines`, and a line of more than `longest` bytes.
     """
     for start, block in _whole_lines(path, "reading", progress):
         lines = [line.removesuffix(b"\r") for line in block.split(b"\n")]
@@ -80,8 +82,17 @@ def number_blocks(
 ) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
     """The rows of a table of finite numbers [rows, columns] in blocks, each with the number of its first row.
 
-    Errors: ValueError naming the file and the lines for a row that is not so many numbers, and the line of the first
-    number that is not finite or, with `below`, does not lie in 0 .. below − 1; `what` is what the sentence calls them.
+    Args:
+        path: the file.
+        columns, dtype: of the table.
+        delimiter: between the numbers; white space by default.
+        below: numbers must lie in 0 .. below − 1, if given.
+        what: what a sentence calls the numbers.
+        progress: show a bar, on a terminal.
+
+    Raises:
+        ValueError: a row that is not so many numbers, naming the lines; a number that is not finite or, with `below`,
+            out of range, naming its line.
     """
     for start, lines in line_blocks(path, _BLOCK // columns + 1, longest=_NUMBER * columns, progress=progress):
         try:

@@ -17,9 +17,15 @@ def load_digits(num_neighbors: int = 5) -> Data:
     (Euclidean distance of the pixels). It reads all pixels and no label: the low-label image setting of Wu, Wipf &
     Yan (2025).
 
-    Shapes: x [1797, 64] in [0, 1], y [1797] in 0..9, edge_index [2, E], sorted, without self-loops.
-    Errors: TypeError for a `num_neighbors` that is no whole number, ValueError when it is not between 1 and 1 796;
-    ModuleNotFoundError without scikit-learn.
+    Args:
+        num_neighbors: k, between 1 and 1 796.
+
+    Returns:
+        The graph with x [1797, 64] in [0, 1], y [1797] in 0..9 and edge_index [2, E], sorted, without self-loops.
+
+    Raises:
+        TypeError, ValueError: `num_neighbors` is no whole number, or out of range.
+        ModuleNotFoundError: scikit-learn is not installed.
     """
     with needed_by("load_digits", "diffusion-mp[train]"):
         from sklearn.datasets import load_digits as sklearn_digits

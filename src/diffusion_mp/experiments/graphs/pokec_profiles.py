@@ -36,8 +36,9 @@ Fields = Sequence[bytes]
 def read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> None:
     """Writes x [N, 65], y [N] and user_id [N], a row for each line of the file; see `load_pokec`.
 
-    Errors: ValueError naming the line for one that has not 59 columns, and the lines among which a column has a value
-    of another kind; also where two lines have one user id, or there are no lines.
+    Raises:
+        ValueError: a line has not 59 columns, naming it; a column has a value of another kind, naming the lines among
+            which; two lines have one user id, or there are no lines.
     """
     num_users = count_lines(path, progress=progress)
     if not num_users:

@@ -21,7 +21,7 @@ _UNIT = [
 ]
 
 
-class Path(NamedTuple):
+class DashedPath(NamedTuple):
     """Dashes in order, and the points along dashes and gaps, half a pixel apart."""
 
     dashes: list[tuple[Point, Point]]
@@ -55,7 +55,7 @@ class Room:
         reach = range(-_REACH, _REACH + 1)
         self._near = [i * self._width + j for i in reach for j in reach if i * i + j * j < _NEAR]
 
-    def path(self, random: Random, dashes: int, tries: int, beside: Point | None = None) -> Path | None:
+    def path(self, random: Random, dashes: int, tries: int, beside: Point | None = None) -> DashedPath | None:
         """Grows a path through what is free and takes its room; None, and the room is as before, if all tries fail.
 
         It begins anywhere, or 7 pixels from `beside` in any direction. Every dash turns by a uniform angle of at most
@@ -72,7 +72,7 @@ class Room:
                     return path
         return None
 
-    def _grow(self, random: Random, point: Point, dashes: int) -> Path | None:
+    def _grow(self, random: Random, point: Point, dashes: int) -> DashedPath | None:
         taken, lines = bytearray(self._taken), list[list[Point]]()
         heading = int(random.random() * 360)
         for number in range(dashes):
@@ -91,7 +91,7 @@ class Room:
         for line in lines[-2:]:
             self._take(taken, line)
         self._taken = taken
-        return Path([(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line])
+        return DashedPath([(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line])
 
     def _free_line(self, taken: bytearray, point: Point, angle: int, steps: int) -> list[Point]:
         """The points of a line if all of them are free, else none."""

@@ -25,13 +25,16 @@ class IMDb(SequenceDataset):
     the order of label and file name, wherever they come from: shuffle them.
 
     Shapes: tokens [L] long, 1–256, L <= max_length; label 0 or 1.
-    Errors: ValueError for an unknown split, a `max_length` below 1, a review of more than 1 MiB, and an archive that is
-    damaged, cut off or of more than 262 144 members; FileNotFoundError where there are no reviews.
 
     Args:
         path: the folder with `train/pos/*.txt` and so on, or a .tar or .tar.gz of it (`aclImdb_v1.tar.gz`).
         split: "train" or "test", 25 000 reviews each.
         max_length: bytes that are kept of a review.
+
+    Raises:
+        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, and an archive that is
+            damaged, cut off or of more than 262 144 members.
+        FileNotFoundError: there are no reviews.
     """
 
     vocabulary = 257

@@ -50,8 +50,6 @@ class ListOps(SequenceDataset):
     (Within a split short expressions repeat; the Arena drops repetitions.) Labels are not balanced.
 
     Shapes: tokens [L] long, 1–17 (`TOKENS` of this module), min_length <= L <= max_length; label 0–9.
-    Errors: ValueError for an unknown split or operator, a count below 1, lengths out of order or below 4, a depth or
-    number of arguments below 2; RuntimeError where no tree of such a length turns up.
 
     Args:
         split: "train", "val" or "test".
@@ -61,6 +59,11 @@ class ListOps(SequenceDataset):
         max_depth: of the tree, at which there are only digits; the outermost operation is at 1.
         max_args: of an operation; the original has 5, and a depth of 20.
         operators: of MIN, MAX, MED, SM, FIRST and LAST.
+
+    Raises:
+        ValueError: an unknown split or operator, a count below 1, lengths out of order or below 4, a depth or number of
+            arguments below 2.
+        RuntimeError: no tree of such a length turns up (when an item is drawn).
     """
 
     vocabulary = len(TOKENS)

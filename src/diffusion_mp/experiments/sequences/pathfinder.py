@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.errors import check_choice, check_counts
-from diffusion_mp.experiments.sequences.dashed_paths import Path, Point, Room
+from diffusion_mp.experiments.sequences.dashed_paths import DashedPath, Point, Room
 from diffusion_mp.experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
@@ -47,8 +47,6 @@ class Pathfinder(SequenceDataset):
     the order of rows; `scene(i)` has the image, and the paths without gaps.
 
     Shapes: tokens [size²] long, 0–255; label 0 or 1.
-    Errors: ValueError for an unknown split, a count below 1, or a size below 24; RuntimeError where paths of such a
-    length do not fit.
 
     Args:
         split: "train", "val" or "test".
@@ -58,6 +56,10 @@ class Pathfinder(SequenceDataset):
         dashes: of a long path; the Arena's "hard" has 14, its "easy" 6.
         distractors: the most short paths; fewer where they do not fit.
         distractor_dashes: of a short path.
+
+    Raises:
+        ValueError: an unknown split, a count below 1, or a size below 24.
+        RuntimeError: paths of such a length do not fit (when an item is drawn).
     """
 
     vocabulary = 256
@@ -106,7 +108,7 @@ class Pathfinder(SequenceDataset):
         image = torch.from_numpy(_draw(self.size, paths, ends))
         return Scene(image, label, solid, tuple((int(row), int(column)) for row, column in ends))
 
-    def _paths(self, random: Random) -> list[Path]:
+    def _paths(self, random: Random) -> list[DashedPath]:
         """The two long paths, then the short ones that fit."""
         for _ in range(_SCENES):
             room = Room(self.size)
@@ -118,7 +120,7 @@ class Pathfinder(SequenceDataset):
         raise RuntimeError(f"Two paths of {self.dashes} dashes do not fit into {self.size} pixels; take fewer.")
 
 
-def _draw(size: int, paths: list[Path], ends: tuple[Point, ...]) -> NDArray[np.uint8]:
+def _draw(size: int, paths: list[DashedPath], ends: tuple[Point, ...]) -> NDArray[np.uint8]:
     """Grey values 0–255: every pixel is as bright as the nearest dash or disc makes it, edges one pixel soft."""
     dashes = np.array([dash for path in paths for dash in path.dashes])  # [P, 2, 2]: from, to
     start, along = dashes[:, 0, :, None], (dashes[:, 1] - dashes[:, 0])[..., None]

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from pytorch_lightning.utilities.seed import isolate_rng
-from rich.progress import Progress, TaskID
 from torch import nn
 from torch_geometric.data import Data
+from tqdm import tqdm
 
 from diffusion_mp.experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp.experiments.train.classifiers import NodeClassifier
 from diffusion_mp.experiments.train.datamodules import DigitsDataModule
 from diffusion_mp.experiments.train.digits_report import Result, summarise, table, write_report
-from diffusion_mp.experiments.train.progress import epoch_bar
 from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation
 
 PIXELS, CLASSES = 64, 10
@@ -67,13 +66,12 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     start = time.perf_counter()
     results: list[Result] = []
     total = options.splits * options.epochs * len(RECIPES)
-    with _quiet_lightning(), _one_thread(), isolate_rng(), epoch_bar() as bar:
-        task = bar.add_task("", total=total, note="")
+    with _quiet_lightning(), _one_thread(), isolate_rng(), tqdm(total=total, unit="epoch") as bar:
+        tick = LambdaCallback(on_train_epoch_end=lambda trainer, module: bar.update())
         for split in range(options.seed, options.seed + options.splits):
             data_module = DigitsDataModule(per_class=options.per_class, seed=split)
             for method, recipe in RECIPES.items():
-                bar.update(task, description=f"split {split - options.seed + 1}/{options.splits} {method}")
-                tick = _Tick(bar, task)
+                bar.set_description(f"split {split - options.seed + 1}/{options.splits} {method}")
                 results.append(train_network(method, recipe, data_module, split, options.epochs, tick))
             results.append(propagate_labels(data_module.data, split))
             results.append(regress(data_module.data, split))
@@ -149,16 +147,6 @@ def _positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
     return value
-
-
-class _Tick(Callback):
-    """Moves the one bar of the whole job."""
-
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self.bar, self.task = bar, task
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bar.advance(self.task)
 
 
 @contextmanager

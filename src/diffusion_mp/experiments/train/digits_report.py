@@ -8,6 +8,8 @@ import json
 import platform
 import statistics
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -95,51 +97,24 @@ def write_report(folder: Path, results: list[Result], data: Data, options: argpa
 
 
 def _report(results: list[Result], data: Data, options: argparse.Namespace, seconds: float) -> str:
-    versions = "\n".join(f"- {name} {version}" for name, version in _versions().items())
-    chosen = "\n".join(f"| {r.method} | {r.split} | {100 * r.val_acc:.1f} | {r.chosen} |" for r in results)
-    sizes = ", ".join(
-        f"{int(data[f'{name}_mask'].sum())} {text}"
-        for name, text in (("train", "training"), ("val", "validation"), ("test", "test"))
+    """The text of `digits_report.md` beside this file, filled in."""
+    counts = {name: int(data[f"{name}_mask"].sum()) for name in ("train", "val", "test")}
+    return (
+        files(__package__)
+        .joinpath("digits_report.md")
+        .read_text("utf-8")
+        .format(
+            table=table(results),
+            nodes=data.num_nodes,
+            edges=data.num_edges,
+            sizes="{train} training, {val} validation, {test} test".format(**counts),
+            last=options.seed + options.splits - 1,
+            chosen="\n".join(f"| {r.method} | {r.split} | {100 * r.val_acc:.1f} | {r.chosen} |" for r in results),
+            versions="\n".join(f"- {name} {version}" for name, version in _versions().items()),
+            seconds=seconds,
+            **vars(options),
+        )
     )
-    last = options.seed + options.splits - 1
-    return f"""# DIFFormer-s on scikit-learn's digits
-
-{table(results)}
-
-## Protocol
-
-- Data: {data.num_nodes} images of 8 × 8 pixels, one node each; {data.num_edges} directed edges of a symmetrised
-  5-nearest-neighbour graph over pixels. All pixels are seen in training, labels of training nodes only (transductive).
-- Splits: {options.per_class} training labels per class, drawn anew for every split ({sizes} nodes);
-  seeds {options.seed} to {last}.
-- Every method sees the same splits. Networks: {options.epochs} epochs, the epoch with the best validation accuracy
-  (ties: lower validation loss); alpha of label propagation and the penalty of logistic regression likewise.
-- MLP and logistic regression do not see the graph.
-- {seconds:.0f} s for all of it.
-
-| method | split | validation accuracy | chosen on validation |
-|---|---|---|---|
-{chosen}
-
-## Energy per layer
-
-![energy](energy.png)
-
-DIFFormer-s of the last split in evaluation mode: Σ_ij‖z_i − z_j‖² of the state that enters each diffusion step and of
-the one that leaves it, one segment per step; the jumps between segments are LayerNorm. Attention and graph are summed
-here (Eqs. 61-63), so no theorem promises that a segment falls; `examples/energy_descent.py` shows steps for which one
-does.
-
-## Embedding
-
-![embedding](embedding.png)
-
-t-SNE of the last hidden state (last split), coloured by the true digit.
-
-## Versions
-
-{versions}
-"""
 
 
 def _draw_energy(path: Path, model: nn.Module, data: Data) -> dict[str, Any]:
@@ -190,7 +165,5 @@ def _draw_embedding(path: Path, state: Tensor, y: Tensor) -> None:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
     names = ("diffusion-mp", "torch", "torch-geometric", "pytorch-lightning", "scikit-learn", "numpy")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -12,7 +12,10 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy of node logits; −(1/N) Σ_i log softmax(logits_i)[y_i].
 
     Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
-    Errors: ValueError for any other pair of shapes, for no node at all and for labels outside 0..C−1.
+
+    Raises:
+        TypeError: logits that are no floating-point numbers, or labels that are no integers.
+        ValueError: any other pair of shapes, no node at all, and labels outside 0..C−1.
     """
     check_tensor(logits, "logits", "[N, C]")
     check_kind(target, "target", Tensor, "a tensor [N] of class numbers")
@@ -43,7 +46,8 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
 
-    Errors: ValueError when the shapes differ or there is nothing to average.
+    Raises:
+        ValueError: the shapes differ, or there is nothing to average.
     """
     check_tensor(prediction, "prediction", "[N, …]")
     check_tensor(target, "target", "[N, …]")
