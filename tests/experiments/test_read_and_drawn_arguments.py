@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_mp.experiments.files.paths import as_path
+from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import load_ogb, load_pokec, synthetic_pokec
 from diffusion_mp.experiments.sequences import IMDb, ListOps, Pathfinder
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gzip
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from tqdm import tqdm
 
 from diffusion_mp.experiments.files.reading import reading
 
-Read = Callable[[int], bytes]
-
 _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 LONGEST = 1 << 24  # bytes of a line
@@ -28,21 +26,6 @@ _NUMBER = 64  # bytes of a number
 _WAY_OUT = (
     "Fetch the file again, as it was published; a name that ends in .gz must be gzipped text, any other plain text."
 )
-
-
-@contextmanager
-def open_text(path: Path, task: str, *, progress: bool = True) -> Iterator[Read]:
-    """A function that reads so many bytes of the text; the bar counts those of the file, which may be a .gz."""
-    shown: Any = None if progress else True  # for tqdm: nothing where standard error is not a terminal
-    with (
-        path.open("rb") as file,
-        tqdm.wrapattr(file, "read", path.stat().st_size, desc=f"{task} {path.name}", disable=shown) as raw,
-    ):
-        if path.suffix == ".gz":
-            with gzip.open(raw) as text:
-                yield text.read
-        else:
-            yield raw.read
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
@@ -120,11 +103,16 @@ def number_blocks(
 
 def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, bytes]]:
     """The text in blocks of whole lines, without the last line break, each with the number of its first line."""
+    hidden: Any = None if progress else True  # for tqdm: no bar where standard error is not a terminal, or none at all
     start, rest, block = 0, b"", b" "
-    with open_text(path, task, progress=progress) as read:
+    with (
+        path.open("rb") as file,
+        tqdm.wrapattr(file, "read", path.stat().st_size, desc=f"{task} {path.name}", disable=hidden) as raw,
+        gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as text,
+    ):
         while block:
             with reading(path, _WAY_OUT):
-                block = read(_BYTES)
+                block = text.read(_BYTES)
             whole, end, rest = (rest + block).rpartition(b"\n") if block else (rest, rest, b"")
             if end:
                 yield start, whole

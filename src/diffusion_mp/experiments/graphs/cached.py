@@ -16,8 +16,7 @@ from torch_geometric.data.data import BaseData
 from tqdm import tqdm
 
 from diffusion_mp.experiments.files.made_once import made_once
-from diffusion_mp.experiments.files.paths import as_path
-from diffusion_mp.experiments.files.reading import reading
+from diffusion_mp.experiments.files.reading import as_path, reading
 from diffusion_mp.experiments.files.tensor_file import load_tensors
 from diffusion_mp.experiments.graphs.agreement import check_collated
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp.errors import check_choice
 from diffusion_mp.experiments.files.mapped import ArrayFolder
-from diffusion_mp.experiments.files.paths import as_path, check_present
+from diffusion_mp.experiments.files.reading import as_path, check_present
 from diffusion_mp.experiments.files.text_tables import count_lines, number_blocks
 from diffusion_mp.experiments.graphs.mapped_graph import mapped_graph
 

@@ -18,8 +18,7 @@ from torch_geometric.utils import from_smiles
 
 from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.experiments.files.npy import read_array
-from diffusion_mp.experiments.files.paths import as_path, check_present
-from diffusion_mp.experiments.files.reading import reading
+from diffusion_mp.experiments.files.reading import as_path, check_present, reading
 from diffusion_mp.experiments.graphs.cached import CachedDataset
 
 _MOLECULES = "raw/peptide_multi_class_dataset.csv.gz"

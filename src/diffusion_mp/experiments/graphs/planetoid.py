@@ -17,10 +17,9 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, index_to_mask, remove_self_loops
 
-from diffusion_mp.experiments.files.paths import as_path, check_present
 from diffusion_mp.experiments.files.pickled_arrays import NAMES, as_array, as_csr, as_integers, as_mapping
 from diffusion_mp.experiments.files.plain_pickle import read_pickle
-from diffusion_mp.experiments.files.reading import reading
+from diffusion_mp.experiments.files.reading import as_path, check_present, reading
 from diffusion_mp.experiments.graphs.agreement import check_indices
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.errors import check_counts, check_number, check_positive
 from diffusion_mp.experiments.files.mapped import ArrayFolder
-from diffusion_mp.experiments.files.paths import as_path
+from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs.mapped_graph import mapped_graph
 
 _BLOCK = 1 << 22  # edges, or numbers of features, in memory at a time

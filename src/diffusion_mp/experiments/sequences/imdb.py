@@ -9,8 +9,7 @@ from typing import Literal
 
 from diffusion_mp.errors import check_choice, check_counts
 from diffusion_mp.experiments.files.archives import members
-from diffusion_mp.experiments.files.paths import as_path
-from diffusion_mp.experiments.files.reading import reading
+from diffusion_mp.experiments.files.reading import as_path, reading
 from diffusion_mp.experiments.sequences.dataset import Item, SequenceDataset, byte_tokens, check_index
 
 _CLASSES = ("neg", "pos")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from diffusion_mp.errors import check_kind
-from diffusion_mp.experiments.files.paths import as_path
+from diffusion_mp.experiments.files.reading import as_path
 
 
 def replace_file(path: str | Path, data: bytes) -> None:

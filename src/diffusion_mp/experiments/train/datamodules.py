@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, random_split_per_class
 from diffusion_mp.errors import check_seed
-from diffusion_mp.experiments.files.paths import as_path
+from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import load_digits, load_planetoid
 
 
