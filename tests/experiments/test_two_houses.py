@@ -42,7 +42,7 @@ def test_the_library_imports_no_experiment():
 @pytest.mark.parametrize(
     ("package", "name"),
     [(data, name) for name in IN_DATA] + [(train, name) for name in IN_TRAIN],
-    ids=lambda it: str(it),
+    ids=lambda it: getattr(it, "__name__", it),
 )
 def test_an_old_path_works_and_says_the_new_one(package, name):
     with pytest.warns(
@@ -52,7 +52,6 @@ def test_an_old_path_works_and_says_the_new_one(package, name):
     assert len(said) == 1
     (place,) = [word.rstrip(".") for word in str(said[0].message).split() if word.startswith("diffusion_mp.exp")]
     assert found is getattr(import_module(place), name)
-    assert said[0].filename == __file__
 
 
 @pytest.mark.parametrize("package", [data, train])

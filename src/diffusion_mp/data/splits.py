@@ -176,7 +176,7 @@ def _shuffled(y: object, generator: object) -> tuple[Int[Tensor, " N"], Int[Tens
     return labels, labelled[torch.randperm(len(labelled), generator=generator)]
 
 
-def _masks(y: object, *parts: Int[Tensor, " some"]) -> Split:
+def _masks(y: object, *parts: Int[Tensor, " _"]) -> Split:
     """A mask for each part of the nodes, where the labels are."""
     labels = _labels(y)
     masks = torch.zeros(3, len(labels), dtype=torch.bool)
