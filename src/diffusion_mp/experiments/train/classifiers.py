@@ -44,7 +44,7 @@ class _Classifier(pl.LightningModule):
         present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
         return [kind() for kind in (Resumable, FiniteLoss) if kind not in present]
 
-    def _count(self, stage: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+    def _record(self, stage: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
         accuracy = getattr(self, f"{stage}_accuracy")
         accuracy(logits, labels)
         self._log(f"{stage}_loss", loss, len(labels))
@@ -102,7 +102,7 @@ class NodeClassifier(_Classifier):
                 "it must return one row of logits per node."
             )
         loss = node_cross_entropy(logits[mask], data.y[mask])
-        self._count(stage, logits[mask], data.y[mask], loss)
+        self._record(stage, logits[mask], data.y[mask], loss)
         return loss, int(mask.sum())
 
     def training_step(self, batch: Data, batch_idx: int) -> Tensor:
@@ -172,7 +172,7 @@ class SequenceClassifier(_Classifier):
         *inputs, labels = batch
         logits = self(*inputs)
         loss = cross_entropy(logits, labels)
-        self._count(stage, logits, labels, loss)
+        self._record(stage, logits, labels, loss)
         return loss
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
