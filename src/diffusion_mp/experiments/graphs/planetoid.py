@@ -99,8 +99,8 @@ class _Parts:
     y: Shaped[np.ndarray, "y _"]
     ty: Shaped[np.ndarray, "ty _"]
     ally: Shaped[np.ndarray, "ally _"]
-    graph: dict[int, Int64[np.ndarray, _]]
-    test_index: Int64[np.ndarray, tested]
+    graph: dict[int, Int64[np.ndarray, " _"]]
+    test_index: Int64[np.ndarray, " tested"]
 
 
 def _read_graph(files: dict[str, Path]) -> Data:
@@ -163,7 +163,7 @@ def _labels(content: bytes) -> Shaped[np.ndarray, "n classes"]:
     return labels
 
 
-def _neighbours(content: bytes) -> dict[int, Int64[np.ndarray, _]]:
+def _neighbours(content: bytes) -> dict[int, Int64[np.ndarray, " _"]]:
     lists = as_mapping(read_pickle(content, NAMES))
     if lists.keys() != set(range(len(lists))):
         raise ValueError(f"it must list the neighbours of every number from 0 to {len(lists) - 1}")
@@ -174,7 +174,7 @@ def _numbers(content: bytes) -> Int64[np.ndarray, " n"]:
     return np.array([int(line) for line in content.decode("ascii").split()], np.int64)
 
 
-def _edges(graph: dict[int, Int64[np.ndarray, _]]) -> Tensor:
+def _edges(graph: dict[int, Int64[np.ndarray, " _"]]) -> Tensor:
     """Every pair once, without loops, sorted as PyG sorts them."""
     row = np.repeat(np.arange(len(graph)), [len(neighbours) for neighbours in graph.values()])
     edge_index = torch.from_numpy(np.stack([row, np.concatenate(list(graph.values()))]))
