@@ -20,9 +20,10 @@ import time
 import textbook
 import torch
 from operations import circuits, sparse_flow
+from proximal import proximal
 from torch import Tensor
 
-from diffusion_mp.kernels.sparse_flow import proximal, solve_rows
+from diffusion_mp.kernels.sparse_flow import solve_rows
 from diffusion_mp.kernels.sparse_flow.newton import newton
 from diffusion_mp.kernels.sparse_flow.reference import scaled_rows
 

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
     EdgeSparseFlowDiffusivity,
     NeumannDiffusivity,
     SimpleDiffusivity,
     SparseFlowDiffusivity,
     auxiliary_loss,
 )
-from diffusion_mp.layers import GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
-from diffusion_mp.models import DIFFormer, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
+from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
+from diffusion_mp.models import DIFFormer, DiffusionGNN, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
-from diffusion_mp.updates import CrankNicolson, HeatKernel
+from diffusion_mp.updates import CrankNicolson, ExplicitEuler, HeatKernel
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,11 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
+def readme() -> nn.Module:
+    """The layer of README, "A layer in your own model"."""
+    return DiffusionConv(8, 6, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), ExplicitEuler(tau=0.5))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "difformer-s": (lambda: DIFFormer(8, 6, 3), False),
     "difformer-s-graph": (lambda: DIFFormer(8, 6, 3), True),
@@ -62,6 +68,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
+    "readme-graph": (readme, True),
+    "gin-graph": (lambda: DiffusionGNN(8, 6, 3, conv="gin"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
     "gps-block-graph": (lambda: GPSBlock(8, GatedGCNConv(8), SFiConv(8, 8, 2, residual=False)), True),
@@ -73,12 +81,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
-QUICK = ("difformer-s", "difformer-s-graph", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph")
+# What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
+QUICK = ("readme-graph", "difformer-s-graph")
+EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph")
 
 
-@pytest.mark.parametrize(
-    "name", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+def marked(case: str) -> Any:
+    """The case with the marker that says which run compiles it."""
+    marks = {**dict.fromkeys(QUICK, ()), **dict.fromkeys(EXHAUSTIVE, pytest.mark.exhaustive)}
+    return pytest.param(case, marks=marks.get(case, pytest.mark.slow))
+
+
+@pytest.mark.parametrize("name", [marked(case) for case in CASES])
 def test_full_graph_with_dynamic_shapes(name: str) -> None:
     build, with_graph = CASES[name]
     module = seeded(build).eval()
@@ -99,10 +113,18 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
             torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
 
 
+def test_a_sum_of_couplings_is_captured_once_for_graphs_of_all_sizes() -> None:
+    compiled = torch.compile(seeded(readme), fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    for num_nodes in (12, 19, 33):
+        compiled(*instance(num_nodes)[:2])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: DIFFormer(8, 6, 3, 1),
+        pytest.param(lambda: DIFFormer(8, 6, 3, 1), marks=pytest.mark.exhaustive),
         pytest.param(lambda: SGFormer(8, 6, 3, normalize="frobenius"), marks=pytest.mark.slow),
         lambda: SFiFormer(8, 6, 3, 1, heads=2),
         pytest.param(lambda: SFiFormer(8, 6, 3, 1, heads=2, task="graph"), marks=pytest.mark.slow),
@@ -119,7 +141,7 @@ def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
         torch.testing.assert_close(got, module(x, None, None, batch), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
     ("placement", "causal"),
     [("P5", True)]
@@ -144,6 +166,7 @@ def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: b
             torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
 
 
+@pytest.mark.exhaustive
 def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     """The captured step advances the state of the noise: every call draws the noise that eager execution draws."""
     module = seeded(lambda: NodeFormer(8, 6, 3, heads=2, num_samples=3)).train()
@@ -172,11 +195,13 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
         {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
         pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
         pytest.param({"update": HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
-        {"update": CrankNicolson(1.0), "boundary": "periodic", "per": "channel"},
+        pytest.param(
+            {"update": CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
+        ),
     ],
     ids=["explicit", "causal", "heat", "trapezoidal"],
 )
-@pytest.mark.parametrize("masked", [False, True], ids=["stacked", "padded"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["stacked", "padded"])
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
     module = seeded(lambda: PDEDiffusion1d(8, **options))
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -215,7 +240,7 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         SimpleDiffusivity,
         pytest.param(lambda: NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
         pytest.param(lambda: SparseFlowDiffusivity(4), marks=pytest.mark.slow),
-        lambda: EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf),
+        pytest.param(lambda: EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive),
         pytest.param(lambda: EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow),
     ],
     ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],

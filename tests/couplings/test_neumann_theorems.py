@@ -78,7 +78,7 @@ def test_the_guarantees_hold_with_the_symmetric_extension() -> None:
 
 @pytest.mark.parametrize(("boundary", "what"), [("replicate", "it expands"), ("drop", "energy rises")])
 def test_the_same_body_finds_the_counterexample(boundary: str, what: str) -> None:
-    """Corollary 4.5 is false as printed (ERRATA P1)."""
+    """Corollary 4.5 is false as printed (docs/errata.md, P1)."""
     with pytest.raises(AssertionError, match=what):
         guarantees(boundary)
 
@@ -120,7 +120,7 @@ def test_what_the_other_boundaries_keep_and_lose() -> None:
 
 @pytest.mark.parametrize(("alpha", "least"), [(0.25, 0.0), (0.4, -0.6)])
 def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> None:
-    """The proof's 0 ≤ 1 − 4α is wrong (ERRATA P2), and with it κ = max(1 + αλ): the absolute value is missing."""
+    """The proof's 0 ≤ 1 − 4α is wrong (docs/errata.md, P2), and so is κ = max(1 + αλ): it lacks the absolute value."""
     spectrum = torch.linalg.eigvalsh(step_matrix(64, (1,), [alpha], "symmetric"))
     assert float(spectrum[0]) == pytest.approx(least, abs=3e-3)
     assert float(spectrum[0]) >= min(1 - 4 * alpha, 0.0)
@@ -131,7 +131,7 @@ def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> N
 
 @pytest.mark.parametrize("length", [4, 24, 400])
 def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
-    """‖ΔZ‖ ≤ √(8𝓔), which the alternating sequence attains as it grows; the printed √(2𝓔) it violates (ERRATA P3)."""
+    """‖ΔZ‖ ≤ √(8𝓔): the alternating sequence attains it as it grows, and violates the printed √(2𝓔)."""
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(length, dtype=DOUBLE)
     alternating = torch.tensor([(-1.0) ** i for i in range(length)], dtype=DOUBLE)
     got, printed = float((laplacian @ alternating).norm()), math.sqrt(2 * float(energy(alternating)))
@@ -153,7 +153,7 @@ def test_the_roughness_bound_holds(length: int, seed: int) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_the_transfer_function_has_alpha_in_it(stride: int) -> None:
-    """H(ω, h) = 1 − 4α sin²(ωh/2); printed without α, it would be another number (ERRATA P4)."""
+    """H(ω, h) = 1 − 4α sin²(ωh/2); printed without α, it would be another number (docs/errata.md, P4)."""
     alpha, omega = 0.2, 5 * math.pi / 40
     mode = torch.cos(omega * (torch.arange(40, dtype=DOUBLE) + 0.5))
     after = step_matrix(40, (stride,), [alpha], "symmetric") @ mode

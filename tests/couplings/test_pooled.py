@@ -17,7 +17,7 @@ from diffusion_mp.couplings import (
     merged,
 )
 from diffusion_mp.kernels.linear_attention import blocked
-from diffusion_mp.kernels.log_linear_attention import pooled
+from diffusion_mp.kernels.log_linear_attention import blocked as log_blocked
 from diffusion_mp.testing import tolerance
 
 Make = Callable[[Tensor, Tensor, Tensor], PooledCoupling]
@@ -74,7 +74,7 @@ def assert_same_product(make: Make, tensors: list[Tensor], sizes: list[int], gen
 @pytest.mark.parametrize("height", [7, 1 << 21])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_merged_sums_give_the_product_and_its_gradients(make, sizes, height, backend, generator, monkeypatch) -> None:
-    monkeypatch.setattr(pooled, "BLOCK", height * 2 * 3 * 5)
+    monkeypatch.setattr(log_blocked, "BLOCK", height * 2 * 3 * 5)
     monkeypatch.setattr(blocked, "BLOCK", height * 2 * 5)
     monkeypatch.setattr(blocked, "SMALL", height * 2 * 5)
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", backend)

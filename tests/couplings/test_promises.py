@@ -27,11 +27,11 @@ from diffusion_mp.couplings import (
     row_normalized,
 )
 from diffusion_mp.couplings import base as algebra
+from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.diffusivities import AllPairDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling
 
-PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
 PTR = torch.tensor([0, 3, 3, 4, 9])
 PATH = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 
@@ -92,7 +92,7 @@ def test_a_question_is_answered_when_first_asked_and_kept() -> None:
         assert made_of_it[1].symmetric
         assert made_of_it[1].nonnegative
     assert part.asked == ["symmetric", "nonnegative"]
-    assert made_of_it[0].T is made_of_it[0]
+    assert repr(made_of_it[1]) == "SumCoupling(num_nodes=4, heads=1, symmetric, nonnegative)"
 
 
 @pytest.mark.parametrize("answer", [True, False])

@@ -161,6 +161,6 @@ def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path: Path) ->
 
 
 def test_an_error_that_no_lost_rank_made_keeps_its_own_words() -> None:
-    with pytest.raises(RuntimeError, match="^out of memory$") as caught, contact(None):
+    with pytest.raises(RuntimeError, match=r"^out of memory$") as caught, contact(None):
         raise RuntimeError("out of memory")
     assert type(caught.value) is RuntimeError

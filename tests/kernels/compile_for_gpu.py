@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from diffusion_mp.kernels.linear_attention import Terms
 from diffusion_mp.kernels.linear_attention import triton as linear
 from diffusion_mp.kernels.neumann import triton as neumann
 from diffusion_mp.kernels.neumann.neighbours import Stencil
@@ -50,8 +51,9 @@ def main(dtype: torch.dtype, width: int) -> None:
     n = 3000
     q, k, v = (torch.zeros(n, 2, width, dtype=dtype) for _ in range(3))
     row, ptr = torch.zeros(n, 2), torch.tensor([0, 1000, n])
-    *_, sums = linear.forward(q, k, v, ptr, 1.0, 0.0, True)
-    linear.backward(v, q, k, v, v, row, sums, ptr, 1.0, 0.5, True)
+    terms = Terms(ptr, 1.0, 0.5, True)
+    out = linear.forward(q, k, v, terms._replace(own=0.0))
+    linear.backward(v, q, k, v, out, terms)
     for score in ("sigmoid", "exp"):
         pairwise.attention(q, k, v, ptr, score)
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))

@@ -1,5 +1,6 @@
 """Attention through log features against its dense reference in double precision, and where float32 is hard."""
 
+import math
 from functools import partial
 
 import pytest
@@ -9,14 +10,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.log_linear_attention import (
+    Receivers,
+    Senders,
     blocked,
     entries,
     log_linear_entries,
     log_linear_logsumexp,
     log_linear_product,
-    reference,
 )
 from diffusion_mp.testing import tolerance
 
@@ -33,6 +34,34 @@ def draw(n: int, generator: torch.Generator, *, heads: int = 2, samples: int = S
     """log_q, log_k, v, row_shift, col_shift."""
     widths = (FEATURES, FEATURES, CHANNELS, samples, samples)
     return [randn(n, heads, width, generator=generator, dtype=dtype) for width in widths]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_reference_is_what_is_written_out(given, generator):
+    """Every pair's log score by itself: no sums over senders, and no shift."""
+    log_q, log_k, v, row_shift, col_shift = draw(20, generator)
+    scores = (log_q[:, None] + log_k[None]).logsumexp(3).unsqueeze(3) + col_shift  # [N, N, H, K]
+    log_sum = scores.logsumexp(1)
+    shifts = row_shift if given else -log_sum - math.log(SAMPLES)
+    out = torch.einsum("ijhs,jhd->ihd", (scores + shifts[:, None]).exp(), v)
+    got = log_linear_product(log_q, log_k, v, row_shift if given else None, col_shift, backend="reference")
+    torch.testing.assert_close(got, out, **tolerance("product", DOUBLE)._asdict())
+    torch.testing.assert_close(log_linear_logsumexp(log_q, log_k, col_shift, backend="reference"), log_sum)
+
+
+@pytest.mark.parametrize("samples", [1, SAMPLES])
+@pytest.mark.parametrize("block", [333, 1 << 18])
+@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
+def test_rows_divided_by_their_sums_equal_their_reference(batch, slack, block, samples, generator, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", block)
+    monkeypatch.setattr(blocked, "SLACK", slack)
+    ptr, n = batch
+    log_q, log_k, v, _, col_shift = draw(n, generator, samples=samples)
+
+    def fast(log_q, log_k, v, col_shift, backend="auto"):
+        return log_linear_product(log_q, log_k, v, None, col_shift, ptr, backend=backend)
+
+    assert_same(fast, partial(fast, backend="reference"), [log_q, log_k, v, col_shift], generator)
 
 
 @pytest.mark.parametrize("samples", [1, SAMPLES])
@@ -73,8 +102,8 @@ def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monke
     edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
     log_q, log_k, *_ = draw(nodes, generator)
     assert_same(
-        partial(log_linear_entries, Graph(nodes, edge_index).pattern),
-        partial(log_linear_entries, Graph(nodes, edge_index).pattern, backend="reference"),
+        partial(log_linear_entries, edge_index),
+        partial(log_linear_entries, edge_index, backend="reference"),
         [log_q, log_k],
         generator,
     )
@@ -105,12 +134,12 @@ def run(function, inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> l
 def test_exponents_far_apart_cost_the_product_no_accuracy_in_float32(scale, generator, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK", 333)  # eight nodes
     log_q, log_k, v, col_shift = far_apart(scale, generator)
-    lse = reference.log_linear_logsumexp(log_q, log_k, col_shift)
+    lse = log_linear_logsumexp(log_q, log_k, col_shift, backend="reference")
     row_shift = -torch.round(8 * lse) / 8
     weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
     inputs = [log_q, log_k, v, row_shift, col_shift]
     got = run(log_linear_product, inputs, weight, torch.float32)
-    expected = run(reference.log_linear_product, inputs, weight, DOUBLE)
+    expected = run(partial(log_linear_product, backend="reference"), inputs, weight, DOUBLE)
     assert expected[0].abs().max() > 1  # rows weigh about one: nothing is compared with an underflow
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, **tolerance("product", torch.float32)._asdict())
@@ -123,7 +152,7 @@ def test_exponents_far_apart_leave_the_logsumexp_finite_and_right_in_float32(sca
     weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
     inputs = [log_q, log_k, col_shift]
     got = run(log_linear_logsumexp, inputs, weight, torch.float32)
-    expected = run(reference.log_linear_logsumexp, inputs, weight, DOUBLE)
+    expected = run(partial(log_linear_logsumexp, backend="reference"), inputs, weight, DOUBLE)
     torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
     # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
     rounding = 2**-23 * expected[0].abs().max().item() + tolerance("product", torch.float32).rtol
@@ -133,10 +162,11 @@ def test_exponents_far_apart_leave_the_logsumexp_finite_and_right_in_float32(sca
 
 def test_both_bounds_are_taken(generator):
     """The bound is separable where one exp per feature and one per sample suffice, and only there."""
+    everything = blocked.Group(slice(0, 40), [slice(0, 40)])
     taken = {
-        scale: isinstance(blocked._bound(log_k, col_shift, slice(0, 40), [slice(0, 40)]), blocked.Separable)
+        scale: blocked._bound(Senders(log_k, col_shift, v), everything).rest is None
         for scale in SCALES
-        for _, log_k, _, col_shift in [far_apart(scale, generator)]
+        for _, log_k, v, col_shift in [far_apart(scale, generator)]
     }
     assert taken == {1.0: True, 3.0: True, 7.0: False, 14.0: False, 3500.0: False}
 
@@ -183,17 +213,17 @@ def test_half_precision_accumulates_in_float32(dtype, generator):
     lse = log_linear_logsumexp(zero, zero, shift)
     torch.testing.assert_close(lse, torch.full((n, 1, 2), float(n * FEATURES)).log())
     assert torch.equal(log_linear_product(zero, zero, one, -lse, shift), 2 * one)
-    edge = Graph(2, torch.tensor([[0], [1]])).pattern
+    edge = torch.tensor([[0], [1]])
     torch.testing.assert_close(log_linear_entries(edge, zero[:2], zero[:2]), torch.full((1, 1), float(FEATURES)).log())
 
 
 def test_the_operations_are_once_differentiable_and_say_so(generator):
     log_q, log_k, v, row_shift, col_shift = draw(4, generator)
-    pattern = Graph(4, torch.tensor([[0, 1], [1, 2]])).pattern
+    edge_index = torch.tensor([[0, 1], [1, 2]])
     for out in (
         log_linear_logsumexp(log_q, log_k, col_shift),
         log_linear_product(log_q, log_k, v, row_shift, col_shift),
-        log_linear_entries(pattern, log_q, log_k),
+        log_linear_entries(edge_index, log_q, log_k),
     ):
         (grad,) = torch.autograd.grad(out.sum(), log_q, create_graph=True)
         with pytest.raises(RuntimeError, match="once differentiable"):
@@ -205,10 +235,14 @@ def test_the_registered_operations_pass_opcheck(ragged, generator):
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
     log_q, log_k, v, row_shift, col_shift = draw(9, generator, dtype=torch.float32)
     ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.log_linear_logsumexp.default, (log_q, log_k, col_shift, ptr, "auto"))
-    torch.library.opcheck(ops.log_linear_product.default, (log_q, log_k, v, row_shift, col_shift, ptr, "auto"))
-    target, source = torch.randint(0, 9, (2, 20), generator=generator)
-    torch.library.opcheck(ops.log_linear_entries.default, (target, source, log_q, log_k, "auto"))
+    for shifts in (None, row_shift):
+        torch.library.opcheck(ops.log_linear_attention.default, (log_q, shifts, log_k, col_shift, v, ptr, "auto"))
+    sums, shift = (t.detach() for t in ops.log_linear_pool(log_k, col_shift, v, "auto"))
+    torch.library.opcheck(ops.log_linear_pool.default, (log_k, col_shift, v, "auto"))
+    for shifts in (None, row_shift):
+        torch.library.opcheck(ops.log_linear_read.default, (log_q, shifts, sums.requires_grad_(), shift, "auto"))
+    edge_index = torch.randint(0, 9, (2, 20), generator=generator)
+    torch.library.opcheck(ops.log_linear_entries.default, (edge_index, log_q, log_k, "auto"))
 
 
 class Largest(TorchDispatchMode):
@@ -229,8 +263,8 @@ def test_no_tensor_is_larger_than_a_block_or_an_input(size, generator, monkeypat
     ptr = torch.arange(0, n + 1, size)
     log_q, log_k, v, row_shift, col_shift = (t.detach() for t in draw(n, generator))
     with Largest() as largest:
-        lse = blocked.logsumexp(log_q, log_k, col_shift, ptr)
-        blocked.product(log_q, log_k, v, -lse, col_shift, ptr)
-        blocked.logsumexp_backward(row_shift, lse, log_q, log_k, col_shift, ptr)
-        blocked.product_backward(v, log_q, log_k, v, row_shift, col_shift, ptr)
+        for shifts in (None, row_shift):
+            receivers, senders = Receivers(log_q, shifts), Senders(log_k, col_shift, v)
+            grad = blocked.attention(receivers, senders, ptr)
+            blocked.attention_backward(grad, receivers, senders, ptr)
     assert largest.entries <= max(log_q.numel(), blocked.BLOCK)

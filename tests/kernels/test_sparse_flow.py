@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,16 +17,17 @@ from test_kernels import BATCHES, assert_same, randn
 from torch import Tensor
 
 from diffusion_mp.kernels.sparse_flow import (
-    proximal,
     solve_rows,
-    solve_rows_by_newton,
     sparse_flow_potentials,
     sparse_flow_product,
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.newton import newton
-from diffusion_mp.kernels.sparse_flow.reference import scaled_rows
+from diffusion_mp.kernels.sparse_flow.reference import on_support, scaled_rows
 from diffusion_mp.testing import tolerance
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
+proximal = importlib.import_module("proximal").proximal
 
 DOUBLE = torch.float64
 LAMBDAS = [10.0**power for power in range(-3, 4)]
@@ -46,6 +50,14 @@ def tiled_rows(s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, 
     one = torch.ones_like(s[..., :1])
     a, w, log_mu, *_ = tiled.solve(s, u, lam * one, one / alpha)
     return (s + a).exp() * (1 - lam * (u - w).exp()).clamp_min(0), log_mu.exp().squeeze(-1)
+
+
+def solve_rows_by_newton(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The same as `solve_rows` by Newton's method."""
+    rows = scaled_rows(log_conductance, threshold, alpha)
+    weight, shifted, leak, total, *_ = (row.detach() for row in rows)
+    root, _ = newton(weight, shifted, leak, total)
+    return on_support((shifted < root) & (weight > 0), rows)
 
 
 def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_cases import CASES, assert_equals_reference, boundaries, randn
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
 from diffusion_mp.kernels.linear_attention import triton as kernels
 from diffusion_mp.testing import tolerance
 
@@ -47,6 +47,20 @@ def test_half_precision(options: dict[str, Any], dtype: torch.dtype, generator: 
     assert_equals_reference(partial(linear_attention, **options), inputs, generator, dtype)
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_halves_are_the_whole(options: dict[str, Any], generator: torch.Generator) -> None:
+    """From two parts of the senders: values and all gradients."""
+
+    def halves(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
+        parts = zip(k.split(40), v.split(40), strict=True)
+        sums = sum(linear_pool(keys, values, terms, backend=backend) for keys, values in parts)
+        return linear_read(q, v, sums, terms, backend=backend).values
+
+    terms = Terms(**options)
+    inputs = [randn(70, 2, width, generator=generator) for width in (9, 9, 20)]
+    assert_equals_reference(halves, inputs, generator)
+
+
 def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
     """More runs than one step of the sum takes, and a graph without any."""
     parts, out = randn(150, 5, generator=generator), torch.empty(3, 5)
@@ -58,7 +72,7 @@ def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
 def test_sums_are_taken_in_float32(generator: torch.Generator) -> None:
     """Σ_j k_j of 3 000 ones is exact; float16 would stop at 2 048. Each gradient is as small as 1/n, and not lost."""
     one = torch.ones(3000, 1, 1, dtype=torch.float16)
-    out, den, _ = kernels.forward(one, one, one, None, 0.0, 0.0, False)
+    out, den, _ = kernels.forward(one, one, one, Terms())
     assert torch.equal(out, one)
     assert torch.equal(den, torch.full((3000, 1), 3000.0))
 

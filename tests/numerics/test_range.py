@@ -20,7 +20,7 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, EdgeDiffusivity, GATDiffusivity, SimpleDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.linear_attention import linear_attention, pooled
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
 from diffusion_mp.kernels.unit import quotient, reciprocal, unit_vectors
 from diffusion_mp.layers import GatedGCNConv
 from diffusion_mp.models import SFiFormer
@@ -95,7 +95,8 @@ def test_every_backend_divides_by_norms_of_any_size(backend: Any, scale: float, 
 def test_the_two_halves_divide_by_norms_of_any_size(scale: float, generator: torch.Generator) -> None:
     q, k, v = (randn(9, 2, 3, generator=generator) for _ in range(3))
     expected = linear_attention(q, k, v, constant=1.0, unit=True)
-    got = pooled.read_attention(scale * q, v, pooled.pool_attention(scale * k, v, True), 1.0, 0.0, True)
+    terms = Terms(constant=1.0, unit=True)
+    got = linear_read(scale * q, v, linear_pool(scale * k, v, terms), terms).values
     torch.testing.assert_close(got, expected, **SINGLE)
 
 

@@ -141,7 +141,7 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
-    """ERRATA D7: for z² > 4 the simple penalty decreases, so an explosion would count as descent."""
+    """For z² > 4 the simple penalty decreases, so an explosion would count as descent (docs/errata.md, D7)."""
     penalty, x = SimplePenalty(), 5.0 * ball(40)
     coupling = random_problem().coupling if sparse else penalty.coupling(x)
     with pytest.raises(ValueError, match=r"x must lie in the domain of SimplePenalty.*squared distance .*Normalise"):

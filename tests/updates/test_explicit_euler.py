@@ -131,6 +131,7 @@ COMPILED = """
 """
 
 
+@pytest.mark.exhaustive
 def test_compiles_in_one_graph_with_any_number_of_nodes() -> None:
     """In an interpreter of its own: the shape checks of the test run are not what users compile."""
     result = subprocess.run(

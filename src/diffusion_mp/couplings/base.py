@@ -6,63 +6,32 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import (
-    check_counts,
-    check_device,
-    check_flags,
-    check_kind,
-    check_number,
-    check_pairs,
-    check_values,
-    describe,
-)
-from diffusion_mp.graph_checks import as_num_nodes, row_bounds
+from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
+from diffusion_mp.errors import check_counts, check_device, check_flags, check_kind, check_pairs, check_values, describe
+from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-T = TypeVar("T")
-Promise = bool | Callable[[], bool]
-"""True, False, or a question: a function without arguments that finds it out."""
-
-PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
 # Entries of a dense coupling above which to_dense warns: 256 MiB in float32.
 LARGE = 1 << 26
-
-
-class Fact(Generic[T]):
-    """What a coupling knows of itself: given to ``Coupling.__init__``, or found out when first asked for and kept.
-
-    A given answer is an ordinary attribute, which Python finds first; a question (a function without arguments) waits
-    in ``_questions``, and only then is ``__get__`` called. A question must not hold its own coupling: in a cycle, the
-    tensors of both would wait for the garbage collector.
-    """
-
-    def __set_name__(self, owner: type[Coupling], name: str) -> None:
-        self.name = name
-
-    def __get__(self, coupling: Coupling, kind: type[Coupling] | None = None) -> T:
-        answer: T = coupling._questions[self.name]()
-        setattr(coupling, self.name, answer)
-        del coupling._questions[self.name]
-        return answer
 
 
 class Coupling(ABC):
     r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
-    Row i receives, column j sends. A new kind writes three methods, ``_product``, ``_transpose`` and ``degree``, passes
-    its size and promises to ``super().__init__``, and inherits the rest; it overrides ``_at`` and ``to_dense``
-    where it knows its entries. One head broadcasts over any number of heads of the values.
+    Row i receives, column j sends. A new kind writes two methods, ``_product`` and ``_transpose``, passes its size and
+    promises to ``super().__init__``, and inherits the rest; it overrides ``degree``, ``_at`` and ``to_dense`` where it
+    knows its row sums and entries. One head broadcasts over any number of heads of the values.
 
     What users pass is checked by the public ``matmul``, ``at`` and ``log_at``; couplings made of others call their
     ``_product`` and ``_at``, which check nothing again.
@@ -105,12 +74,13 @@ class Coupling(ABC):
         positive_semidefinite: Promise = False,
     ) -> None:
         if not torch.compiler.is_compiling():  # they may be symbols there
+            if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
+                num_nodes = as_num_nodes(num_nodes)
             if type(heads) is not int or heads < 1:
                 check_counts(heads=heads)
             if not isinstance(like, (Tensor, Coupling)):
                 check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
-        self.num_nodes = as_num_nodes(num_nodes)
-        self.heads = heads
+        self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
         self._questions: dict[str, Callable[[], Any]] = {}
@@ -140,11 +110,13 @@ class Coupling(ABC):
     def _transpose(self) -> Coupling:
         """The operator Sᵀ."""
 
-    @abstractmethod
-    def degree(self) -> Float[Tensor, "N heads"]:
-        """Row sums d_i = Σ_j s_ij."""
-
     # ---------------------------------------------------------------- what it inherits
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        """Row sums d_i = Σ_j s_ij, by one product with ones."""
+        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
+        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
+        return self._product(ones).squeeze(2)
 
     def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """``S @ v``, the same as :meth:`matmul`."""
@@ -162,7 +134,7 @@ class Coupling(ABC):
 
     @property
     def T(self) -> Coupling:
-        """Sᵀ, a coupling again; one that is known to be symmetric is its own. (Turning is cheaper than finding out.)"""
+        """Sᵀ, a coupling again; one that is promised to be symmetric is its own. (Turning beats finding out.)"""
         return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -204,8 +176,7 @@ class Coupling(ABC):
             )
 
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
-        r"""Σ_ij s_ij ‖x_i − x_j‖², one number per head, by one product: Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c = column
-        sums.
+        """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
 
         ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
         """
@@ -234,34 +205,20 @@ class Coupling(ABC):
 
         check_kind(head, "head", int, "an integer")
         if self.device.type == "meta":
-            raise ValueError(
-                f"{type(self).__name__} must have numbers; it lies on the meta device, where there are none."
-            )
+            raise ValueError(f"{type(self).__name__} must have numbers; on the meta device there are none.")
         if not 0 <= head < self.heads:
             raise ValueError(f"head must lie in [0, {self.heads - 1}]; got {head}.")
 
-        def apply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+        def apply(turned: bool, x: np.ndarray) -> np.ndarray:
+            coupling = self.T if turned else self
             columns = np.ascontiguousarray(x, dtype=np.float64).reshape(self.num_nodes, 1, math.prod(x.shape[1:]))
             with torch.no_grad():
                 result = coupling @ torch.from_numpy(columns).to(self.device)
             return result[:, head].double().cpu().numpy().reshape(x.shape)
 
-        def forward(x: np.ndarray) -> np.ndarray:
-            return apply(self, x)
-
-        def adjoint(x: np.ndarray) -> np.ndarray:
-            return apply(self.T, x)
-
-        return LinearOperator(
-            (self.num_nodes, self.num_nodes),
-            dtype=np.float64,
-            matvec=forward,
-            rmatvec=adjoint,
-            matmat=forward,
-            rmatmat=adjoint,
-        )
-
-    # ---------------------------------------------------------------- algebra
+        forward, adjoint = partial(apply, False), partial(apply, True)
+        shape, dtype = (self.num_nodes, self.num_nodes), np.float64
+        return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
         return ScaledCoupling(scale, self)
@@ -274,7 +231,7 @@ class Coupling(ABC):
         return SumCoupling([self, other])
 
     def __repr__(self) -> str:
-        promises = [name for name in PROMISES if name not in self._questions and getattr(self, name)]
+        promises = [name for name in PROMISES if vars(self).get(name)]  # what nobody asked for is not found out here
         facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
         return f"{type(self).__name__}({', '.join(facts)})"
 
@@ -294,7 +251,7 @@ def check_scale(scale: object, heads: int) -> None:
         if isinstance(scale, bool) or not isinstance(scale, (int, float)):
             raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
         if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a number may be a symbol there
-            check_number(scale, "scale")
+            raise ValueError(f"scale must be a finite number; got {scale}.")
         return
     if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
         raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
@@ -316,16 +273,16 @@ class ScaledCoupling(Coupling):
     def __init__(self, scale: float | Tensor, coupling: Coupling) -> None:
         check_coupling_kind(coupling)
         check_scale(scale, coupling.heads)
+        number = None if isinstance(scale, Tensor) else scale
+        one, positive = number == 1, number is not None and number >= 0
         super().__init__(
             coupling.num_nodes,
             max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,
             coupling,
             symmetric=lambda: coupling.symmetric,
-            row_stochastic=lambda: not isinstance(scale, Tensor) and scale == 1 and coupling.row_stochastic,
-            nonnegative=lambda: not isinstance(scale, Tensor) and scale >= 0 and coupling.nonnegative,
-            positive_semidefinite=lambda: (
-                not isinstance(scale, Tensor) and scale >= 0 and coupling.positive_semidefinite
-            ),
+            row_stochastic=one and (lambda: coupling.row_stochastic),
+            nonnegative=positive and (lambda: coupling.nonnegative),
+            positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
         )
         self.scale = scale
         self.coupling = coupling
@@ -368,28 +325,27 @@ class SumCoupling(Coupling):
         if not isinstance(terms, Iterable):
             raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
         flat: list[Coupling] = []
+        heads = 1
         for term in terms:
             if not isinstance(term, Coupling):
                 check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
+            heads = max(heads, term.heads)
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
-        first, heads, dtype = flat[0], 1, flat[0].dtype
+        nodes, dtype = flat[0].num_nodes, flat[0].dtype
         for term in flat:
-            if term.num_nodes != first.num_nodes:
+            if term.num_nodes != nodes:
                 raise ValueError(
-                    f"the terms of a sum must couple the same nodes; got {first.num_nodes} and {term.num_nodes} nodes."
+                    f"the terms of a sum must couple the same nodes; got {nodes} and {term.num_nodes} nodes."
                 )
-            if 1 not in (heads, term.heads) and term.heads != heads:
-                raise ValueError(
-                    f"the terms of a sum must have one head or {max(heads, term.heads)}; "
-                    f"got {[term.heads for term in flat]}."
-                )
-            heads, dtype = max(heads, term.heads), torch.promote_types(dtype, term.dtype)
+            if term.heads not in (1, heads):
+                raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in flat]}.")
+            dtype = torch.promote_types(dtype, term.dtype)
         super().__init__(
-            first.num_nodes,
+            nodes,
             heads,
-            first,
+            flat[0],
             ptr=lambda: _common_boundaries(flat),
             symmetric=lambda: all(term.symmetric for term in flat),
             row_stochastic=lambda: _sums_to_one(flat),

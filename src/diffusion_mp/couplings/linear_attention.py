@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,12 +12,11 @@ from diffusion_mp.couplings.base import Coupling, SumCoupling
 from diffusion_mp.couplings.features import unit_rows, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.inner_products import check_features
-from diffusion_mp.couplings.low_rank import LowRankCoupling
-from diffusion_mp.couplings.pooled import PooledCoupling, Sums
+from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number
-from diffusion_mp.graph_checks import row_bounds
-from diffusion_mp.kernels.linear_attention import linear_attention, linear_product, pooled
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
 
 
 class LinearAttentionCoupling(PooledCoupling):
@@ -56,43 +57,42 @@ class LinearAttentionCoupling(PooledCoupling):
             check_number(constant, "constant")
             check_number(own, "own")
         super().__init__(
-            query.size(0), query.size(1), query, symmetric=symmetric, row_stochastic=True, nonnegative=nonnegative
+            query.size(0),
+            query.size(1),
+            query,
+            ptr=ptr,
+            symmetric=symmetric,
+            row_stochastic=True,
+            nonnegative=nonnegative,
         )
-        self.query, self.key, self.ptr = query, key, row_bounds(ptr, query.size(0))
-        self.constant, self.own, self.unit = constant, own, unit
+        self.query, self.key = query, key
+        self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
-        return linear_attention(query, key, v, self.ptr, constant=self.constant, own=self.own, unit=self.unit)
+        query, key = heads_of(v, self.query, self.key)
+        return linear_attention(query, key, v, self.ptr, **self.terms)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(pooled.pool_attention(self.key.expand(-1, v.size(1), -1), v, self.unit))
+        return Sums(linear_pool(*heads_of(v, self.key), v, Terms(**self.terms)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query = self.query.expand(-1, v.size(1), -1)
-        return pooled.read_attention(query, v, sums.totals, self.constant, self.own, self.unit)
+        return linear_read(*heads_of(v, self.query), v, sums.totals, Terms(**self.terms)).values
 
     def block(self, rows: slice) -> PooledCoupling:
-        return LinearAttentionCoupling(
-            self.query[rows],
-            self.key[rows],
-            constant=self.constant,
-            own=self.own,
-            unit=self.unit,
-            nonnegative=self.nonnegative,
-        )
+        return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)
 
     def _by_entries(self) -> ReweightedCoupling:
         """The same operator, D⁻¹(own n I + c 11ᵀ + QKᵀ), as a coupling that has each of its parts."""
-        query, key = unit_rows(self.query, self.key) if self.unit else (self.query, self.key)
+        constant, own, unit = self.terms.values()
+        query, key = unit_rows(self.query, self.key) if unit else (self.query, self.key)
         pairs: Coupling = LowRankCoupling(
-            with_constant(query, self.constant), with_constant(key, 1.0), self.ptr, nonnegative=self.nonnegative
+            with_constant(query, constant), with_constant(key, 1.0), self.ptr, nonnegative=self.nonnegative
         )
-        if self.own:
-            one = torch.ones(self.num_nodes, 1, 1, dtype=self.dtype, device=self.device)
-            weight = self.own * linear_product(one, one, one, self.ptr).squeeze(2)
-            identity = IdentityCoupling(self.num_nodes, dtype=self.dtype, device=self.device)
-            pairs = SumCoupling([ReweightedCoupling(identity, weight, nonnegative=self.own > 0), pairs])
+        if own:
+            like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+            weight = own * UniformCoupling(self.num_nodes, self.ptr, normalize=False, **like).degree()
+            identity = IdentityCoupling(self.num_nodes, **like)
+            pairs = SumCoupling([ReweightedCoupling(identity, weight, nonnegative=own > 0), pairs])
         return row_normalized(pairs)
 
     def _transpose(self) -> Coupling:

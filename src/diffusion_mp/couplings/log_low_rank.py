@@ -11,15 +11,17 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.inner_products import check_features, same_graph
-from diffusion_mp.couplings.pooled import PooledCoupling, Sums
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
-from diffusion_mp.graph import Graph
-from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.kernels.log_linear_attention import (
+    Pooled,
+    Receivers,
+    Senders,
     log_linear_entries,
     log_linear_logsumexp,
+    log_linear_pool,
     log_linear_product,
-    pooled,
+    log_linear_read,
 )
 
 
@@ -73,10 +75,12 @@ class LogLowRankCoupling(PooledCoupling):
                 f"and a sample at least; got {describe(log_weight)}."
             )
         nodes, heads = log_query.shape[:2]
-        super().__init__(nodes, heads, log_query, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
-        self.log_query, self.log_key, self.ptr = log_query, log_key, row_bounds(ptr, nodes)
-        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns. The rows' are their log-normalisers,
-        # computed when somebody asks: who reads sums does not.
+        super().__init__(
+            nodes, heads, log_query, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
+        )
+        self.log_query, self.log_key = log_query, log_key
+        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns. Those of rows that are normalised are
+        # found when entries are asked for; products divide rows by their sums themselves.
         self.col_shift = log_weight
         self._row_shift: Tensor | None = None
         if not normalize:
@@ -92,19 +96,20 @@ class LogLowRankCoupling(PooledCoupling):
         return self._row_shift
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        factors = (self.log_query, self.log_key, self.row_shift, self.col_shift)
-        log_query, log_key, row_shift, col_shift = (t.expand(-1, v.size(1), -1) for t in factors)
-        return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
+        log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
+        return log_linear_product(log_query, log_key, v, self._given_shift(v), col_shift, self.ptr)
+
+    def _given_shift(self, v: Tensor) -> Tensor | None:
+        """a, unless rows are normalised."""
+        return None if self.row_stochastic else heads_of(v, self.row_shift)[0]
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        log_key, col_shift = (t.expand(-1, v.size(1), -1) for t in (self.log_key, self.col_shift))
-        return Sums(*pooled.pool(log_key, col_shift, v))
+        log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
+        return Sums(*log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        """Normalised by the sums themselves, so that one pass over the senders is enough."""
-        log_query = self.log_query.expand(-1, v.size(1), -1)
-        row_shift = None if self.row_stochastic else self.row_shift.expand(-1, v.size(1), -1)
-        return pooled.read(log_query, row_shift, sums.totals, cast("Tensor", sums.shift)).to(v.dtype)
+        receivers = Receivers(heads_of(v, self.log_query)[0], self._given_shift(v))
+        return log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         features = (self.log_query[rows], self.log_key[rows])
@@ -125,9 +130,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        log_entries = log_linear_entries(
-            Graph(self.num_nodes, edge_index, validate=False).pattern, self.log_query, self.log_key
-        )
+        log_entries = log_linear_entries(edge_index, self.log_query, self.log_key)
         log_entries = log_entries + (self.row_shift[target] + self.col_shift[source]).logsumexp(2)
         if self.ptr is None:
             return log_entries

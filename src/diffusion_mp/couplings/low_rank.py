@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
-from diffusion_mp.couplings.pooled import PooledCoupling, Sums
+from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.errors import check_flags, floating
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
-from diffusion_mp.kernels.linear_attention import linear_product, pooled
+from diffusion_mp.kernels.linear_attention import linear_product
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.unit import quotient, reciprocal
 
 
@@ -42,22 +44,27 @@ class LowRankCoupling(PooledCoupling):
             query.size(0),
             query.size(1),
             query,
+            ptr=ptr,
             symmetric=symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
             positive_semidefinite=query is key,
         )
-        self.query, self.key, self.ptr = query, key, row_bounds(ptr, query.size(0))
+        self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (t.expand(-1, v.size(1), -1) for t in (self.query, self.key))
+        query, key = heads_of(v, self.query, self.key)
         return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(pooled.pool(self.key.expand(-1, v.size(1), -1), v))
+        (key, values), _ = accumulating(*heads_of(v, self.key), v)
+        with without_autocast(v):
+            return Sums(key.permute(1, 2, 0) @ values.transpose(0, 1))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return pooled.read(self.query.expand(-1, v.size(1), -1), sums.totals).to(v.dtype)
+        (query, totals), _ = accumulating(*heads_of(v, self.query), sums.totals)
+        with without_autocast(v):
+            return (query.transpose(0, 1) @ totals).transpose(0, 1).to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         return LowRankCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative)
@@ -105,10 +112,11 @@ class UniformCoupling(LowRankCoupling):
         self.positive_semidefinite = True
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(pooled.pool_attention(self.key[:, :, :0].expand(-1, v.size(1), -1), v, False))
+        total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
+        return Sums(pad(total, (0, 1), value=float(v.size(0))))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        total, count = sums.totals[:, 0, :-1], sums.totals[:, 0, -1:]
+        total, count = sums.totals[:, :-1], sums.totals[:, -1:]
         return (quotient(total, count) if self.row_stochastic else total).to(v.dtype).expand_as(v)
 
     def block(self, rows: slice) -> PooledCoupling:

@@ -26,9 +26,9 @@ class NeumannCoupling(Coupling):
     - ``"symmetric"``: the half-sample extension, x₀ = x₁, x₋₁ = x₂, …, of period 2L. Symmetric, keeps the mean; Δ_h is
       diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold, at every stride.
     - ``"replicate"``: the end again and again, as the paper prints. For h > 1 not symmetric: neither mean nor norm are
-      kept, and Corollary 4.5 is false (ERRATA P1).
-    - ``"drop"``: no flow where a neighbour is missing. Symmetric, keeps the mean, non-expansive; for h > 1 the energy
-      may rise (ERRATA P1).
+      kept, and Corollary 4.5, which the paper states for it, is false (docs/errata.md, P1).
+    - ``"drop"``: no flow where a neighbour is missing. Symmetric, keeps the mean, non-expansive; but for h > 1 the
+      energy may rise, to 1.5 times what it was.
     - ``"periodic"``: the two ends are neighbours. Symmetric, keeps the mean, non-expansive; but the ends mix, and the
       energy of a path may rise where that of the cycle falls.
     - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 where there is no x_{i−h}: nothing flows from the future. Not
@@ -69,7 +69,7 @@ class NeumannCoupling(Coupling):
             raise ValueError(f"alpha must have values; got {describe(alpha)}.")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}.")
-        symmetric = is_symmetric(strides, boundary)
+        symmetric = is_symmetric_stencil(strides, boundary)
         super().__init__(num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative)
         self.alpha = alpha
         self.strides = tuple(strides)
@@ -81,21 +81,11 @@ class NeumannCoupling(Coupling):
         return neumann_product(v, alpha, self.strides, self.boundary, self.ptr, transpose=self.transposed)
 
     def _transpose(self) -> Coupling:
-        return NeumannCoupling(
-            self.num_nodes,
-            self.alpha,
-            self.strides,
-            self.boundary,
-            self.ptr,
-            nonnegative=self.nonnegative,
-            transposed=not self.transposed,
-        )
+        stencil = (self.num_nodes, self.alpha, self.strides, self.boundary, self.ptr)
+        return NeumannCoupling(*stencil, nonnegative=self.nonnegative, transposed=not self.transposed)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        if self.transposed:
-            ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-            return self._product(ones).squeeze(2)
-        return (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
+        return super().degree() if self.transposed else (2 * self.alpha.sum(0)).expand(self.num_nodes, -1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         column, row = edge_index.flip(0) if self.transposed else edge_index
@@ -130,6 +120,6 @@ def check_stencil(strides: Sequence[int], boundary: str) -> None:
     check_counts(**{f"strides[{k}]": stride for k, stride in enumerate(strides)})
 
 
-def is_symmetric(strides: Sequence[int], boundary: str) -> bool:
+def is_symmetric_stencil(strides: Sequence[int], boundary: str) -> bool:
     """Whether A_h is symmetric for all strides h."""
     return boundary in ("symmetric", "drop", "periodic") or (boundary == "replicate" and set(strides) == {1})

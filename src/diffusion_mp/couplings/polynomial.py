@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -54,9 +53,6 @@ class PolynomialCoupling(Coupling):
         if turned is self.coupling:
             return self
         return PolynomialCoupling(turned, self.coefficients, nonnegative=self.nonnegative)
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """O(E) for P = 1; beyond, an entry counts walks, and the inherited products with unit vectors do that."""

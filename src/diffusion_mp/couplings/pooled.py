@@ -53,8 +53,6 @@ class PooledCoupling(Coupling):
     ``_read`` and ``block`` beside what every coupling writes, and ``check_coupling`` compares them with its entries.
     """
 
-    ptr: Tensor | None
-
     @abstractmethod
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         """The sums over the senders that this coupling was made of."""
@@ -87,3 +85,8 @@ class PooledCoupling(Coupling):
     def _by_head(self, v: Tensor) -> Tensor:
         check_values(v, self.num_nodes, self.heads)
         return v.expand(-1, max(v.size(1), self.heads), -1)
+
+
+def heads_of(v: Tensor, *features: Tensor) -> list[Tensor]:
+    """The features with as many heads as the values have."""
+    return [t.expand(-1, v.size(1), -1) for t in features]

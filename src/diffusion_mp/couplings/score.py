@@ -31,7 +31,8 @@ class Score:
     r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
 
     For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For all
-    others the two differ (ERRATA D8), so ``form`` says which is meant:
+    others the two differ, and only one of them has the energy of the paper (docs/errata.md, D8), so ``form`` says which
+    is meant:
 
     - ``"distance"``: s = −½‖q_i − k_j‖², the score whose penalty is an energy of these very vectors;
     - ``"inner"``: s = q_i·k_j − 1, the published form.

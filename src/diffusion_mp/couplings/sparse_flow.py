@@ -31,11 +31,12 @@ class SparseFlowCoupling(Coupling):
 
     With resistances r = softmax_j(−q_i·k_j), frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph, and
     thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
-    Σ_j s_ij + μ_i/α = 1. The rows are exact (ERRATA S3): no iteration is differentiated, and none has to converge.
+    Σ_j s_ij + μ_i/α = 1. The paper says that there is no closed form, and iterates; this is one (docs/errata.md, S3):
+    no iteration is differentiated, and none has to converge.
 
-    For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α (ERRATA S6), and a row whose
-    every θ_ij is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward
-    and backward.
+    For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α, and a row whose every θ_ij
+    is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and
+    backward.
 
     A row amplifies errors of its scores by A = μ(Σ_support 1/r + 1/α). Measured in float32 at n = 118, λ = 1/n: errors
     of 10⁻⁶ for scores of unit variance, where A ≈ 2; 2·10⁻³ in the worst row for a standard deviation of 3, where
@@ -97,10 +98,8 @@ class SparseFlowCoupling(Coupling):
         shape = (self.num_nodes, self.heads)
         if not isinstance(value, Tensor):
             return like.new_full(shape, value)
-        sizes = (1, *value.shape)[-2:]
-        if value.dim() > 2 or any(
-            size not in (1, full) for size, full in zip(sizes, shape[2 - len(sizes) :], strict=True)
-        ):
+        sizes = value.shape[::-1]  # broadcasting goes from the last dimension to the first
+        if len(sizes) > 2 or any(size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)):
             raise ValueError(
                 f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
             )
@@ -122,8 +121,9 @@ class SparseFlowCoupling(Coupling):
         return _Transposed(self)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-        return ones.squeeze(2) if self.row_stochastic else self.moved(ones).squeeze(2)
+        if not self.row_stochastic:
+            return super().degree()
+        return torch.ones(self.num_nodes, self.heads, dtype=self.dtype, device=self.device)
 
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """s and u of listed pairs, and λ, a and w of their rows."""
@@ -198,10 +198,6 @@ class _Transposed(Coupling):
 
     def _transpose(self) -> Coupling:
         return self.flow
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)
-        return self._product(ones).squeeze(2)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self.flow._at(edge_index.flip(0))

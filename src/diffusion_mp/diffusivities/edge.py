@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -46,7 +48,7 @@ class GATDiffusivity(Diffusivity):
         check_counts(channels=channels, heads=heads)
         if channels % heads:
             raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
-        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_number(negative_slope, "negative_slope")
         self.heads = heads
         self.negative_slope = negative_slope
@@ -101,7 +103,7 @@ class EdgeDiffusivity(Diffusivity):
         self, penalty: str | Penalty = "sigmoid", *, row_stochastic: bool = True, self_loops: SelfLoops = "keep"
     ) -> None:
         super().__init__()
-        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
         self.row_stochastic = row_stochastic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -75,7 +75,7 @@ class AdjacencyDiffusivity(Diffusivity):
     ) -> None:
         super().__init__()
         check_choice(normalization, "normalization", ["sym", "row", "sum"])
-        check_choice(self_loops, "self_loops", ["keep", "add", "remove", "remaining"])
+        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_choice(direction, "direction", ["directed", "undirected", "pyg"])
         check_choice(zero_degree, "zero_degree", ["zero", "error"])
         self.normalization = normalization

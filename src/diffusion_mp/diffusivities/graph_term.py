@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, SumCoupling
+from diffusion_mp.couplings import Coupling, ReweightedCoupling, SumCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.kernels.unit import reciprocal
 
-Weights = tuple[float, float] | tuple[Tensor, Tensor] | None
+Mix = Literal["sum", "mean", "joint"]
 
 
-class MixedCoupling(SumCoupling):
-    """a Ŝ + b Ã with weights a, b > 0, or ``None`` for Ŝ + Ã; ``attention`` is Ŝ, to be looked at by itself."""
+class AdjacencyEnhancedCoupling(SumCoupling):
+    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S, to be looked at by itself."""
 
-    def __init__(self, attention: Coupling, graph_term: Coupling, weights: Weights) -> None:
-        super().__init__(
-            [attention, graph_term] if weights is None else [weights[0] * attention, weights[1] * graph_term]
-        )
+    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
+        super().__init__([share * attention, (1 - share) * adjacency])
         self.attention = attention
-        self.nonnegative = attention.nonnegative and graph_term.nonnegative
-        self.row_stochastic = False  # ½ + ½ is not one for a node without edges, whose row of Ã is zero
+        # A learnable factor promises no sign, but these two are positive.
+        self.nonnegative = attention.nonnegative and adjacency.nonnegative
 
 
 class GraphAugmentedDiffusivity(Diffusivity):
-    r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2), each normalised by itself.
+    r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
     The algebra says the same, ``attention + graph_term`` and ``0.5 * attention + 0.5 * graph_term``, but needs observed
     edges. This one is Ŝ alone for a graph without them.
@@ -41,7 +40,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         graph_term: gives Ã, and is asked only where edges were observed.
         mix: ``"sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), made for
             the conservative one. The paper calls them one thing; they move the state differently
-            (docs/errata.md, D3).
+            (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
+            both, so that a node hears its neighbours the more the more of them it has.
 
     Raises:
         TypeError, ValueError: something else than two diffusivities, or another mix.
@@ -52,25 +52,28 @@ class GraphAugmentedDiffusivity(Diffusivity):
         "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
     )
 
-    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Literal["sum", "mean"] = "sum") -> None:
+    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum") -> None:
         super().__init__()
         check_kind(attention, "attention", Diffusivity, "a Diffusivity")
         check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
-        check_choice(mix, "mix", ["sum", "mean"])
+        check_choice(mix, "mix", get_args(Mix))
         self.attention, self.graph_term, self.mix = attention, graph_term, mix
         self.heads = max(attention.heads, graph_term.heads)
         self.needs_graph = attention.needs_graph
-        self.symmetric = attention.symmetric and graph_term.symmetric
+        self.symmetric = attention.symmetric and graph_term.symmetric and mix != "joint"
+        self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         attention: Coupling = graph.couple(self.attention, x)
-        if graph.edge_index is None:
-            return attention
-        return MixedCoupling(attention, graph.couple(self.graph_term, x), self.weights())
+        return attention if graph.edge_index is None else self.mixed(attention, graph.couple(self.graph_term, x))
 
-    def weights(self) -> Weights:
-        """What Ŝ and Ã count; ``None`` for one each."""
-        return None if self.mix == "sum" else (0.5, 0.5)
+    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+        """Both couplings as one."""
+        both = SumCoupling([attention, graph_term])
+        if self.mix == "joint":
+            row = reciprocal(both.degree())
+            return ReweightedCoupling(both, row, row_stochastic=True, nonnegative=both.nonnegative)
+        return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:
         return f"mix={self.mix!r}"
@@ -102,9 +105,8 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         super().reset_parameters()
         nn.init.constant_(self.log_gamma, self.initial)
 
-    def weights(self) -> Weights:
-        share = self.log_gamma.sigmoid()
-        return share, 1 - share
+    def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
+        return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:
         return f"gamma={math.exp(self.initial):g}"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric
+from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric_stencil
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_counts, check_positive
 from diffusion_mp.graph import Graph
@@ -65,7 +65,7 @@ class NeumannDiffusivity(Diffusivity):
         self.strides = tuple(strides)
         self.boundary: Boundary = boundary
         self.initial_alpha, self.budget = float(alpha), budget
-        self.symmetric = is_symmetric(strides, boundary)
+        self.symmetric = is_symmetric_stencil(strides, boundary)
         self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
         self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
         self.reset_parameters()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from diffusion_mp.couplings import Coupling, PolynomialCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_counts
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
 
 
 class RelationalBias(Diffusivity):
@@ -27,7 +27,7 @@ class RelationalBias(Diffusivity):
     Args:
         heads: H, one bias per head.
         hops: P.
-        normalization, self_loops, direction: of A, see :class:`AdjacencyDiffusivity`.
+        normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
 
     Attributes:
         bias: b [P, H].
@@ -41,17 +41,11 @@ class RelationalBias(Diffusivity):
     )
 
     def __init__(
-        self,
-        heads: int = 1,
-        *,
-        hops: int = 1,
-        normalization: Literal["sum", "sym", "row"] = "sum",
-        self_loops: SelfLoops = "keep",
-        direction: Literal["directed", "undirected", "pyg"] = "directed",
+        self, heads: int = 1, *, hops: int = 1, normalization: Literal["sum", "sym", "row"] = "sum", **options: Any
     ) -> None:
         super().__init__()
         check_counts(heads=heads, hops=hops)
-        self.adjacency = AdjacencyDiffusivity(normalization, self_loops=self_loops, direction=direction)
+        self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads = heads
         self.symmetric = self.adjacency.symmetric
         self.bias = nn.Parameter(torch.zeros(hops, heads))
@@ -60,7 +54,7 @@ class RelationalBias(Diffusivity):
         nn.init.zeros_(self.bias)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return PolynomialCoupling(self.adjacency(x, graph), self.bias.sigmoid(), nonnegative=True)
+        return PolynomialCoupling(graph.couple(self.adjacency, x), self.bias.sigmoid(), nonnegative=True)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, hops={self.bias.size(0)}"

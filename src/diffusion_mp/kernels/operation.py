@@ -22,56 +22,21 @@ Calling what was declared chooses a backend, brings the arguments to one dtype, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from typing import Annotated, Any, Generic, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.dispatch import Implementation, always, choose, requested
 from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.kernels.signature import SCHEMA, Narrow, Signature, Wide
+
+__all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
 
 T = TypeVar("T")
 
-Wide = Annotated[Tensor, "wide"]
-"""An argument that is brought to one dtype with all other ``Wide`` and ``Narrow`` ones, at least float32."""
-
-Narrow = Annotated[Tensor, "narrow"]
-"""An argument that kernels may get in half precision, since they accumulate in float32: one dtype for all of these."""
-
-#: How annotations read in the schema of an operation.
-SCHEMA = {
-    Tensor: "Tensor",
-    Wide: "Tensor",
-    Narrow: "Tensor",
-    Tensor | None: "Tensor?",
-    Wide | None: "Tensor?",
-    Sequence[int]: "SymInt[]",
-    int: "SymInt",
-    float: "float",
-    bool: "bool",
-    str: "str",
-}
-
 Formula = Callable[..., Any]
-
-
-class _Parameter(NamedTuple):
-    """An argument, and where its parts stand among the flat arguments of the registered operation."""
-
-    name: str
-    place: slice
-    kind: type | None
-    """The named tuple that the parts make up; ``None``: there is one part, and it is the argument."""
-
-
-class _Derivative(NamedTuple):
-    """Gradients of some flat arguments, by a formula of the values that its parameters name."""
-
-    places: list[int]
-    formula: Formula
-    names: list[str]
 
 
 def operation(
@@ -86,7 +51,7 @@ def operation(
 ) -> Callable[[Callable[..., T]], Operation[T]]:
     """Declare an operation; decorates a function that makes results of the right shape from (fake) arguments.
 
-    The function's annotations are the schema. A ``NamedTuple`` of what the schema knows (see :data:`SCHEMA`) is one
+    The function's annotations are the schema. A ``NamedTuple`` of what the schema knows (see ``signature.py``) is one
     argument. Several results are a tuple, best a ``NamedTuple``: then derivatives can ask for them by name.
 
     Args:
@@ -145,14 +110,21 @@ class Operation(Generic[T]):
         dtype: str | None,
     ) -> None:
         self.__doc__ = shapes.__doc__
-        self.family, self.table = family, table
-        self._shapes = shapes
-        self._read_signature(get_type_hints(shapes, include_extras=True))
-        self._result = None if dtype is None else self._flat.index(dtype)
+        self.family, self._table, self._shapes = family, table, shapes
+        self._signature = signature = Signature(shapes)
+        # What has no reference is a part of another operation, such as its derivative, and does as it is told.
+        self._free = family is not None and "reference" in table
         # Plain torch runs outside of the registered operation, where torch sees it.
-        self._plain = {backend for backend in ("reference", "flex") if backend in table}
-        self._only_plain = len(self._plain) == len(table)
-        self._op = self._register(name if "::" in name else f"diffusion_mp::{name}")
+        self._plain = [backend for backend in ("reference", "flex") if backend in table]
+        self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
+        self._like = None if dtype is None else list(signature.flat).index(dtype)
+        self._registered = torch.library.custom_op(
+            name if "::" in name else f"diffusion_mp::{name}",
+            self._run,
+            mutates_args=(),
+            schema=signature.schema("str backend") if family else signature.schema(),
+        )
+        self._registered.register_fake(self._fake)
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
         """The result, by the backend that was named, or the environment names, or the first that does not decline.
@@ -160,155 +132,90 @@ class Operation(Generic[T]):
         Raises:
             BackendError: the named backend declines these arguments, or does not have the operation.
         """
-        # What has no reference is a part of another operation, such as its derivative, and does as it is told.
-        chosen = requested(self.family, backend) if self.family and "reference" in self.table else backend
-        flat = self._flatten(args)
-        out_dtype = None if self._result is None else flat[self._result].dtype
-        self._bring_to_one_dtype(flat, narrow=chosen != "reference")
-        if chosen in self._plain or self._only_plain:
-            out = self._run(chosen, flat)
-        else:
-            out = self._op(*flat, chosen) if self.family else self._op(*flat)
-        if out_dtype is not None:
-            out = (out[0].to(out_dtype), *out[1:]) if self._many else out.to(out_dtype)
-        return self._named(out) if self._many else out
+        if self.family is not None and self._free:
+            backend = requested(self.family, backend)
+        flat = self._signature.flatten(args)
+        dtype = None if self._like is None else flat[self._like].dtype
+        self._signature.to_one_dtype(flat, narrow=backend != "reference")
+        if self.family is not None:
+            flat.append(backend)
+        plain = backend in self._plain or len(self._plain) == len(self._table)
+        out: Any = self._run(*flat) if plain else self._registered(*flat)
+        if not self._signature.several:
+            return out if dtype is None else out.to(dtype)
+        out = out if dtype is None else (out[0].to(dtype), *out[1:])
+        result: T = self._signature.returned(*out)
+        return result
 
-    def _named(self, results: Sequence[Any]) -> Any:
-        return self._many(*results) if hasattr(self._many, "_fields") else tuple(results)
-
-    # ---------------------------------------------------------------- arguments
-
-    def _read_signature(self, hints: dict[str, Any]) -> None:
-        """Where every argument and result stands in the flat lists, and what it is."""
-        returned = hints.pop("return")
-        self._parameters: list[_Parameter] = []
-        kinds: dict[str, Any] = {}
-        for name, hint in hints.items():
-            first, fields = len(kinds), getattr(hint, "_fields", None)
-            parts = get_type_hints(hint, include_extras=True) if fields else {}
-            kinds |= {f"{name}.{field}": parts[field] for field in fields} if fields else {name: hint}
-            self._parameters.append(_Parameter(name, slice(first, len(kinds)), hint if fields else None))
-        self._flat = list(kinds)
-        self._wide = [place for place, kind in enumerate(kinds.values()) if kind in (Wide, Wide | None)]
-        self._narrow = [place for place, kind in enumerate(kinds.values()) if kind == Narrow]
-        self._tensor = next(place for place, kind in enumerate(kinds.values()) if SCHEMA.get(kind) == "Tensor")
-        self._many: Any = None if returned is Tensor else returned
-        fields = getattr(returned, "_fields", None) or [f"out_{place}" for place in range(len(get_args(returned)))]
-        self._results = ["out"] if self._many is None else list(fields)
-        self._all = [*self._flat, *self._results]
-        unknown = {name: kind for name, kind in kinds.items() if kind not in SCHEMA}
-        if unknown:
-            raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
-        self._schema = [SCHEMA[kind] for kind in kinds.values()] + ["Tensor"] * len(self._results)
-
-    def _places(self, name: str) -> slice:
-        """Where an argument or a result stands; nowhere if it is a gradient or the backend."""
-        places = {parameter.name: parameter.place for parameter in self._parameters}
-        places |= {result: slice(place, place + 1) for place, result in enumerate(self._results, len(self._flat))}
-        places.setdefault("out", slice(len(self._flat), None))
-        return places.get(name, slice(0))
-
-    def _flatten(self, args: Sequence[Any]) -> list[Any]:
-        flat: list[Any] = []
-        for parameter, arg in zip(self._parameters, args, strict=True):
-            if parameter.kind is None:
-                flat.append(arg)
-            else:
-                flat.extend(arg)
-        return flat
-
-    def _unflatten(self, flat: Sequence[Any]) -> list[Any]:
-        return [flat[p.place.start] if p.kind is None else p.kind(*flat[p.place]) for p in self._parameters]
-
-    def _bring_to_one_dtype(self, flat: list[Any], narrow: bool) -> None:
-        """In place; with ``narrow``, what kernels take in half precision stays in it."""
-        dtypes = [flat[place].dtype for place in self._narrow]
-        places = [place for place in self._wide if flat[place] is not None]
-        wide = reduce(torch.promote_types, [flat[place].dtype for place in places] + dtypes, torch.float32)
-        short = reduce(torch.promote_types, dtypes) if narrow and dtypes else wide
-        for place in places:
-            flat[place] = flat[place].to(wide)
-        for place in self._narrow:
-            flat[place] = flat[place].to(short)
-
-    # ---------------------------------------------------------------- what torch is told
-
-    def _register(self, name: str) -> Any:
-        arguments = [f"{kind} {name.replace('.', '_')}" for kind, name in zip(self._schema, self._flat, strict=False)]
-        results = f"({', '.join(['Tensor'] * len(self._results))})" if self._many else "Tensor"
-        backend = ["str backend"] if self.family else []
-        schema = f"({', '.join([*arguments, *backend])}) -> {results}"
-        number = len(self._flat)
-
-        def run(*flat: Any) -> Any:
-            return self._run(flat[number] if self.family else "auto", flat[:number])
-
-        def fake(*flat: Any) -> Any:
-            out = self._shapes(*self._unflatten(flat[:number]))
-            return tuple(out) if self._many else out  # type: ignore[arg-type]
-
-        registered = torch.library.custom_op(name, run, mutates_args=(), schema=schema)
-        registered.register_fake(fake)
-        return registered
-
-    def _run(self, backend: str, flat: Sequence[Any]) -> Any:
-        args = self._unflatten(flat)
+    def _run(self, *flat: Any) -> Any:
+        args = self._signature.unflatten(flat)
+        name, backend = ("the operation", "auto") if self.family is None else (self.family, flat[-1])
         with without_autocast(flat[self._tensor]):
-            out = choose(self.family or "the operation", backend, self.table, *args)(*args)
-        return tuple(out) if self._many else out
+            out = choose(name, backend, self._table, *args)(*args)
+        return tuple(out) if self._signature.several else out
 
-    # ---------------------------------------------------------------- derivatives
+    def _fake(self, *flat: Any) -> Any:
+        out: Any = self._shapes(*self._signature.unflatten(flat))
+        return tuple(out) if self._signature.several else out
 
     def derivatives(self, formulas: Mapping[str, Formula]) -> None:
         """Declare the derivatives; without them the operation has none.
 
         Args:
-            formulas: "q k" (arguments, or ``rows.a``, a field of one) → a function that returns their gradients, one or
-                a tuple. Its parameters say by name what it wants: arguments, ``out`` (or a field of several results),
-                ``grad`` (of several results ``grad_field``), ``backend``. Only what is asked for is kept, and a formula
-                runs where one of its gradients is wanted. Results whose gradient no formula asks for have none.
-                See also :func:`once_differentiable`.
+            formulas: "q k" (arguments; all fields of one, or ``rows.a``) → a function that returns their gradients,
+                one or a tuple. Its parameters say by name what it wants: arguments, ``out`` (or a field of several
+                results), ``grad`` (or ``grad_field``), ``backend``. Only what is asked for is kept, and a formula runs
+                where one of its gradients is wanted. Results whose gradient no formula asks for have none.
+                A formula may be an operation, whose arguments have such names. See also :func:`once_differentiable`.
         """
-        self._formulas = []
+        flat, results, self._formulas = list(self._signature.flat), self._signature.results, []
         for arguments, formula in formulas.items():
-            names = self._flat if arguments == "*" else arguments.split()
-            wanted = list(inspect.signature(formula).parameters)
-            self._formulas.append(_Derivative([self._flat.index(name) for name in names], formula, wanted))
-        asked = {name for derivative in self._formulas for name in derivative.names}
-        kept = sorted({place for name in asked for place in range(len(self._all))[self._places(name)]})
-        self._kept_tensors = [place for place in kept if self._schema[place].startswith("Tensor")]
-        self._kept_others = [place for place in kept if place not in self._kept_tensors]
-        grads = [f"grad_{result}" for result in self._results]
-        self._grads = grads if len(grads) > 1 else ["grad"]
-        unasked = [place for place, grad in enumerate(self._grads) if grad not in asked]
+            names = flat if arguments == "*" else arguments.split()
+            places = [flat.index(part) for name in names for part in self._signature.parts.get(name, [name])]
+            self._formulas.append((places, formula, _wanted(formula)))
+        asked = {name for *_, names in self._formulas for name in names}
+        kept = {part for name in asked for part in self._signature.parts.get(name, ())}
+        self._kept = [(place, part) for place, part in enumerate([*flat, *results]) if part in kept]
+        self._grads = [f"grad_{result}" for result in results] if self._signature.several else ["grad"]
+        unasked = [place for place, grad in enumerate(self._grads) if not asked & {grad, "grad"}]
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
-        self._op.register_autograd(self._backward, setup_context=self._keep)
+        self._registered.register_autograd(self._backward, setup_context=self._keep)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what the formulas ask for."""
-        results = output if self._many else (output,)
-        values = (*inputs[: len(self._flat)], *results)
-        ctx.backend = inputs[-1] if self.family else "auto"
-        ctx.save_for_backward(*(values[place] for place in self._kept_tensors))
-        ctx.others = [values[place] for place in self._kept_others]
+        """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""
+        results = output if self._signature.several else (output,)
+        values = (*inputs[: len(self._signature.flat)], *results)
+        tensors = {part: values[place] for place, part in self._kept if isinstance(values[place], Tensor)}
+        ctx.tensors = list(tensors)
+        ctx.save_for_backward(*tensors.values())
+        ctx.others = {part: values[place] for place, part in self._kept if part not in tensors}
+        ctx.others["backend"] = "auto" if self.family is None else inputs[-1]
         ctx.mark_non_differentiable(*(results[place] for place in self._without_grad))
 
     def _backward(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that are wanted, by the formulas."""
-        values = [None] * len(self._all)
-        for places, found in ((self._kept_tensors, ctx.saved_tensors), (self._kept_others, ctx.others)):
-            for place, value in zip(places, found, strict=True):
-                values[place] = value
-        named = dict(zip(self._all, values, strict=True))
-        named |= zip((p.name for p in self._parameters), self._unflatten(values), strict=True)
-        named |= zip(self._grads, grads, strict=True)
-        if self._many is not None:
-            named.setdefault("out", self._named(values[len(self._flat) :]))
-        named["backend"] = ctx.backend
+        values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+        values |= {"grad": self._signature.returned(*grads)} if self._signature.several else {}
+        values |= zip(self._grads, grads, strict=True)
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for places, formula, names in self._formulas:
-            if any(ctx.needs_input_grad[place] for place in places):
-                found = formula(*(named[name] for name in names))
-                for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
-                    out[place] = grad
+            if not any(ctx.needs_input_grad[place] for place in places):
+                continue
+            for name in names:
+                if name in self._signature.tuples:
+                    values[name] = self._signature.tuples[name](*(values[part] for part in self._signature.parts[name]))
+            found = _call(formula, [values[name] for name in names])
+            for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
+                out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
+
+
+def _wanted(formula: Formula) -> list[str]:
+    """What a formula asks for, by name."""
+    if isinstance(formula, Operation):
+        return [*formula._signature.arguments, "backend"]
+    return list(inspect.signature(formula).parameters)
+
+
+def _call(formula: Formula, values: list[Any]) -> Any:
+    return formula(*values[:-1], backend=values[-1]) if isinstance(formula, Operation) else formula(*values)

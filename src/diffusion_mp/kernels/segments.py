@@ -1,6 +1,6 @@
 """Ragged batches: graphs of equal size are stacked, so no padding row exists and none can enter a sum."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -76,37 +76,19 @@ def put(out: Tensor, rows: Rows, value: Tensor) -> None:
     scatter(out, rows, value.unflatten(0, (-1, out.size(1))))
 
 
-def row_tiles(
-    ptr: Tensor | None, num_nodes: int, heads: int, device: torch.device, entries: int
-) -> Iterator[tuple[Rows, Rows]]:
-    """Yield (rows, columns) that cover every pair of nodes of the same graph exactly once, ``entries`` at a time.
-
-    Every tile holds complete rows: all columns of their graph.
-    """
-    for size, starts in buckets(ptr, num_nodes):
-        graphs = max(1, entries // (size * size * heads))
-        height = size if size * size * heads <= entries else max(1, entries // (size * heads))
-        for some in starts.split(graphs):
-            cols = rows_of(some, size, device)
-            if isinstance(cols, Tensor):
-                yield cols, cols
-                continue
-            for first in range(cols.start, cols.stop, height):
-                yield slice(first, min(first + height, cols.stop)), cols
-
-
 def row_blocks(
-    ptr: Tensor | None, num_nodes: int, height: int, device: torch.device, least: int = 1
+    ptr: Tensor | None, num_nodes: int, height: int | Callable[[int], int], device: torch.device, least: int = 1
 ) -> Iterator[tuple[int, Rows, list[Rows]]]:
     """Yield (size, rows, blocks) until all graphs are covered: the rows of one graph, and the same ``height`` at a
     time; or those of several graphs of equal size in one block, where a graph counts as ``least`` rows at least.
+
+    ``height`` may be a function of the size of the graphs.
     """
-    height = max(1, height)
     for size, starts in buckets(ptr, num_nodes):
-        for some in starts.split(max(1, height // max(size, least))):
+        high = max(1, height if isinstance(height, int) else height(size))
+        for some in starts.split(max(1, high // max(size, least))):
             rows = rows_of(some, size, device)
             blocks: list[Rows] = [rows]
             if isinstance(rows, slice):
-                firsts = range(rows.start, rows.stop, height)
-                blocks = [slice(first, min(first + height, rows.stop)) for first in firsts]
+                blocks = [slice(first, min(first + high, rows.stop)) for first in range(rows.start, rows.stop, high)]
             yield size, rows, blocks

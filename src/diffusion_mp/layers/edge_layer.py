@@ -10,14 +10,7 @@ from torch_geometric.nn import BatchNorm
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_edge_rows,
-    check_flags,
-    check_probability,
-    check_state,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_probability, check_state
 from diffusion_mp.graph import Graph
 
 Norm = Literal["batch", "layer"] | None

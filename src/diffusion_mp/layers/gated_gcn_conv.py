@@ -34,13 +34,7 @@ class GatedGCNConv(EdgeLayer):
     references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        norm: Norm = "batch",
-        residual: bool = True,
-        dropout: float = 0.0,
-        eps: float = 1e-6,
+        self, channels: int, *, norm: Norm = "batch", residual: bool = True, dropout: float = 0.0, eps: float = 1e-6
     ) -> None:
         super().__init__(channels, dropout)
         check_positive(eps, "eps")

@@ -38,7 +38,7 @@ class LaplacianEncoder(nn.Module):
         super().__init__()
         check_counts(out_channels=out_channels)
         hidden = 2 * out_channels if hidden_channels is None else hidden_channels
-        check_counts(out_channels=out_channels, hidden_channels=hidden)
+        check_counts(hidden_channels=hidden)
         self.out_channels, self.hidden_channels = out_channels, hidden
         self.phi = nn.Sequential(nn.Linear(2, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
         self.rho = nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels))

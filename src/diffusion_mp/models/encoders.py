@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_state, describe
 
@@ -46,11 +46,6 @@ class FeatureEncoder(nn.Module):
         self.linear = nn.Linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew."""
-        reset(self.linear)
-        reset(self.tables)
-
     def forward(self, x: Tensor) -> Tensor:
         """The states [N, out_channels]."""
         if self.linear is not None:
@@ -58,10 +53,7 @@ class FeatureEncoder(nn.Module):
             return self.linear(x)
         columns = self._columns(x).unbind(1)
         check_device(x, self.name, self.tables[0].weight.device, f"the tables of {self.name}")  # type: ignore[arg-type]
-        total: Tensor = self.tables[0](columns[0])
-        for table, column in zip(self.tables[1:], columns[1:], strict=True):
-            total = total + table(column)
-        return total
+        return reduce(torch.add, (table(column) for table, column in zip(self.tables, columns, strict=True)))
 
     def _columns(self, x: Tensor) -> Tensor:
         """x as [N, F], its categories checked unless ``torch.compile`` is looking."""

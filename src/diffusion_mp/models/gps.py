@@ -77,7 +77,7 @@ class GPS(BlockStack):
         check_flags(local=local)
 
         def block() -> nn.Module:
-            own = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}
+            own: dict[str, Any] = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}
             further = copy.deepcopy(attention or {})  # a module among them belongs to one block
             passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout) if local else None
             global_ = SFiConv(hidden_channels, hidden_channels, heads, **own, **further)

@@ -74,8 +74,8 @@ HEADS: dict[str, type[Head]] = {"node": NodeHead, "graph": GraphHead, "link": Li
 
 
 def pooled(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"], pooling: Pooling) -> Float[Tensor, "B C"]:
-    """The mean of the tokens of every sequence, its first one (where a tokeniser puts its [CLS]), or its last one (which
-    has seen all others in a causal model), in at least float32; a sequence without a token counts as zero."""
+    """The mean of the tokens of every sequence, its first one, where a tokeniser puts its [CLS], or its last one, which
+    has seen all others in a causal model; in at least float32. A sequence without a token counts as zero."""
     if pooling == "first":
         mask = mask & (mask.cumsum(1) == 1)
     elif pooling == "last":

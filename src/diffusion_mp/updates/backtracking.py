@@ -70,11 +70,11 @@ class Backtracking(LaplacianUpdate):
 
     def step(
         self,
-        x: Float[Tensor, "N #H D"],
+        x: Float[Tensor, " N #H D"],
         coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
+        values: Float[Tensor, " N #H D"] | None = None,
+        source: Float[Tensor, " N #H D"] | None = None,
+    ) -> Float[Tensor, " N #H D"]:
         """Take the largest step tried that does not raise the energy."""
         values = self.validate(x, coupling, values, source)
         diagonal = self.diagonal(coupling)
@@ -123,9 +123,9 @@ class Backtracking(LaplacianUpdate):
 
     def _distance_outside(self, x: Tensor, coupling: Coupling) -> float | None:
         """A squared distance among those summed that the penalty is not meant for; None if there is none."""
-        if not isinstance(self.penalty, Penalty) or self.penalty.domain[1] == math.inf:
+        limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
+        if limit == math.inf:
             return None
-        limit = self.penalty.reach(x.dtype)
         if not isinstance(coupling, SparseCoupling):
             return find_distance_above(limit, x, coupling.ptr)
         distances = edge_distances(x, coupling)

@@ -1,117 +1,118 @@
-"""Registration of the attention with normalised rows: shape inference, autograd, and the second derivative."""
+"""Declarations: the bare product, attention with normalised rows, and its two halves."""
 
-from typing import Any, Optional
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.backends import Backends
-from diffusion_mp.kernels.derivatives import empty_like
-from diffusion_mp.kernels.dispatch import Backend, requested
-from diffusion_mp.kernels.linear_attention import blocked, reference
-from diffusion_mp.kernels.linear_attention.product import linear_product
-from diffusion_mp.kernels.precision import accumulating, promoted
-from diffusion_mp.kernels.unit import quotient, unit_vectors
+from diffusion_mp.kernels import gpu
+from diffusion_mp.kernels.dispatch import Backend
+from diffusion_mp.kernels.linear_attention import blocked, reference, segmented
+from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
+from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.precision import accumulating
 
-BACKENDS = Backends("linear_attention", blocked, "diffusion_mp.kernels.linear_attention.triton")
+FAMILY = "linear_attention"
+TRITON = "diffusion_mp.kernels.linear_attention.triton"
+
+# ---------------------------------------------------------------- the bare product
 
 
-@torch.library.custom_op("diffusion_mp::linear_attention", mutates_args=())
-def _linear_attention(
+@operation(
+    "linear_product",
+    family="linear_product",
+    reference=reference.linear_product,
+    cpu=segmented.linear_product,
+    dtype="v",
+)
+def _product(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
+    return empty_like(v)
+
+
+# It is trilinear, so its derivatives are itself with the arguments exchanged.
+_product.derivatives(
+    {
+        "q": lambda grad, k, v, ptr, backend: _product(grad, v, k, ptr, backend=backend),
+        "k": lambda grad, q, v, ptr, backend: _product(v, grad, q, ptr, backend=backend),
+        "v": lambda grad, q, k, ptr, backend: _product(k, q, grad, ptr, backend=backend),
+    }
+)
+
+
+def linear_product(
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
+    r"""out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(N F D) (Wu, Wipf & Yan 2025, Eq. 19).
+
+    Args:
+        q, k: feature maps of receivers and senders.
+        v: values.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
+        backend: who computes it; see :mod:`diffusion_mp.kernels.dispatch`.
+
+    Returns:
+        The result in the dtype of ``v``; half precision accumulates in float32. Differentiable any number of times.
+    """
+    return _product(q, k, v, ptr, backend=backend)
+
+
+# ---------------------------------------------------------------- attention
+
+
+class Gradients(NamedTuple):
+    """By q, k and v."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+@operation(
+    "linear_attention",
+    family=FAMILY,
+    reference=reference.attention,
+    cpu=blocked.forward,
+    triton=gpu.kernel(TRITON, "forward"),
+    dtype="v",
+)
+def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> Attended:
+    sums = _empty_sums(k, v)
+    return Attended(empty_like(v), sums.new_empty(v.shape[:2]), sums if terms.ptr is None else sums[:0])
+
+
+@operation("linear_attention_backward", family=FAMILY, cpu=blocked.backward, triton=gpu.kernel(TRITON, "backward"))
+def _attention_backward(grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms) -> Gradients:
+    return Gradients(*empty_like(q, k, v))
+
+
+def _second_derivatives(
+    grad_values: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045 (schema inference)
-    constant: float,
-    own: float,
-    unit: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, the denominators, and the sums over the nodes of a single graph, which the gradient needs again."""
-    out, den, sums = BACKENDS.run("forward", backend, q, k, v, ptr, constant, own, unit)
-    return out, den, sums
-
-
-@_linear_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Optional[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    den = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    features, channels = k.size(2), v.size(2)
-    size = features * channels + features + channels
-    return out, den, den.new_empty(v.size(1) if ptr is None else 0, size)
-
-
-@torch.library.custom_op("diffusion_mp::linear_attention_backward", mutates_args=())
-def _linear_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    sums: Tensor,
-    ptr: Optional[Tensor],  # noqa: UP045
-    constant: float,
-    own: float,
-    unit: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = BACKENDS.run("backward", backend, grad, q, k, v, out, den, sums, ptr, constant, own, unit)
-    return dq, dk, dv
-
-
-@_linear_attention_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = empty_like(q, k, v)
-    return dq, dk, dv
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, ptr, *ctx.options = inputs
-    out, den, sums = output
-    ctx.mark_non_differentiable(den, sums)
-    ctx.save_for_backward(q, k, v, out, den, sums, ptr)
-
-
-def _differentiate(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-    return (*_linear_attention_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None, None)
-
-
-_linear_attention.register_autograd(_differentiate, setup_context=_setup)
-
-
-def _composed(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool) -> Tensor:
-    """The same from operations that are differentiable any number of times."""
-    (q, k, v), dtype = accumulating(q, k, v)
-    if unit:
-        q, k = unit_vectors(q), unit_vectors(k)
-    one = torch.ones_like(v[:, :, :1])
-    # One more feature for the constant, and one more channel for the denominator.
-    q, k = torch.cat([q, constant * one], dim=2), torch.cat([k, one], dim=2)
-    size = linear_product(one, one, one, ptr)
-    total, den = ((own * size * x + linear_product(q, k, x, ptr)) for x in (v, one))
-    return quotient(total, den).to(dtype)
-
-
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    grad, q, k, v, _, _, _, ptr, *options, _ = inputs
-    ctx.options = options
-    ctx.save_for_backward(grad, q, k, v, ptr)
-
-
-def _differentiate_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    """Through the composed form, whose derivative is taken here: out and d are functions of q, k and v there."""
-    *inputs, ptr = ctx.saved_tensors
+    terms: Terms,
+    grad_dq: Tensor,
+    grad_dk: Tensor,
+    grad_dv: Tensor,
+) -> tuple[Tensor, ...]:
+    """Through the reference with the fast product, whose derivative is taken here: out and d are functions there."""
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.
-        grad, q, k, v = (t.view_as(t).requires_grad_() for t in inputs)
-        first = torch.autograd.grad(_composed(q, k, v, ptr, *ctx.options), (q, k, v), grad, create_graph=True)
-        by_grad, by_q, by_k, by_v = torch.autograd.grad(first, (grad, q, k, v), grads, create_graph=True)
-    return by_grad, by_q, by_k, by_v, *[None] * 8
+        inputs = [t.view_as(t).requires_grad_() for t in (grad_values, q, k, v)]
+        (q, k, v), dtype = accumulating(*inputs[1:])
+        out = reference.attention(q, k, v, terms, linear_product).values.to(dtype)
+        first = torch.autograd.grad(out, inputs[1:], inputs[0], create_graph=True)
+        return torch.autograd.grad(first, inputs, (grad_dq, grad_dk, grad_dv), create_graph=True)
 
 
-_linear_attention_backward.register_autograd(_differentiate_backward, setup_context=_setup_backward)
+_attention.derivatives({"q k v": _attention_backward})
+_attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
 def linear_attention(
@@ -139,12 +140,64 @@ def linear_attention(
         unit: divide every q_i and k_j by its norm; a zero vector stays zero, in the gradient too.
         backend: who computes it; see :mod:`diffusion_mp.kernels.dispatch`.
 
-    O(N F D) time and no memory beyond the result's, in the backward pass beyond the gradients'; differentiable any
-    number of times. Half precision accumulates in float32; the result has the dtype of ``v``.
+    Returns:
+        The result in the dtype of ``v``, in O(N F D) time and with no memory beyond the result's, in the backward pass
+        beyond the gradients'; half precision accumulates in float32. Differentiable any number of times.
     """
-    name = requested("linear_attention", backend)
-    if name == "reference":
-        (q, k, v), dtype = accumulating(q, k, v)
-        return reference.linear_attention(q, k, v, ptr, constant, own, unit).to(dtype)
-    (q, k, v), dtype = promoted(q, k, v)
-    return _linear_attention(q, k, v, ptr, constant, own, unit, name)[0].to(dtype)
+    return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
+
+
+# ---------------------------------------------------------------- its halves, for one graph
+
+
+@operation("linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool, triton=gpu.kernel(TRITON, "pool"))
+def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
+    """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1]: what all its rows read.
+
+    The sums of parts of a graph add up to those of the whole. In at least float32; once differentiable.
+    """
+    return _empty_sums(k, v)
+
+
+@operation(
+    "linear_read",
+    family=FAMILY,
+    reference=reference.read,
+    cpu=blocked.read,
+    triton=gpu.kernel(TRITON, "read"),
+    dtype="v",
+)
+def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> Attended:
+    """The rows of :func:`linear_attention` for some receivers, from the sums over all senders; once differentiable."""
+    return Attended(empty_like(v), sums.new_empty(v.shape[:2]), sums.new_empty(0, 1, v.size(2) + 1))
+
+
+@operation("linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward, triton=gpu.kernel(TRITON, "pool_backward"))
+def _pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    return empty_like(k, v)
+
+
+@operation("linear_read_backward", family=FAMILY, cpu=blocked.read_backward, triton=gpu.kernel(TRITON, "read_backward"))
+def _read_backward(
+    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dsums = empty_like(q, sums)
+    return dq, empty_like(v) if terms.own else v.new_empty(0), dsums
+
+
+def _row_gradients(
+    grad_values: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms, backend: str
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    dq, dv, dsums = _read_backward(grad_values, q, v, out, sums, terms, backend=backend)
+    return dq, dv if terms.own else None, dsums
+
+
+def _empty_sums(k: Tensor, v: Tensor) -> Tensor:
+    shape = (v.size(1), k.size(2) + 1, v.size(2) + 1)
+    return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
+
+
+linear_pool.derivatives({"k v": _pool_backward})
+linear_read.derivatives({"q v sums": _row_gradients})
+for _half in (_pool_backward, _read_backward):
+    _half.derivatives(once_differentiable("linear attention in two halves", instead="take it whole (linear_attention)"))

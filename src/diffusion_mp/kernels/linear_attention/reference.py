@@ -1,12 +1,43 @@
-"""The plain truth: every graph's score matrix, written out."""
+"""The operation in plain torch: the bare product pair by pair, and attention as a quotient of such products.
 
+With one more feature, q′_i = [q_i, c] and k′_j = [k_j, 1], a score c + q_i·k_j is an inner product; with one more
+channel, v′_j = [v_j, 1], the last of Σ_j (q′_i·k′_j) v′_j is the sum of the scores of row i.
+"""
+
+from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.unit import quotient, unit_vectors
+
+
+class Terms(NamedTuple):
+    """What a row sums: s_ij = c + q_i·k_j over the nodes j of i's graph, and own n beside s_ii."""
+
+    ptr: Tensor | None = None
+    """Row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph."""
+    constant: float = 0.0
+    """c."""
+    own: float = 0.0
+    """What a node weighs in its own row beyond s_ii, as a multiple of the number n of nodes of its graph."""
+    unit: bool = False
+    """Whether every q_i and k_j is divided by its norm."""
+
+
+class Attended(NamedTuple):
+    """What attention returns; all but the values is for the gradients of fast paths, and empty here."""
+
+    values: Tensor
+    """[N, H, D]."""
+    den: Tensor
+    """Denominators [N, H]."""
+    pooled: Tensor
+    """What ``pool`` returns, where it was taken of one whole graph; else no entry."""
 
 
 def linear_product(
@@ -18,24 +49,48 @@ def linear_product(
     return torch.cat(parts) if parts else torch.zeros_like(v)
 
 
-def linear_attention(
+def attention(
     q: Float[Tensor, "N H F"],
     k: Float[Tensor, "N H F"],
     v: Float[Tensor, "N H D"],
-    ptr: Tensor | None,
-    constant: float,
-    own: float,
-    unit: bool,
-) -> Float[Tensor, "N H D"]:
-    """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), s_ij = constant + q_i·k_j; O(n²) per graph."""
-    if unit:
-        q, k = unit_vectors(q), unit_vectors(k)
-    bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
-    parts = []
-    for a, b in pairwise(bounds):
-        scores = constant + torch.einsum("ihf,jhf->ihj", q[a:b], k[a:b])
-        # own n on the diagonal: a node is a sender of its own row once more.
-        scores = scores + own * (b - a) * torch.eye(b - a, dtype=q.dtype, device=q.device).unsqueeze(1)
-        weights = quotient(scores, scores.sum(2, keepdim=True))
-        parts.append(torch.einsum("ihj,jhd->ihd", weights, v[a:b]))
-    return torch.cat(parts) if parts else torch.zeros_like(v)
+    terms: Terms,
+    product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
+) -> Attended:
+    """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as the bare ``product`` is."""
+    one = torch.ones_like(v[:, :, :1])
+    size = product(one, one, one, terms.ptr)
+    return _normalized(product(_queries(q, terms), _keys(k, terms), _with_one(v), terms.ptr), v, terms.own * size)
+
+
+def pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> Float[Tensor, "H F_and_one D_and_one"]:
+    """Σ_j k′_j v′_jᵀ over the nodes of one graph: KᵀV, Σ_j k_j, Σ_j v_j and their number."""
+    return torch.einsum("jhf,jhd->hfd", _keys(k, terms), _with_one(v))
+
+
+def read(
+    q: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    sums: Float[Tensor, "H F_and_one D_and_one"],
+    terms: Terms,
+) -> Attended:
+    """The rows of attention from the sums over all senders."""
+    total = torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums)
+    return _normalized(total, v, terms.own * sums[0, -1, -1])
+
+
+def _queries(q: Tensor, terms: Terms) -> Tensor:
+    return pad(unit_vectors(q) if terms.unit else q, (0, 1), value=terms.constant)
+
+
+def _keys(k: Tensor, terms: Terms) -> Tensor:
+    return _with_one(unit_vectors(k) if terms.unit else k)
+
+
+def _with_one(x: Tensor) -> Tensor:
+    return pad(x, (0, 1), value=1.0)
+
+
+def _normalized(total: Tensor, v: Tensor, own: Tensor) -> Attended:
+    """The sums with a node's own values ``own`` times more, over the sums of the scores: the last channel."""
+    nothing = total.new_empty(0)
+    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own), nothing, nothing)

@@ -1,9 +1,9 @@
 """The GPU path: a sum over senders, and a pass over receivers, each reading its rows once.
 
-Per graph the state of senders x̃ (k, or k/‖k‖) and values y is M = Σ x̃ yᵀ [F×D], m = Σ w x̃ [F] and r = Σ y [D]; runs of
-rows are summed by one program each, and the sums of a graph by another: always in one order, without atomics.
-Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and h_i = −grad_i·out_i/d_i for the denominators
-d, the state of q and g (w = h) meets k, and the first state, computed anew, meets q.
+Per graph the state of n rows x̃ (k, or k/‖k‖) and y is [[M, m], [rᵀ, n]], [F + 1, D + 1], with M = Σ x̃ yᵀ, m = Σ w x̃ and
+r = Σ y; runs of rows are summed by one program each, and the sums of a graph by another: always in one order, without
+atomics. Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and h_i = −grad_i·out_i/d_i for the
+denominators d, the state of q and g (w = h) meets k, and the first state, computed anew in a batch, meets q.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
 from diffusion_mp.kernels.triton_rows import load, store
 
 # The smallest normal number: a vector whose entries are all below it counts as zero.
@@ -64,11 +65,12 @@ def _sum_rows(
         if weight is not None:
             xs *= tl.load(weight + row * H + head, mask=inside, other=0.0)[:, None]
         left += tl.sum(xs, axis=0)
-    out += (tile * H + head) * (F * D + F + D)
-    tl.store(out + f[:, None] * D + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
-    tl.store(out + F * D + F + d, right, mask=d < D)
+    out += (tile * H + head) * (F + 1) * (D + 1)
+    tl.store(out + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D))
+    tl.store(out + F * (D + 1) + d, right, mask=d < D)
     if part == 0:
-        tl.store(out + F * D + f, left, mask=f < F)
+        tl.store(out + f * (D + 1) + D, left, mask=f < F)
+        tl.store(out + F * (D + 1) + D, (last - tl.load(table + 5 * tile)).to(tl.float32))
 
 
 @triton.jit
@@ -98,11 +100,11 @@ def _meet(
     program = tl.program_id(0).to(tl.int64)
     part, head, tile = program % PARTS, program // PARTS % H, program // (PARTS * H)
     f, d = tl.arange(0, BLOCK_F), part * BLOCK_D + tl.arange(0, BLOCK_D)
-    size = (tl.load(table + 5 * tile + 3) - tl.load(table + 5 * tile + 2)).to(tl.float32)
-    state += (tl.load(table + 5 * tile + 4) * H + head) * (F * D + F + D)
-    outer = tl.load(state + f[:, None] * D + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
-    left = tl.load(state + F * D + f, mask=f < F, other=0.0)
-    right = constant * tl.load(state + F * D + F + d, mask=d < D, other=0.0)
+    state += (tl.load(table + 5 * tile + 4) * H + head) * (F + 1) * (D + 1)
+    outer = tl.load(state + f[:, None] * (D + 1) + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
+    left = tl.load(state + f * (D + 1) + D, mask=f < F, other=0.0)
+    right = constant * tl.load(state + F * (D + 1) + d, mask=d < D, other=0.0)
+    size = tl.load(state + F * (D + 1) + D)
     last = tl.load(table + 5 * tile + 1)
     for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
@@ -135,8 +137,8 @@ def _feature_gradient(
     program = tl.program_id(0).to(tl.int64)
     head, tile = program % H, program // H
     f = tl.arange(0, BLOCK_F)
-    state += (tl.load(table + 5 * tile + 4) * H + head) * (F * D + F + D)
-    left = tl.load(state + F * D + f, mask=f < F, other=0.0)
+    state += (tl.load(table + 5 * tile + 4) * H + head) * (F + 1) * (D + 1)
+    left = tl.load(state + f * (D + 1) + D, mask=f < F, other=0.0)
     last = tl.load(table + 5 * tile + 1)
     for start in range(tl.load(table + 5 * tile), last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
@@ -145,7 +147,8 @@ def _feature_gradient(
         for channel in range(0, D, BLOCK_D):
             d = channel + tl.arange(0, BLOCK_D)
             ys = load(y, row, inside, head, y_n, y_h, d, D, tl.float32)
-            outer = tl.load(state + f[:, None] * D + d[None, :], mask=(f[:, None] < F) & (d[None, :] < D), other=0.0)
+            inside_state = (f[:, None] < F) & (d[None, :] < D)
+            outer = tl.load(state + f[:, None] * (D + 1) + d[None, :], mask=inside_state, other=0.0)
             result = tl.dot(ys, tl.trans(outer), result, input_precision=PRECISION)
         if scale is not None:
             result *= tl.load(scale + row * H + head, mask=inside, other=0.0)[:, None]
@@ -181,19 +184,19 @@ def _row_terms(
 class _Launch:
     """The sizes of one operation: [N, H, F] and [N, H, D], how rows are dealt out, and what all kernels are told."""
 
-    def __init__(self, x: Tensor, y: Tensor, ptr: Tensor | None, unit: bool) -> None:
+    def __init__(self, x: Tensor, y: Tensor, terms: Terms) -> None:
         self.nodes, self.heads, self.features = x.shape
         self.channels = y.size(2)
         # Enough rows for a state to be small beside them, so that the states of all runs are small beside the inputs.
         least = max(256, 4 * padded(self.features), 4 * padded(self.channels))
         rows = max(least, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
-        self.tiles: Tiles = tiles(ptr, self.nodes, rows, x.device)
+        self.tiles: Tiles = tiles(terms.ptr, self.nodes, rows, x.device)
         wide = padded(self.features)
         block = min(64 if wide <= 64 else 32, padded(self.channels))
         self.parts = max(1, triton.cdiv(self.channels, block))  # denominators also where there is no channel
         self.sizes = (self.heads, self.features, self.channels)
         self.options: dict[str, Any] = {
-            "UNIT": unit,
+            "UNIT": terms.unit,
             "PRECISION": precision(x.dtype),
             "BLOCK_N": 64 if wide <= 64 else 32 if wide <= 128 else 16,
             "BLOCK_F": wide,
@@ -202,20 +205,20 @@ class _Launch:
             "num_stages": 2 if wide <= 128 else 1,
         }
 
-    def state(self, x: Tensor, y: Tensor, scale: Tensor | None, weight: Tensor | None) -> Tensor:
-        """M, m and r of every graph and head, one behind another, [B, H, F·D + F + D] in float32."""
-        size = self.features * self.channels + self.features + self.channels
-        runs = torch.empty(len(self.tiles), self.heads, size, dtype=torch.float32, device=x.device)
+    def state(self, x: Tensor, y: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The state of every graph and head, [B, H, F + 1, D + 1] in float32."""
+        shape = (self.heads, self.features + 1, self.channels + 1)
+        runs = torch.empty(len(self.tiles), *shape, dtype=torch.float32, device=x.device)
         _sum_rows[(len(self.tiles) * self.heads * self.parts,)](
             x, y, scale, weight, self.tiles.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             PARTS=self.parts, **self.options,
         )  # fmt: skip
         if len(self.tiles) == self.tiles.graphs:
             return runs
-        state = runs.new_empty(self.tiles.graphs, self.heads, size)
-        blocks = triton.cdiv(self.heads * size, 64)
+        state, size = runs.new_empty(self.tiles.graphs, *shape), runs[0].numel()
+        blocks = triton.cdiv(size, 64)
         _sum_runs[(self.tiles.graphs * blocks,)](
-            runs, self.tiles.offset, state, self.heads * size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4
+            runs, self.tiles.offset, state, size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4
         )
         return state
 
@@ -231,7 +234,7 @@ class _Launch:
         return out
 
     def feature_gradient(
-        self, x: Tensor, y: Tensor, scale: Tensor | None, weight: Tensor | None, state: Tensor
+        self, x: Tensor, y: Tensor, state: Tensor, scale: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         """M y + w m of every row, through the norm of x."""
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -242,44 +245,77 @@ class _Launch:
         return dx
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, constant: float, own: float, unit: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result [N, H, D] in the dtype of v, the denominators [N, H], and the sums of a single graph, in float32."""
+def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
+    """The result in the dtype of v, and in float32 the denominators, and the state of a single graph."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        launch = _Launch(k, v, ptr, unit)
+        launch = _Launch(k, v, terms)
+        state = launch.state(k, v)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
-        state = launch.state(k, v, None, None)
-        out = launch.meet(q, v, None, state, den, constant, own)
-        return out, den, state.squeeze(0) if ptr is None else state.new_empty(0, state.size(2))
+        out = launch.meet(q, v, None, state, den, terms.constant, terms.own)
+        return Attended(out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]))
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    sums: Tensor,
-    ptr: Tensor | None,
-    constant: float,
-    own: float,
-    unit: bool,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
-    out, den = out.contiguous(), den.contiguous()
     with torch.cuda.device_of(q):
-        scale, weight = torch.empty_like(den), torch.empty_like(den)
-        _row_terms[(triton.cdiv(den.numel(), 32),)](
-            grad, out, den, scale, weight, den.numel(), *grad.stride()[:2], *v.shape[1:],
-            BLOCK_N=32, BLOCK_D=padded(v.size(2)), num_warps=4,
-        )  # fmt: skip
-        launch = _Launch(k, v, ptr, unit)
-        state = sums if ptr is None else launch.state(k, v, None, None)
-        dq = launch.feature_gradient(q, grad, scale, weight, state)
-        state = launch.state(q, grad, scale, weight)
-        dk = launch.feature_gradient(k, v, None, None, state)
-        return dq, dk, launch.meet(k, grad, scale, state, None, constant, own)
+        factors = _row_factors(grad, out)
+        launch = _Launch(k, v, terms)
+        dq = launch.feature_gradient(q, grad, out.pooled if terms.ptr is None else launch.state(k, v), *factors)
+        state = launch.state(q, grad, *factors)
+        dk = launch.feature_gradient(k, v, state)
+        return dq, dk, launch.meet(k, grad, factors[0], state, None, terms.constant, terms.own)
+
+
+def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
+    """The state of k and v in one graph, [H, F + 1, D + 1]."""
+    k, v = row_contiguous(k), row_contiguous(v)
+    with torch.cuda.device_of(k):
+        return _Launch(k, v, terms).state(k, v).squeeze(0)
+
+
+def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    """Gradients of k and v."""
+    k, v, grad = row_contiguous(k), row_contiguous(v), grad.contiguous()
+    with torch.cuda.device_of(k):
+        launch = _Launch(k, v, terms)
+        return launch.feature_gradient(k, v, grad), launch.meet(k, v, None, grad, None, 1.0, 0.0)
+
+
+def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
+    """The rows from such a state, which may be that of more nodes."""
+    q, v = row_contiguous(q), row_contiguous(v)
+    with torch.cuda.device_of(q):
+        den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
+        out = _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own)
+        return Attended(out, den, sums.new_empty(0, 1, v.size(2) + 1))
+
+
+def read_backward(
+    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
+    grad, q = row_contiguous(grad), row_contiguous(q)
+    with torch.cuda.device_of(q):
+        scale, weight = _row_factors(grad, out)
+        launch = _Launch(q, grad, terms)
+        dq = launch.feature_gradient(q, grad, sums.contiguous(), scale, weight)
+        dsums = launch.state(q, grad, scale, weight).squeeze(0)
+        dsums[:, -1] *= terms.constant
+        dsums[:, -1, -1] = 0.0
+        own = terms.own * sums[0, -1, -1] * scale.unsqueeze(2)
+        return dq, (own * grad).to(v.dtype) if terms.own else v.new_empty(0), dsums
+
+
+def _row_factors(grad: Tensor, out: Attended) -> tuple[Tensor, Tensor]:
+    """1/d_i and h_i of every row and head."""
+    values, den = out.values.contiguous(), out.den.contiguous()
+    scale, weight = torch.empty_like(den), torch.empty_like(den)
+    _row_terms[(triton.cdiv(den.numel(), 32),)](
+        grad, values, den, scale, weight, den.numel(), *grad.stride()[:2], *grad.shape[1:],
+        BLOCK_N=32, BLOCK_D=padded(grad.size(2)), num_warps=4,
+    )  # fmt: skip
+    return scale, weight

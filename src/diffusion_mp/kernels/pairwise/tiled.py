@@ -13,7 +13,7 @@ from torch import Tensor
 from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, buckets, put, rows_of, stack
+from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
 
 # Entries of one tile over all heads: 2 MiB in float32, so that two or three of them stay in cache.
 TILE = 1 << 19
@@ -24,15 +24,11 @@ ON_GPU = 64
 def _tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, list[Rows]]]:
     """Yield rows, and the blocks of columns of their graph, until every pair of nodes of a graph was met once."""
     entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
-    side = max(1, math.isqrt(entries))
-    for size, starts in buckets(ptr, like.size(0)):
-        for some in starts.split(max(1, entries // (size * size))):
-            rows = rows_of(some, size, like.device)
-            blocks: list[Rows] = [rows]
-            if isinstance(rows, slice):
-                blocks = [slice(first, min(first + side, rows.stop)) for first in range(rows.start, rows.stop, side)]
-            for block in blocks:
-                yield block, blocks
+    # Tiles of large graphs are square; those of small ones hold as many whole graphs as there is room for.
+    height = lambda size: max(math.isqrt(entries), entries // size)  # noqa: E731
+    for _, _, blocks in row_blocks(ptr, like.size(0), height, like.device):
+        for block in blocks:
+            yield block, blocks
 
 
 def _tile(left: Tensor, right: Tensor) -> tuple[int, int, int]:

@@ -1,8 +1,7 @@
 """Sparse flow: every row of attention is the solution of a small convex problem, exactly (SFi-Former)."""
 
 from diffusion_mp.kernels.sparse_flow.op import sparse_flow_potentials, sparse_flow_product
-from diffusion_mp.kernels.sparse_flow.proximal import proximal
-from diffusion_mp.kernels.sparse_flow.reference import entries, log_entries, solve_rows, solve_rows_by_newton
+from diffusion_mp.kernels.sparse_flow.reference import entries, log_entries, solve_rows
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 from diffusion_mp.kernels.sparse_flow.segments import EdgeFlow, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.tiled import support
@@ -14,9 +13,7 @@ __all__ = [
     "RowTerms",
     "entries",
     "log_entries",
-    "proximal",
     "solve_rows",
-    "solve_rows_by_newton",
     "sparse_flow_edges",
     "sparse_flow_potentials",
     "sparse_flow_product",

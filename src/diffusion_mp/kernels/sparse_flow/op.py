@@ -7,7 +7,7 @@ from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, Solution
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 
 TRITON = "diffusion_mp.kernels.sparse_flow.triton"
 # The gradient's program holds tiles of all three kinds of features: wider ones do not fit into shared memory.
@@ -21,8 +21,8 @@ WIDEST = 128
     cpu=tiled.potentials,
     triton=gpu.kernel(TRITON, "potentials", WIDEST),
 )
-def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> Solution:
-    return Solution(*empty_like(*7 * [lam]))
+def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
+    return RowPotentials(*empty_like(*7 * [lam]))
 
 
 @operation(
@@ -34,11 +34,11 @@ def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -
 def _potentials_backward(
     grad_a: Tensor,
     grad_w: Tensor,
-    grad_mu: Tensor,
+    grad_log_mu: Tensor,
     features: Features,
     lam: Tensor,
     leak: Tensor,
-    solution: Solution,
+    out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return empty_like(*features, lam, leak)
@@ -70,20 +70,8 @@ def _product_backward(
 
 FEATURES = "features.q features.k features.friction_q features.friction_k"
 
-_potentials.derivatives(
-    {
-        f"{FEATURES} lam leak": lambda grad_a, grad_w, grad_log_mu, features, lam, leak, out, ptr, backend: (
-            _potentials_backward(grad_a, grad_w, grad_log_mu, features, lam, leak, out, ptr, backend=backend)
-        )
-    }
-)
-_product.derivatives(
-    {
-        f"{FEATURES} v terms.lam terms.a terms.w": lambda grad, features, v, terms, ptr, transpose, backend: (
-            _product_backward(grad, features, v, terms, ptr, transpose, backend=backend)
-        )
-    }
-)
+_potentials.derivatives({f"{FEATURES} lam leak": _potentials_backward})
+_product.derivatives({f"{FEATURES} v terms.lam terms.a terms.w": _product_backward})
 for backward in (_potentials_backward, _product_backward):
     backward.derivatives(
         once_differentiable(
@@ -119,8 +107,7 @@ def sparse_flow_potentials(
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
     """
     features = Features(q, k, friction_q, friction_k)
-    solved = _potentials(features, lam, leak, ptr, backend=backend)
-    return RowPotentials(solved.a, solved.w, solved.log_mu, solved.work.detach(), solved.support.detach())
+    return _potentials(features, lam, leak, ptr, backend=backend)
 
 
 def sparse_flow_product(

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.kernels.sparse_flow import newton
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowTerms, Solution
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 
 
 def scaled_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, ...]:
@@ -34,7 +33,7 @@ def scaled_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tenso
     return weight, shifted, (inverse * (-top).exp()).expand(shape), 1 - inverse * lowest, lowest, top, inverse
 
 
-def _on_support(active: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def on_support(active: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Flow and potential, given who flows: a linear equation, and so differentiable any number of times."""
     weight, shifted, leak, total, lowest, top, inverse = rows
     weight, shifted = weight.masked_fill(~active, 0.0), shifted.masked_fill(~active, 0.0)
@@ -65,17 +64,7 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
         # The entry is active where the left side, evaluated at its threshold, is still below the right.
         before = t * (p.cumsum(-1) + leak) - (p * t).cumsum(-1) < total
         active = torch.zeros_like(before).scatter(-1, order, before & (p > 0))
-    return _on_support(active, rows)
-
-
-def solve_rows_by_newton(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The same as :func:`solve_rows` by Newton's method."""
-    rows = scaled_rows(log_conductance, threshold, alpha)
-    with torch.no_grad():
-        weight, shifted, leak, total, *_ = rows
-        root, _ = newton.newton(weight, shifted, leak, total)
-        active = (shifted < root) & (weight > 0)
-    return _on_support(active, rows)
+    return on_support(active, rows)
 
 
 def entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tensor:
@@ -96,8 +85,8 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
     return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
 
 
-def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> Solution:
-    """Every row solved by sorting; without the slope A, which the derivative of kernels needs."""
+def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
+    """Every row solved by sorting."""
     q, k, fq, fk = features
     parts = []
     for rows in slices(ptr, q.size(0)):
@@ -106,10 +95,11 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
         theta = lam[rows].t().unsqueeze(2) * u.softmax(2)
         flow, mu = solve_rows(s + resistance.unsqueeze(2), theta, 1 / leak[rows].t().unsqueeze(2))
         log_mu = mu.log()
-        work, support = (theta * flow).sum(2), (flow > 0).sum(2).to(flow)
-        none = torch.zeros_like(work)
-        parts.append(torch.stack([resistance + log_mu, friction + log_mu, log_mu, resistance, none, work, support]))
-    return Solution(*torch.cat(parts, dim=2).transpose(1, 2))
+        conductance = (s + resistance.unsqueeze(2)).masked_fill(flow == 0, -math.inf).exp()
+        slope = mu * (conductance.sum(2) + leak[rows].t())
+        known = (resistance, slope, (theta * flow).sum(2), (flow > 0).sum(2).to(flow))
+        parts.append(torch.stack([resistance + log_mu, friction + log_mu, log_mu, *(x.detach() for x in known)]))
+    return RowPotentials(*torch.cat(parts, dim=2).transpose(1, 2))
 
 
 def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:

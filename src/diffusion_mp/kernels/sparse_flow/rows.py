@@ -24,32 +24,21 @@ class RowTerms(NamedTuple):
     w: Wide
 
 
-class Solution(NamedTuple):
-    """The solved problem of every row, [N, H] (or [..., 1] beside the entries of a tile)."""
-
-    a: Tensor
-    w: Tensor
-    log_mu: Tensor
-    """log μ, the potential."""
-    resistance: Tensor
-    """M = log Σ_j e^{−s_ij}."""
-    slope: Tensor
-    """A = μ(Σ_J c + 1/α) over the entries J that flow."""
-    work: Tensor
-    """Σ_j θ_ij z_ij, the work of the frictions."""
-    support: Tensor
-    """The size of J."""
-
-
 class RowPotentials(NamedTuple):
-    """What is to be known about every row, [N, H].
+    """The solved problem of every row, [N, H]; ``a`` and ``w`` give its entries, see :class:`RowTerms`.
 
-    ``a`` and ``w`` give every entry, z_ij = e^{s_ij + a_i} max(1 − λ_i e^{u_ij − w_i}, 0). Beside them log μ and,
-    without gradients, the friction's work Σ_j θ_ij z_ij and the number of entries that are not zero.
+    What comes after ``log_mu`` has no gradient.
     """
 
     a: Tensor
     w: Tensor
     log_mu: Tensor
+    """log μ, of the potential."""
+    resistance: Tensor
+    """M = log Σ_j e^{−s_ij}."""
+    slope: Tensor
+    """A = μ(Σ_J c + 1/α) over the entries J that flow, c their conductances."""
     work: Tensor
+    """Σ_j θ_ij z_ij, the work of the frictions."""
     support: Tensor
+    """The size of J."""

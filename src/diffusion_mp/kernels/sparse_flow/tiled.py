@@ -17,9 +17,9 @@ from torch import Tensor
 
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, gather, row_tiles, scatter
+from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 from diffusion_mp.kernels.sparse_flow.newton import newton
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowTerms, Solution
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 
 # Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
@@ -29,8 +29,10 @@ ON_GPU = 64
 
 def tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, Rows]]:
     """(rows, columns) over the graphs of features ``like`` [N, H, F]: every row once, with all columns of its graph."""
-    entries = TILE if like.device.type == "cpu" else TILE * ON_GPU
-    return row_tiles(ptr, like.size(0), like.size(1), like.device, entries)
+    entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
+    for _, cols, blocks in row_blocks(ptr, like.size(0), lambda size: entries // size, like.device):
+        for rows in blocks:
+            yield rows, cols
 
 
 def _inner(a: Tensor, b: Tensor, rows: Rows, cols: Rows) -> Tensor:
@@ -52,13 +54,13 @@ def _together(features: Features, terms: RowTerms, *others: Tensor) -> Any:
     return Features(*wide[:4]), RowTerms(*wide[4:7]), *wide[7:]
 
 
-def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> Solution:
+def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """The solved rows; ``leak`` is 1/α.
 
     Rows are normalised last: given w as it is rounded, a makes the row sum 1 − μ/α to the last bit.
     """
     (q, k, fq, fk, lam, leak), _ = accumulating(*features, lam, leak)
-    out = Solution(*empty_like(*7 * [lam]))
+    out = RowPotentials(*empty_like(*7 * [lam]))
     for rows, cols in tiles(ptr, q):
         s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
         solution = solve(s, u, _scalar(lam, rows), _scalar(leak, rows))
@@ -67,7 +69,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
     return out
 
 
-def solve(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> Solution:
+def solve(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> RowPotentials:
     """Complete rows of scores [..., n] with λ and 1/α [..., 1]; three tiles of memory are written again and again."""
     info, limit = torch.finfo(s.dtype), exp_limit(s.dtype)
     log_lam = lam.log()
@@ -107,7 +109,7 @@ def solve(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> Solution:
     lost = log_mu.exp() * leak  # μ/α
     kept = (1 - lost).clamp_min(info.tiny)
     norm = torch.where(flow > 0, kept / flow, 0.0)
-    return Solution(
+    return RowPotentials(
         a=torch.where(flow > 0, norm.log() - top, resistance + log_mu),
         w=w,
         log_mu=log_mu,
@@ -189,7 +191,7 @@ def _add_score_gradients(
 
 
 def pulls(
-    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, leak: Tensor, solution: Solution
+    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, leak: Tensor, solution: RowPotentials
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """By how much log μ of a row is wanted to move, what then belongs to r and to f, and the gradient of 1/α; [N, H].
 
@@ -205,7 +207,7 @@ def pulls(
 
 def potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, features: Features, lam: Tensor, leak: Tensor,
-    solution: Solution, ptr: Tensor | None,
+    solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w and log μ.
 

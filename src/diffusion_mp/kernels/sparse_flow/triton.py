@@ -20,7 +20,7 @@ from diffusion_mp.kernels.gpu import contiguous, interpreted, padded, precision,
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.sparse_flow import newton, tiled
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowTerms, Solution
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
@@ -264,10 +264,10 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
     return table, (table.size(0) * q.size(1),), options
 
 
-def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> Solution:
+def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """The solved rows, [N, H] in float32: see ``tiled.potentials``."""
     q, k, fq, fk, lam, leak = contiguous(*features, lam, leak)
-    out = Solution(*empty_like(*7 * [lam]))
+    out = RowPotentials(*empty_like(*7 * [lam]))
     with torch.cuda.device_of(q):
         table, grid, options = _plan(q, fq, 0, ptr)
         _potentials[grid](q, k, fq, fk, lam, leak, table, *out, q.size(1), q.size(2), fq.size(2), **options)
@@ -323,7 +323,7 @@ def product_backward(
 
 def potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, features: Features, lam: Tensor, leak: Tensor,
-    solution: Solution, ptr: Tensor | None,
+    solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, the friction's q and k, λ and 1/α: see ``tiled.potentials_backward``."""
     moved, by_resistance, by_friction, dleak = tiled.pulls(grad_a, grad_w, grad_mu, leak, solution)
