@@ -7,12 +7,12 @@
         cpu=compressed.spmm,          # the fast paths, which torch does not look into
         dtype="v",                    # the argument whose dtype the result gets
     )
-    def _spmm(pattern: Pattern, weight: Wide, v: Wide) -> Tensor:
+    def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
         return empty_like(v)          # run on fake tensors: only the shape of the result matters
 
     _spmm.derivatives({
-        "weight": lambda grad, pattern, v, backend: _sddmm(pattern, grad, v, backend=backend),
-        "v": lambda grad, pattern, weight, backend: _spmm(pattern.T, weight, grad, backend=backend),
+        "weight": lambda grad, entries, v, backend: _sddmm(entries, grad, v, backend=backend),
+        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
     })
 
 The annotations of the function are the schema, and say what happens to tensors first (:data:`Wide`, :data:`Narrow`).
@@ -49,7 +49,7 @@ def operation(
     flex: Implementation | None = None,
     dtype: str | None = None,
 ) -> Callable[[Callable[..., T]], Operation[T]]:
-    """Declare an operation; decorates a function that makes results of the right shape from (fake) arguments.
+    """Declare an operation; decorates a function that makes empty results of the right shapes from its arguments.
 
     The function's annotations are the schema. A ``NamedTuple`` of what the schema knows (see ``signature.py``) is one
     argument. Several results are a tuple, best a ``NamedTuple``: then derivatives can ask for them by name.
@@ -64,7 +64,9 @@ def operation(
         flex: another that torch differentiates itself, taken by name only.
         dtype: the argument to whose dtype the result, or the first of several, is brought in the end.
 
-    Every implementation takes the arguments in the order of the function.
+    Returns:
+        A decorator that makes an :class:`Operation` of the function. Every implementation takes its arguments in the
+        order of that function.
     """
     rows = {
         "triton": triton,
@@ -113,7 +115,7 @@ class Operation(Generic[T]):
         self.family, self._table, self._shapes = family, table, shapes
         self._signature = signature = Signature(shapes)
         # What has no reference is a part of another operation, such as its derivative, and does as it is told.
-        self._free = family is not None and "reference" in table
+        self._asks_environment = family is not None and "reference" in table
         # Plain torch runs outside of the registered operation, where torch sees it.
         self._plain = [backend for backend in ("reference", "flex") if backend in table]
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
@@ -132,7 +134,7 @@ class Operation(Generic[T]):
         Raises:
             BackendError: the named backend declines these arguments, or does not have the operation.
         """
-        if self.family is not None and self._free:
+        if self.family is not None and self._asks_environment:
             backend = requested(self.family, backend)
         flat = self._signature.flatten(args)
         dtype = None if self._like is None else flat[self._like].dtype
@@ -148,6 +150,7 @@ class Operation(Generic[T]):
         return result
 
     def _run(self, *flat: Any) -> Any:
+        """The implementation that was chosen, on flat arguments: in the registered operation, or plain."""
         args = self._signature.unflatten(flat)
         name, backend = ("the operation", "auto") if self.family is None else (self.family, flat[-1])
         with without_autocast(flat[self._tensor]):
@@ -155,6 +158,7 @@ class Operation(Generic[T]):
         return tuple(out) if self._signature.several else out
 
     def _fake(self, *flat: Any) -> Any:
+        """Results without values, when torch traces."""
         out: Any = self._shapes(*self._signature.unflatten(flat))
         return tuple(out) if self._signature.several else out
 
@@ -195,8 +199,9 @@ class Operation(Generic[T]):
     def _backward(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that are wanted, by the formulas."""
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
-        values |= {"grad": self._signature.returned(*grads)} if self._signature.several else {}
         values |= zip(self._grads, grads, strict=True)
+        if self._signature.several:
+            values.setdefault("grad", self._signature.returned(*grads))
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for places, formula, names in self._formulas:
             if not any(ctx.needs_input_grad[place] for place in places):

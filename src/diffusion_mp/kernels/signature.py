@@ -55,7 +55,10 @@ class Signature:
         if self.several:
             self.results = [*getattr(returned, "_fields", [f"out_{place}" for place in range(len(get_args(returned)))])]
         self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else _plain_tuple
-        self.parts |= {name: [name] for name in self.results}
+        shared = set(self.flat) & set(self.results)
+        if shared:
+            raise TypeError(f"arguments and results of an operation have names of their own; got {shared} twice.")
+        self.parts |= {name: [name] for name in self.results if name not in self.parts}
         if "out" not in self.parts:
             self.parts["out"], self.tuples["out"] = self.results, self.returned
         self._wide = [place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)]

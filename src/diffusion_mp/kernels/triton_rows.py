@@ -5,10 +5,24 @@ A grid has one program for every run of rows (``gpu.tiles``) and head.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
+import torch
 import triton
 import triton.language as tl
+
+from diffusion_mp.kernels.gpu import interpreted, precision
+
+
+def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
+    """The bytes of a number in a tile that is multiplied, and what kernels are told about such tiles.
+
+    Weights and flows are rounded to bfloat16 beside bfloat16 values. Float16 has not the range for them, and the
+    interpreter cannot multiply bfloat16.
+    """
+    short = dtype == torch.bfloat16 and not interpreted()
+    options = {"PRECISION": precision(dtype), "OPERAND": tl.bfloat16 if short else tl.float32}
+    return 2 if short else 4, options
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.gpu import padded, tiles
 from diffusion_mp.kernels.neumann.neighbours import Stencil
+from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
 # Rows of one run.
 ROWS = 64
@@ -22,8 +23,7 @@ ROWS = 64
 @triton.jit
 @no_type_check
 def _read(v, row, mask, channel, channels):
-    mask = mask[:, None] & (channel[None, :] < channels)
-    return tl.load(v + row[:, None] * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    return load(v, row, mask, 0, channels, 0, channel, channels, tl.float32)
 
 
 @triton.jit
@@ -89,13 +89,9 @@ def _product(
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Σ_k α_k A_{h_k} v of one run of rows and BLOCK_C channels of all heads."""
-    program = tl.program_id(0).to(tl.int64)
-    tile, channel = program // PARTS, program % PARTS * BLOCK_C + tl.arange(0, BLOCK_C)
-    first, last = tl.load(table + 5 * tile), tl.load(table + 5 * tile + 1)
-    begin, end = tl.load(table + 5 * tile + 2), tl.load(table + 5 * tile + 3)
+    part, row, inside, begin, end = own_rows(table, PARTS, ROWS)
+    channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([ROWS, BLOCK_C], tl.float32)
-    row = first + tl.arange(0, ROWS)
-    inside = row < last
     for k in tl.static_range(len(STRIDES)):
         weight = tl.load(alpha + k * H + channel // D, mask=channel < channels, other=0.0).to(tl.float32)
         if TURNED:
@@ -103,8 +99,7 @@ def _product(
         else:
             pair = _neighbours(v, row, inside, begin, end, STRIDES[k], channel, channels, BOUNDARY)
         total += weight[None, :] * pair
-    mask = inside[:, None] & (channel[None, :] < channels)
-    tl.store(out + row[:, None] * channels + channel[None, :], total, mask=mask)
+    store(out, row, inside, 0, 1, channel, channels, total)
 
 
 @triton.jit
@@ -115,12 +110,9 @@ def _inner(
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Σ_i g_i (A_{h_k} v)_i of one run of rows, for every stride and channel."""
-    program = tl.program_id(0).to(tl.int64)
-    tile, channel = program // PARTS, program % PARTS * BLOCK_C + tl.arange(0, BLOCK_C)
-    first, last = tl.load(table + 5 * tile), tl.load(table + 5 * tile + 1)
-    begin, end = tl.load(table + 5 * tile + 2), tl.load(table + 5 * tile + 3)
-    row = first + tl.arange(0, ROWS)
-    inside = row < last
+    part, row, inside, begin, end = own_rows(table, PARTS, ROWS)
+    channel = part * BLOCK_C + tl.arange(0, BLOCK_C)
+    tile = tl.program_id(0).to(tl.int64) // PARTS
     left = _read(g, row, inside, channel, channels)
     for k in tl.static_range(len(STRIDES)):
         right = _neighbours(v, row, inside, begin, end, STRIDES[k], channel, channels, BOUNDARY)

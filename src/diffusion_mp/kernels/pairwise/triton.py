@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import contiguous, interpreted, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import contiguous, padded, row_contiguous, tiles
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
 from diffusion_mp.kernels.precision import exp_limit
-from diffusion_mp.kernels.triton_rows import load, own_rows, store
+from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 
@@ -142,15 +142,11 @@ def _gradient(
 def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, tuple[int], dict[str, Any]]:
     """Runs of rows, the number of programs, and what all kernels are told."""
     features, channels = padded(q.size(2)), padded(v.size(2))
-    # Weights are rounded to bfloat16 beside bfloat16 values. Float16 has not the range for them, and the interpreter
-    # cannot multiply bfloat16.
-    short = q.dtype == torch.bfloat16 and not interpreted()
-    wide = max(features, channels) * (2 if short else 4)  # bytes of a row; tiles of rows have to fit into shared memory
+    size, options = operands(q.dtype)
+    wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
-    options = {
+    options |= {
         "SIGMOID": score == "sigmoid",
-        "PRECISION": precision(q.dtype),
-        "OPERAND": tl.bfloat16 if short else tl.float32,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
         "BLOCK_F": features,

@@ -68,10 +68,8 @@ def _product_backward(
     return empty_like(*features, v, *terms)
 
 
-FEATURES = "features.q features.k features.friction_q features.friction_k"
-
-_potentials.derivatives({f"{FEATURES} lam leak": _potentials_backward})
-_product.derivatives({f"{FEATURES} v terms.lam terms.a terms.w": _product_backward})
+_potentials.derivatives({"features lam leak": _potentials_backward})
+_product.derivatives({"features v terms": _product_backward})
 for backward in (_potentials_backward, _product_backward):
     backward.derivatives(
         once_differentiable(

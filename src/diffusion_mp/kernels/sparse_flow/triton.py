@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import contiguous, interpreted, padded, precision, tiles
+from diffusion_mp.kernels.gpu import contiguous, padded, tiles
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.sparse_flow import newton, tiled
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
-from diffusion_mp.kernels.triton_rows import load, own_rows, store
+from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
@@ -244,15 +244,11 @@ def _gradient(
 
 def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Tensor, tuple[int], dict[str, Any]]:
     """Runs of rows, the number of programs, and what all kernels are told."""
-    # As in pairwise/triton.py: flows are rounded to bfloat16 beside bfloat16 values.
-    short = q.dtype == torch.bfloat16 and not interpreted()
+    size, options = operands(q.dtype)
     blocks = [padded(width) for width in (q.size(2), fq.size(2), channels)]
-    # Bytes of a row; tiles of all three kinds have to fit into shared memory.
-    wide = max(blocks) * (2 if short else 4)
+    wide = max(blocks) * size  # bytes of a row; tiles of all three kinds have to fit into shared memory
     side = 64 if wide <= 128 else 32 if wide <= 256 else 16
-    options = {
-        "PRECISION": precision(q.dtype),
-        "OPERAND": tl.bfloat16 if short else tl.float32,
+    options |= {
         "BLOCK_M": side,
         "BLOCK_N": side,
         "BLOCK_F": blocks[0],

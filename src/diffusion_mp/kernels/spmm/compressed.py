@@ -48,6 +48,9 @@ def _let_torch_warn() -> None:
 
 def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     """a_row·b_col per entry and head, without the [E, H, D] of all messages at once."""
+    out = a.new_empty(entries.row.numel(), a.size(1))
     chunk = max(1, CHUNK // max(1, a.size(1) * a.size(2)))
-    parts = zip(entries.row.split(chunk), entries.col.split(chunk), strict=True)
-    return torch.cat([(a[row] * b[col]).sum(2) for row, col in parts])
+    for first in range(0, out.size(0), chunk):
+        part = slice(first, first + chunk)
+        out[part] = a[entries.row[part]].mul_(b[entries.col[part]]).sum(2)
+    return out
