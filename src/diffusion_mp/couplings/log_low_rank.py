@@ -124,9 +124,10 @@ class LogLowRankCoupling(PooledCoupling):
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
-        return ones.squeeze(2) if self.row_stochastic else self._product(ones).squeeze(2)
+        if not self.row_stochastic:
+            return super().degree()
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index

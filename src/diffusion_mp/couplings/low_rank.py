@@ -72,11 +72,6 @@ class LowRankCoupling(PooledCoupling):
     def _transpose(self) -> Coupling:
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
-        return linear_product(self.query, self.key, ones, self.ptr).squeeze(2)
-
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 

@@ -32,6 +32,9 @@ BLOCK = 1 << 19
 # Nats by which a separable bound may exceed a maximum. float32 holds 87 below one; the rest is for small weights.
 SLACK = 40.0
 
+# A symbol while torch traces.
+Size = int | torch.SymInt
+
 
 class Bound(NamedTuple):
     """M_sr = m_r + β_s + δ_sr. Logarithms may be large and close together, so factors take differences to m and β."""
@@ -124,14 +127,14 @@ def read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple
 # ---------------------------------------------------------------- what these are made of
 
 
-def empty_results(receivers: Receivers, samples: int, channels: int) -> Attended:
+def empty_results(receivers: Receivers, samples: Size, channels: Size) -> Attended:
     """Without a row of L where shifts are given: it is not needed then."""
     nodes, heads, _ = receivers.log_q.shape
     new = receivers.log_q.new_empty
     return Attended(new(nodes, heads, channels), new(nodes if receivers.row_shift is None else 0, heads, samples))
 
 
-def empty_gradients(receivers: Receivers, samples: int) -> tuple[Tensor, Tensor]:
+def empty_gradients(receivers: Receivers, samples: Size) -> tuple[Tensor, Tensor]:
     """By log_q and a; without a row of the latter where no shifts are given."""
     nodes, heads, _ = receivers.log_q.shape
     rows = 0 if receivers.row_shift is None else nodes
