@@ -6,9 +6,9 @@
     torchrun --nproc-per-node 2 examples/pokec.py --root data/pokec --node-parallel
 
 --root holds the files of SNAP or LINKX; load_pokec says where to get them. Every epoch cuts the graph into new random
-parts; a part of Pokec keeps 6 % of its edges (ERRATA D12). Validation and test accuracy come from the whole graph,
-block by block, and are those of the epoch with the best validation accuracy. A run that was stopped or killed goes on
-from its last checkpoint in --out, and ends with the weights that it would have had.
+parts; a part of Pokec keeps 6 % of its edges (D12 in docs/errata.md). Validation and test accuracy come from the whole
+graph, block by block, and are those of the epoch with the best validation accuracy. A run that was stopped or killed
+goes on from its last checkpoint in --out, and ends with the weights that it would have had.
 
 With --node-parallel there are no parts: every process has a run of the nodes, and an epoch is one step on the whole
 graph with exact global attention. Activations of all nodes are kept for the backward pass, shared by the processes.
@@ -35,12 +35,13 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from diffusion_mp import Graph
-from diffusion_mp.data import RandomPartitionLoader, load_pokec, random_split, synthetic_pokec
+from diffusion_mp.data import RandomPartitionLoader, random_split
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
+from diffusion_mp.experiments.graphs import load_pokec, synthetic_pokec
+from diffusion_mp.experiments.train import check_writable, exit_code, node_cross_entropy, save_checkpoint
 from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, full_graph_inference
-from diffusion_mp.train import check_writable, exit_code, node_cross_entropy, save_checkpoint
 
-SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text and its released command (ERRATA D13)
+SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text, its released command
 STAGES = ("sampling", "forward", "backward", "evaluation")
 
 

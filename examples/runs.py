@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from diffusion_mp.experiments.train import load_checkpoint
 from diffusion_mp.extras import needed_by
-from diffusion_mp.train import load_checkpoint
 
 R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
 

@@ -81,20 +81,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
-QUICK = (
-    "readme-graph",
-    "difformer-s",
-    "difformer-s-graph",
-    "nodeformer-graph",
-    "sgformer-graph",
-    "sfi-former-graph",
-    "gat-graph",
-)
+# What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
+QUICK = ("readme-graph", "difformer-s-graph")
+EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph")
 
 
-@pytest.mark.parametrize(
-    "name", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+def marked(case: str) -> Any:
+    """The case with the marker that says which run compiles it."""
+    marks = {**dict.fromkeys(QUICK, ()), **dict.fromkeys(EXHAUSTIVE, pytest.mark.exhaustive)}
+    return pytest.param(case, marks=marks.get(case, pytest.mark.slow))
+
+
+@pytest.mark.parametrize("name", [marked(case) for case in CASES])
 def test_full_graph_with_dynamic_shapes(name: str) -> None:
     build, with_graph = CASES[name]
     module = seeded(build).eval()
@@ -126,7 +124,7 @@ def test_a_sum_of_couplings_is_captured_once_for_graphs_of_all_sizes() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: DIFFormer(8, 6, 3, 1),
+        pytest.param(lambda: DIFFormer(8, 6, 3, 1), marks=pytest.mark.exhaustive),
         pytest.param(lambda: SGFormer(8, 6, 3, normalize="frobenius"), marks=pytest.mark.slow),
         lambda: SFiFormer(8, 6, 3, 1, heads=2),
         pytest.param(lambda: SFiFormer(8, 6, 3, 1, heads=2, task="graph"), marks=pytest.mark.slow),
@@ -143,7 +141,7 @@ def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
         torch.testing.assert_close(got, module(x, None, None, batch), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
     ("placement", "causal"),
     [("P5", True)]
@@ -168,6 +166,7 @@ def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: b
             torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
 
 
+@pytest.mark.exhaustive
 def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     """The captured step advances the state of the noise: every call draws the noise that eager execution draws."""
     module = seeded(lambda: NodeFormer(8, 6, 3, heads=2, num_samples=3)).train()
@@ -196,11 +195,13 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
         {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
         pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
         pytest.param({"update": HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
-        {"update": CrankNicolson(1.0), "boundary": "periodic", "per": "channel"},
+        pytest.param(
+            {"update": CrankNicolson(1.0), "boundary": "periodic", "per": "channel"}, marks=pytest.mark.exhaustive
+        ),
     ],
     ids=["explicit", "causal", "heat", "trapezoidal"],
 )
-@pytest.mark.parametrize("masked", [False, True], ids=["stacked", "padded"])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["stacked", "padded"])
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
     module = seeded(lambda: PDEDiffusion1d(8, **options))
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -239,7 +240,7 @@ def test_generated_code_agrees(with_graph: bool) -> None:
         SimpleDiffusivity,
         pytest.param(lambda: NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
         pytest.param(lambda: SparseFlowDiffusivity(4), marks=pytest.mark.slow),
-        lambda: EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf),
+        pytest.param(lambda: EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf), marks=pytest.mark.exhaustive),
         pytest.param(lambda: EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"), marks=pytest.mark.slow),
     ],
     ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],

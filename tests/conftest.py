@@ -1,8 +1,9 @@
-"""Runtime shape checks for the whole test run, a deterministic hypothesis profile, and the folder of real data.
+"""Runtime shape checks where they are asked for, a deterministic hypothesis profile, and the folder of real data.
 
-Every annotated function of `diffusion_mp` is checked at run time by jaxtyping and beartype, unless the environment
-variable DIFFUSION_MP_NO_TYPECHECK is set. The check answers a wrong rank or dtype before our own sentences can, and
-graph capture should see the code that users run; tests about either take the fixture `no_typecheck`.
+With the environment variable DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare the arguments and
+the result of every call inside `diffusion_mp` with its annotations. That makes some folders half as slow again, so
+`test_typecheck.py` alone does it in the quick run. The check answers a wrong rank or dtype before our own sentences
+can; tests about these take the fixture `no_typecheck`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-TYPECHECK = not os.environ.get("DIFFUSION_MP_NO_TYPECHECK")
-if TYPECHECK:  # before anything imports the package; the hook stays installed so that lazy submodules are checked too
+if os.environ.get("DIFFUSION_MP_TYPECHECK"):
+    # Before anything imports the package; the hook stays installed so that lazy submodules are checked too.
     jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
 
 # The GPU kernels run in Triton's interpreter, on the CPU. Read when Triton is imported, which PyG does.

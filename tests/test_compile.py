@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.autograd import gradgradcheck
 
 from diffusion_mp.models import DIFFormer
-
-
-def run_cases(select: str) -> None:
-    """Run compile_cases.py without the runtime shape checks, which Dynamo cannot trace."""
-    cases = Path(__file__).with_name("compile_cases.py")
-    # The options of the outer run (a coverage floor, say) are not meant for this one.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", select, str(cases)],
-        env={**environment, "DIFFUSION_MP_NO_TYPECHECK": "1"},
-        cwd=cases.parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+from subrun import run_tests
 
 
 def test_full_graph_capture() -> None:
-    run_cases("not slow")
+    run_tests("compile_cases.py", "not exhaustive and not slow", typecheck=False)
+
+
+@pytest.mark.exhaustive
+def test_full_graph_capture_of_more_layers() -> None:
+    run_tests("compile_cases.py", "exhaustive and not slow", typecheck=False)
 
 
 @pytest.mark.slow
-def test_generated_code() -> None:
-    run_cases("slow")
+def test_full_graph_capture_of_all_layers_and_generated_code() -> None:
+    run_tests("compile_cases.py", "slow", typecheck=False)
 
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])

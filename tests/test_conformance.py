@@ -382,6 +382,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
 
 
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
+@pytest.mark.typechecked
 def test_diffusivities_pass_the_shape_checks(name: str) -> None:
     diffusivity = DIFFUSIVITIES[name]()
     edges = torch.cat([EDGES, torch.arange(11).expand(2, 11)], dim=1)
@@ -619,6 +620,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.typechecked
 def test_layers_pass_the_shape_checks(name: str) -> None:
     build, options = LAYERS[name]
     edge_index = EDGES if options.get("edges", True) else None

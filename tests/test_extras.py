@@ -38,7 +38,6 @@ def without_extras() -> dict[str, dict[str, list[object]]]:
         ("PlacementReport.plot", "matplotlib", "'diffusion-mp[plot]'"),
         ("load_digits", "sklearn", "'diffusion-mp[train]'"),
         ("find_clusters", "pymetis", "diffusion-mp[metis]"),
-        ("PathfinderFiles", "Pillow", "pillow"),
         ("train.NodeClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
         ("train.SequenceClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
         ("train.DigitsDataModule", "pytorch_lightning", "'diffusion-mp[train]'"),

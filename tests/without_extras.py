@@ -10,7 +10,6 @@ import io
 import json
 import runpy
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -20,8 +19,10 @@ EXTRAS = (
     "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
     "pytest", "hypothesis", "beartype",
 )  # fmt: skip
-PUBLIC = ("couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "layers", "models",
-          "testing", "train", "updates")  # fmt: skip
+PUBLIC = (
+    "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "experiments.graphs",
+    "experiments.sequences", "experiments.train", "layers", "models", "testing", "train", "updates",
+)  # fmt: skip
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 sys.modules.update(dict.fromkeys(EXTRAS))  # `import rdkit` now says that there is none, and so does find_spec
@@ -34,19 +35,10 @@ for package in PUBLIC:
 import torch  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 
-from diffusion_mp import train  # noqa: E402
-from diffusion_mp.data import PathfinderFiles, find_clusters, load_digits  # noqa: E402
+from diffusion_mp.data import find_clusters  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
-
-
-def picture() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name in ("imgs/0", "metadata"):
-            (root / name).mkdir(parents=True)
-        (root / "imgs/0/sample_0.png").write_bytes(b"an image")
-        (root / "metadata/0.npy").write_text("imgs/0 sample_0.png 0 1 x\n" * 10)
-        PathfinderFiles(root)[0]
+from diffusion_mp.experiments import train  # noqa: E402
+from diffusion_mp.experiments.graphs import load_digits  # noqa: E402
 
 
 def sentence(call: Callable[[], object]) -> str:
@@ -77,7 +69,6 @@ functions: dict[str, Callable[[], object]] = {
     "PlacementReport.plot": lambda: report.plot(),
     "load_digits": load_digits,
     "find_clusters": lambda: find_clusters(graph, 2),
-    "PathfinderFiles": picture,
     **{f"train.{name}": lambda name=name: getattr(train, name) for name in train._LAZY},
 }
 sys.path.insert(0, str(EXAMPLES))

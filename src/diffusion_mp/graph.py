@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -234,7 +234,7 @@ class Graph:
     @property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
-        if self._segments is None and not self.is_single:
+        if self._segments is None and not (self._batch is None and self._ptr is None):
             self._segments = batch_pointers(self._batch) if self._ptr is None else self._ptr.cpu().long()
         return self._segments
 
@@ -333,7 +333,8 @@ class Graph:
           ``add_remaining_self_loops``); parallel loops count with their mean.
         - ``"remove"``: loops get weight 0, hence no influence.
         """
-        check_choice(policy, "self_loops", ["keep", "add", "remove", "remaining"])
+        if not isinstance(policy, str) or policy not in get_args(SelfLoops):
+            check_choice(policy, "self_loops", get_args(SelfLoops))
         return self if policy == "keep" else self._derive(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:

@@ -1,30 +1,14 @@
-"""What parts of a graph, and folders of files, are made of: arguments that are something else are named."""
+"""What parts of a graph are made of: arguments that are something else are named."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp.data import (
-    GreyCIFAR10,
-    IMDb,
-    ListOps,
-    ListOpsFile,
-    PartOf,
-    Pathfinder,
-    PathfinderFiles,
-    RandomPartitionLoader,
-    RetrievalPairs,
-    find_clusters,
-    load_ogb,
-    load_pokec,
-    synthetic_pokec,
-)
-from diffusion_mp.data.arguments import as_path, as_whole
+from diffusion_mp.data import PartOf, RandomPartitionLoader, find_clusters
+from diffusion_mp.data.arguments import as_whole
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 
@@ -109,27 +93,8 @@ def test_batches_that_are_no_part(batch, error, message):
         PartOf(DATA).forward(batch)
 
 
-@pytest.mark.parametrize("path", [None, 5, ["a"]])
-def test_paths(path):
-    readers = (RetrievalPairs, GreyCIFAR10, IMDb, ListOpsFile, PathfinderFiles, load_pokec)
-    for read in (*readers, lambda path: load_ogb(path, "ogbn-arxiv")):
-        with pytest.raises(TypeError, match=r"(path|root) must be a path, a str or a pathlib\.Path; got"):
-            read(path)
-    if path is not None:
-        with pytest.raises(TypeError, match="cache must be a path"):
-            synthetic_pokec(10, 10, 3, cache=path)
-    assert as_path("~/data", "root") == Path.home() / "data"
-
-
 def test_whole_numbers():
     assert [as_whole(value, "n") for value in (3, np.int64(3), torch.tensor(3))] == [3, 3, 3]
     for value in (3.0, "3", None, True, torch.tensor(3.0), [3]):
         with pytest.raises(TypeError, match=r"n must be a whole number; got .*\. Round it\."):
             as_whole(value, "n", "Round it.")
-
-
-def test_options_of_drawn_tasks():
-    with pytest.raises(TypeError, match="operators must be a list of names; got 'MAX'"):
-        ListOps(operators="MAX")
-    with pytest.raises(TypeError, match="distractors must be a whole number; got"):
-        Pathfinder(distractors=2.5)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from diffusion_mp.data import ListOps, Pathfinder, SequenceDataset, pad
-from diffusion_mp.data.draws import item_random
-from diffusion_mp.data.sequences import byte_tokens
+from diffusion_mp.data import pad
+from diffusion_mp.experiments.sequences import ListOps, Pathfinder, SequenceDataset
+from diffusion_mp.experiments.sequences.dataset import byte_tokens, item_random
 
 
 class Counting(SequenceDataset):

@@ -40,7 +40,7 @@ def test_half_precision_is_summed_in_single() -> None:
 
 @pytest.mark.parametrize("length", [2, 3, 16, 257])
 def test_the_corrected_inequality_is_tight_on_the_alternating_sequence(length: int) -> None:
-    """‖ΔZ‖ ≤ √(8𝓔(Z)), nearly equal; the printed √(2𝓔(Z)) of Eqs. 10 and 37 is exceeded (ERRATA P3)."""
+    """‖ΔZ‖ ≤ √(8𝓔(Z)), nearly equal; the printed √(2𝓔(Z)) of Eqs. 10 and 37 is exceeded (P3 in docs/errata.md)."""
     x = (-1.0) ** torch.arange(length, dtype=torch.float64).view(1, -1, 1)
     layer = PDEDiffusion1d(1, alpha=0.25).double()
     moved = ((layer(x) - x).norm() / layer.alpha.sum()).item()

@@ -105,6 +105,7 @@ def launched(pokec, folder, epochs):
     return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
 
 
+@pytest.mark.exhaustive
 def test_nodes_over_two_processes(pokec, tmp_path):
     """Two processes do what one does whose only part is the graph, and go on from their checkpoint."""
     launched(pokec, tmp_path / "two", epochs=1)

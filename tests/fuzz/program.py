@@ -18,7 +18,8 @@ from torch import nn
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 import diffusion_mp as mp
-from diffusion_mp import data, diagnostics, distributed, testing, train
+from diffusion_mp import data, diagnostics, distributed, testing
+from diffusion_mp.experiments import graphs, sequences, train
 torch.manual_seed(0)
 """
 
@@ -45,6 +46,21 @@ class Arg:
     optional: bool = False
     valid: bool | None = True
     what: str = ""
+
+    def without(self, *which: str) -> Arg:
+        """The argument where these, by what they are or by their source, are no mistakes, and are not drawn."""
+        return replace(self, wrong=[wrong for wrong in self.wrong if not {wrong.what, wrong.source} & {*which}])
+
+    def unsure(self, *which: str) -> Arg:
+        """The argument where these may be refused or not; every one if none is named."""
+        return replace(
+            self,
+            wrong=[replace(w, valid=None) if not which or w.what in which else w for w in self.wrong],
+        )
+
+    def or_left_out(self) -> Arg:
+        """The argument where it need not be given."""
+        return replace(self, optional=True)
 
 
 @dataclass(frozen=True)

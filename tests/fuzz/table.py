@@ -34,10 +34,10 @@ EXEMPT: dict[str, str] = {
     "SingularSystemError": "an error: the library raises it, nobody calls it",
     "distributed.RankLostError": "an error: the library raises it, nobody calls it",
     "testing.TOLERANCES": "a table, read through `tolerance`",
-    "train.CheckpointFiles": "Lightning calls it, in a run; tests/train kills and resumes runs",
-    "train.Resumable": "Lightning calls it, in a run; tests/train kills and resumes runs",
-    "train.FiniteLoss": "Lightning calls it, in a run; tests/train has runs whose loss is not finite",
-    "train.exit_code": "it takes a program and its signals; tests/train stops programs",
+    "train.CheckpointFiles": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",
+    "train.Resumable": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",
+    "train.FiniteLoss": "Lightning calls it, in a run; tests/experiments/train has runs whose loss is not finite",
+    "train.exit_code": "it takes a program and its signals; tests/experiments/train stops programs",
 }
 
 #: Errors that a name documents beside TypeError, ValueError and the library's own.
@@ -53,9 +53,9 @@ WEIGHTS: dict[str, float] = {
     "testing.assert_energy_descent": 0.1,
     "testing.order_of_convergence": 0.1,
     "testing.exact_problems": 0.1,
-    "data.load_digits": 0.1,
-    "data.SBMDataset": 0.2,
-    "data.Pathfinder": 0.3,
+    "graphs.load_digits": 0.1,
+    "graphs.SBMDataset": 0.2,
+    "sequences.Pathfinder": 0.3,
     "train.DigitsDataModule": 0.1,
     "diagnose": 0.3,
     "perturbation_bound": 0.3,

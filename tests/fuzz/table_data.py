@@ -236,7 +236,7 @@ def list_ops(d: Draw) -> None:
     words = [Wrong("()", "empty"), Wrong("('NONE',)", "another word"), Wrong("3", "a number"), Wrong("None", "None")]
     d.call(
         "tasks",
-        "data.ListOps({args})",
+        "sequences.ListOps({args})",
         split=choice(d, "train", "val", "test"),
         num=count(d, 3, 2, none=True),
         seed=seed(d),
@@ -259,7 +259,7 @@ def pathfinder(d: Draw) -> None:
     """Paths."""
     d.call(
         "tasks",
-        "data.Pathfinder({args})",
+        "sequences.Pathfinder({args})",
         split=choice(d, "train", "val", "test"),
         num=count(d, 2, 3, none=True),
         seed=seed(d),
@@ -274,25 +274,17 @@ def pathfinder(d: Draw) -> None:
 def sequence_dataset(d: Draw) -> None:
     """A subclass of the base."""
     d.call(
-        "Own", "type('Own', (data.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))"
+        "Own",
+        "type('Own', (sequences.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))",
     )
     d.call("tasks", "Own()")
     _items(d, 3)
 
 
-def list_ops_file(d: Draw) -> None:
-    """A file of expressions, which the program writes."""
-    text = "'Source\\tTarget\\n( [MIN 1 2 ] )\\t1\\n'"
-    d.call("size", f"open('listops.tsv', 'w').write({text})")
-    wrong = [*NOT_A_PATH, Wrong("'absent.tsv'", "no file"), Wrong("'.'", "a folder")]
-    d.call("tasks", "data.ListOpsFile({args})", path=Arg("'listops.tsv'", wrong))
-    d.call("out", "tasks[0]")
-
-
 def reader(of: str, path: str, /, **make: Callable[[Draw], Arg]) -> Strategy:
     """What reads a data set, where there is none."""
     return lambda d: d.call(
-        "out", f"data.{of}({{args}})", **{path: absent(d)}, **{key: value(d) for key, value in make.items()}
+        "out", f"{of}({{args}})", **{path: absent(d)}, **{key: value(d) for key, value in make.items()}
     )
 
 
@@ -306,7 +298,7 @@ def sbm(d: Draw) -> None:
     ]
     d.call(
         "tasks",
-        "data.SBMDataset({args})",
+        "graphs.SBMDataset({args})",
         root=Arg("'sbm'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]),
         name=Arg("'PATTERN'", choice(d, "PATTERN").wrong),
         split=choice(d, "train", "val", "test"),
@@ -322,7 +314,7 @@ def synthetic_pokec(d: Draw) -> None:
     """A large graph, drawn small."""
     d.call(
         "out",
-        "data.synthetic_pokec({args})",
+        "graphs.synthetic_pokec({args})",
         num_nodes=count(d, 50, 20),
         num_edges=count(d, 100, 40),
         num_features=count(d, 4, 2),
@@ -353,29 +345,23 @@ DATA: dict[str, Strategy] = {
     "data.PartOf": part_of,
     "data.RandomPartitionLoader": loader,
     "data.find_clusters": find_clusters,
-    "data.ListOps": list_ops,
-    "data.ListOpsFile": list_ops_file,
-    "data.Pathfinder": pathfinder,
-    "data.SequenceDataset": sequence_dataset,
-    "data.SBMDataset": sbm,
-    "data.synthetic_pokec": synthetic_pokec,
-    "data.load_digits": lambda d: d.call(
-        "out", "data.load_digits({args}).x", num_neighbors=count(d, 5, 1, optional=True)
+    "sequences.ListOps": list_ops,
+    "sequences.Pathfinder": pathfinder,
+    "sequences.SequenceDataset": sequence_dataset,
+    "graphs.SBMDataset": sbm,
+    "graphs.synthetic_pokec": synthetic_pokec,
+    "graphs.load_digits": lambda d: d.call(
+        "out", "graphs.load_digits({args}).x", num_neighbors=count(d, 5, 1, optional=True)
     ),
-    "data.GreyCIFAR10": reader("GreyCIFAR10", "root", split=_part),
-    "data.IMDb": reader("IMDb", "path", split=_train_or_test, max_length=lambda d: count(d, 9, optional=True)),
-    "data.PathfinderFiles": reader("PathfinderFiles", "root", split=_part),
-    "data.RetrievalPairs": reader("RetrievalPairs", "path", max_length=lambda d: count(d, 9, optional=True)),
-    "data.load_linkx_splits": reader("load_linkx_splits", "path", num_nodes=lambda d: count(d, 5)),
-    "data.load_lrgb": reader(
-        "load_lrgb", "root", name=lambda d: choice(d, "Peptides-func", optional=False), split=_part
+    "sequences.IMDb": reader(
+        "sequences.IMDb", "path", split=_train_or_test, max_length=lambda d: count(d, 9, optional=True)
     ),
-    "data.load_ogb": reader("load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
-    "data.load_planetoid": reader("load_planetoid", "root", name=lambda d: choice(d, "Cora", optional=False)),
-    "data.load_pokec": reader("load_pokec", "root", source=lambda d: choice(d, "snap", "linkx")),
-    "data.PeptidesFunctional": lambda d: d.call(
+    "graphs.load_ogb": reader("graphs.load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
+    "graphs.load_planetoid": reader("graphs.load_planetoid", "root", name=lambda d: choice(d, "Cora", optional=False)),
+    "graphs.load_pokec": reader("graphs.load_pokec", "root", source=lambda d: choice(d, "snap", "linkx")),
+    "graphs.PeptidesFunctional": lambda d: d.call(
         "out",
-        "data.PeptidesFunctional({args})",
+        "graphs.PeptidesFunctional({args})",
         source=absent(d),
         root=Arg("'peptides'", NOT_A_PATH[:4]),
         split=_part(d),

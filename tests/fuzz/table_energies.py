@@ -71,7 +71,7 @@ def seed(d: Draw) -> Arg:
 
 def _free(arg: Arg, *kept: str) -> Arg:
     """The argument of a function that takes any number of channels."""
-    return Arg(arg.right, [Wrong(w.source, w.what, None if w.what in (*FREE, *kept) else w.valid) for w in arg.wrong])
+    return arg.unsure(*FREE, *kept)
 
 
 # ---------------------------------------------------------------- energies
@@ -132,7 +132,7 @@ def energy(d: Draw) -> None:
         source=Arg(source.right, source.wrong, True),
         beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True),
         leak=number(d, 0.0, 0.2, optional=True, zero=True),
-        metric=Arg(metric.right, [w for w in metric.wrong if w.what != "a higher rank"], True),
+        metric=metric.without("a higher rank").or_left_out(),
         graph_term=coupling(d, symmetric=True, optional=True),
         activation=relu,
         version=choice(d, "falling"),
@@ -140,7 +140,7 @@ def energy(d: Draw) -> None:
     )
     bare = source.right is None and metric.right is None
     x = state(d, parameters=False)
-    x = _free(x, "a higher rank") if bare else Arg(x.right, [w for w in x.wrong if w.what != "a higher rank"])
+    x = _free(x, "a higher rank") if bare else x.without("a higher rank")
     finite = relu.right in (None, "None")
     if d.maybe(0.2):
         at = state(d, parameters=False)
@@ -167,7 +167,7 @@ def certify(d: Draw) -> None:
     ]
     x = _free(state(d, parameters=False), "a higher rank")
     if subject != "penalty":
-        x = Arg(x.right, [Wrong(w.source, w.what, None) for w in x.wrong])
+        x = x.unsure()
     bounds = Arg(ptr(d).right, ptr(d).wrong, True) if subject == "penalty" else Arg(None, [], True)
     d.call(
         "out",

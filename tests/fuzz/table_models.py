@@ -67,8 +67,7 @@ def norm(d: Draw) -> Arg:
 
 def maybe_dropout(d: Draw) -> Arg:
     """A rate, or None for that of the others."""
-    rate = probability(d)
-    return Arg(rate.right, [w for w in rate.wrong if w.source != "None"], True)
+    return probability(d).without("None").or_left_out()
 
 
 def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
@@ -232,14 +231,10 @@ def laplacian_encoder(d: Draw) -> None:
     mask = [
         w for w in wrong_tensors(n, k, none=True) if w.what not in ("bools", "NaN", "infinite", "huge", "another dtype")
     ]
-    free = ("a longer last dimension",)
-    vectors = tensor(d, n, k)
     d.call(
         "out",
         "layer({args})",
-        eigenvectors=Arg(
-            vectors.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in vectors.wrong]
-        ),
+        eigenvectors=tensor(d, n, k).unsure("a longer last dimension"),
         eigenvalues=tensor(d, n, k, optional=True),
         mask=options(d, f"torch.ones({n}, {k}, dtype=torch.bool)", wrong=mask, optional=True),
     )
@@ -286,8 +281,7 @@ def pde_diffusion(d: Draw) -> None:
         d.call("out", "layer({args})", x=state(d), batch=edges(d)["batch"], return_coupling=flag(d))
         return
     size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
-    x = tensor(d, size, length, d.channels)
-    x = Arg(x.right, [w for w in x.wrong if w.what != "a lower rank"])
+    x = tensor(d, size, length, d.channels).without("a lower rank")
     d.call("out", "layer({args})", x=x, mask=masks(d, size, length), return_coupling=flag(d))
 
 
@@ -324,9 +318,8 @@ def pde_transformer(d: Draw) -> None:
         wrong = [
             w
             for w in wrong_tensors(size, length)
-            if w.what not in ("integers", "a longer last dimension", "a lower rank")
+            if w.what not in ("integers", "a longer last dimension", "a lower rank", "a higher rank")
         ]
-        wrong = [w for w in wrong if w.what != "a higher rank"]
         wrong += [Wrong(f"torch.full(({size}, {length}), 7)", "beyond the vocabulary")] if size * length else []
         wrong += [Wrong(f"torch.zeros({size}, 13, dtype=torch.long)", "too long")]
         return Arg(f"torch.randint(7, ({size}, {length}))", wrong)

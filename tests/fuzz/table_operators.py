@@ -48,11 +48,6 @@ def node_count(d: Draw) -> Arg:
     return fixed(d.nodes, *wrong)
 
 
-def _or_none(arg: Arg) -> Arg:
-    """The argument where None is right too."""
-    return Arg(arg.right, [w for w in arg.wrong if w.source != "None"])
-
-
 def full_degree(d: Draw) -> Arg:
     """Degrees in a larger graph."""
     return Arg(f"torch.ones({d.nodes}, 2)" if d.maybe(0.2) else None, wrong_tensors(d.nodes, 2, none=True), True)
@@ -67,7 +62,7 @@ def graphs(d: Draw) -> None:
         edge_weight = {"edge_index": given["edge_index"], "edge_weight": given["edge_weight"]}
         d.call("graph", "mp.Graph({args})", num_nodes=node_count(d), **edge_weight, **rows, full_degree=full_degree(d))
     elif made == "from_edge_index":
-        d.call("graph", "mp.Graph.from_edge_index({args})", **given, num_nodes=_or_none(node_count(d)))
+        d.call("graph", "mp.Graph.from_edge_index({args})", **given, num_nodes=node_count(d).without("None"))
     elif made == "from_sparse":
         matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
@@ -124,9 +119,7 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     elif asked == "T":
         d.call("out", "[coupling.T @ {v}, coupling.T.degree()]", finite=finite, v=_values(d, heads))
     elif asked == "dirichlet":
-        x = state(d, parameters=False)
-        free = ("a higher rank",)  # which is [N, H, D]
-        x = Arg(x.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in x.wrong])
+        x = state(d, parameters=False).unsure("a higher rank")  # which is [N, H, D]
         d.call("out", "coupling.dirichlet({x})", finite=finite, x=x)
     elif asked == "scaled":
         wrong = [*NOT_A_NUMBER, Wrong("math.nan", "NaN"), Wrong("torch.ones(2, 2)", "a matrix")]
@@ -182,7 +175,7 @@ def log_low_rank(d: Draw) -> None:
     """Positive features by their logarithms."""
     h, f = d.pick([1, 2]), d.pick([3, 1, 5])
     pair = {name: tensor(d, d.nodes, h, f) for name in ("log_query", "log_key")}
-    weight = _any_heads(tensor(d, d.nodes, h, 2, optional=True))  # the last dimension is of samples
+    weight = tensor(d, d.nodes, h, 2, optional=True).unsure("a longer last dimension")  # which is of samples
     d.call("coupling", "mp.LogLowRankCoupling({args})", **pair, ptr=ptr(d), log_weight=weight, normalize=flag(d))
     used(d)
 
@@ -193,19 +186,16 @@ def sparse_flow(d: Draw) -> None:
     names = ["query", "key"] + (["friction_query", "friction_key"] if d.maybe(0.5) else [])
     parts = {name: tensor(d, d.nodes, h, f) for name in names}
     kind = "" if d.dtype == "float32" else f", dtype=torch.{d.dtype}"
-    alone = number(d, 0.3, 0.0, 1.0, zero=True)
-    alone = Arg(alone.right, [w for w in alone.wrong if w.what != "a tensor of two"])  # which may be one per head
+    alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")  # which may be one per head
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind})"]), alone.wrong)
-    leak = number(d, 1.0, "math.inf", optional=True, infinite=True)
-    leak = Arg(leak.right, [w for w in leak.wrong if w.what != "a tensor of two"], True)
+    leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
     d.call("coupling", "mp.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
     used(d)
 
 
 def sparse(d: Draw) -> None:
     """Entries over edges."""
-    weight = tensor(d, len(d.edges), optional=True)
-    weight = Arg(weight.right, [w for w in weight.wrong if w.what != "a higher rank"], True)
+    weight = tensor(d, len(d.edges), optional=True).without("a higher rank")
     d.call("coupling", "mp.SparseCoupling({args})", graph=just_graph(d), weight=weight, **promises(d))
     used(d)
 
@@ -221,7 +211,7 @@ def uniform(d: Draw) -> None:
     d.call(
         "coupling",
         "mp.UniformCoupling({args})",
-        num_nodes=fixed(d.nodes, *[w for w in node_count(d).wrong if w.source != "10**30"]),
+        num_nodes=node_count(d).without("10**30"),
         ptr=ptr(d),
         normalize=flag(d),
         dtype=_dtype(d),
@@ -262,21 +252,13 @@ def boundary(d: Draw) -> Arg:
     return choice(d, "symmetric", "replicate", "drop", "periodic", "causal")
 
 
-def _any_heads(arg: Arg) -> Arg:
-    """The argument where its last dimension, of heads or samples, may be any."""
-    free = ("a longer last dimension",)
-    return Arg(
-        arg.right, [Wrong(w.source, w.what, None if w.what in free else w.valid) for w in arg.wrong], arg.optional
-    )
-
-
 def neumann(d: Draw) -> None:
     """Neighbours along a sequence."""
     d.call(
         "coupling",
         "mp.NeumannCoupling({args})",
-        num_nodes=fixed(d.nodes, *[w for w in node_count(d).wrong if w.source != "10**30"]),
-        alpha=_any_heads(tensor(d, 1, d.pick([1, 2]))),
+        num_nodes=node_count(d).without("10**30"),
+        alpha=tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension"),  # which is of heads
         strides=strides(d),
         boundary=boundary(d),
         ptr=ptr(d),
@@ -288,13 +270,12 @@ def neumann(d: Draw) -> None:
 
 def polynomial(d: Draw) -> None:
     """Several hops."""
-    coefficients = tensor(d, d.pick([1, 2, 3]))
-    wrong = [w for w in coefficients.wrong if w.what not in ("a longer last dimension", "a higher rank")]
+    coefficients = tensor(d, d.pick([1, 2, 3])).without("a longer last dimension", "a higher rank")
     d.call(
         "coupling",
         "mp.PolynomialCoupling({args})",
         coupling=coupling(d, other_size=None),
-        coefficients=Arg(coefficients.right, wrong),
+        coefficients=coefficients,
         **promises(d),
     )
     used(d)
@@ -302,8 +283,8 @@ def polynomial(d: Draw) -> None:
 
 def reweighted(d: Draw) -> None:
     """Rows and columns rescaled."""
-    rows = {name: tensor(d, d.nodes, 1, optional=True) for name in ("row", "column")}
-    rows = {k: Arg(a.right, [w for w in a.wrong if w.what != "a longer last dimension"], True) for k, a in rows.items()}
+    one = "a longer last dimension"  # which is of heads
+    rows = {name: tensor(d, d.nodes, 1, optional=True).without(one) for name in ("row", "column")}
     d.call("coupling", "mp.ReweightedCoupling({args})", coupling=coupling(d, other_size=None), **rows, **promises(d))
     used(d)
 
@@ -344,7 +325,7 @@ def abstract(name: str) -> Strategy:
     """A base class: it cannot be made by itself, and a subclass of it is used."""
 
     def strategy(d: Draw) -> None:
-        size = fixed(d.nodes, *[w for w in node_count(d).wrong if w.source != "10**30"])
+        size = node_count(d).without("10**30")
         like = Arg(
             "torch.ones(1)", [w for w in wrong_tensors(1) if w.what in ("a string", "None", "a number", "a list")]
         )
@@ -616,10 +597,8 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **make: Cal
         if name == "Equilibrium":
             weighs = own["beta"].right != "0.0"
         wide = d.nodes, 1, d.channels
-        x = Arg(real(d, *wide), [w for w in wrong_tensors(*wide, dtype=d.dtype, meta=None) if w.what != "a lower rank"])
-        if not d.nodes:
-            x = Arg(x.right, [w for w in x.wrong if w.what != "a longer last dimension"])
-        given = {"x": Arg(x.right, [w for w in x.wrong if w.what != "a longer last dimension"])}
+        x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
+        given = {"x": x.without("a lower rank", "a longer last dimension")}
         given["coupling"] = coupling(d, symmetric=symmetric)
         wrong = wrong_tensors(*wide, dtype=d.dtype, none=True, meta=None)
         given["values"] = Arg(None, wrong, True)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.linear_attention import blocked, linear_attention
-from diffusion_mp.kernels.linear_attention.reference import Terms
+from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_pool, linear_read
 from diffusion_mp.testing import tolerance
 
 DIFFORMER: dict[str, Any] = {"constant": 1.0, "unit": True}
@@ -186,6 +185,30 @@ def test_opcheck(ragged: bool, generator: torch.Generator) -> None:
     out, den, sums = ops.linear_attention(q, k, v, *options)
     torch.library.opcheck(ops.linear_attention_backward.default, (grad, q, k, v, out, den, sums, *options))
     torch.library.opcheck(ops.linear_attention.default, (*(x.requires_grad_() for x in (q, k, v)), *options))
+
+
+@pytest.mark.parametrize("own", [0.0, 0.5])
+def test_opcheck_of_the_halves(own: float, generator: torch.Generator) -> None:
+    q, k, v = (x.requires_grad_() for x in randn(*[(9, 2, 3)] * 3, generator=generator, dtype=torch.float32))
+    ops, options = torch.ops.diffusion_mp, (None, 1.0, own, True, "auto")
+    torch.library.opcheck(ops.linear_pool.default, (k, v, *options))
+    sums = ops.linear_pool(k, v, *options).detach().requires_grad_()
+    torch.library.opcheck(ops.linear_read.default, (q, v, sums, *options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_halves_are_the_whole(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
+    """From two parts of the senders, as every backend has them."""
+    q, k, v = randn(*[(50, 2, 6)] * 3, generator=generator, dtype=dtype)
+    terms = Terms(**options)
+    expected = linear_attention(q.double(), k.double(), v.double(), backend="reference", **options)
+    for backend in ("cpu", "reference"):
+        parts = zip(k.split(30), v.split(30), strict=True)
+        sums = sum(linear_pool(keys, values, terms, backend=backend) for keys, values in parts)
+        got = linear_read(q, v, sums, terms, backend=backend).values
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), expected, **tolerance("product", dtype)._asdict())
 
 
 def test_nothing_is_kept_between_the_blocks(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

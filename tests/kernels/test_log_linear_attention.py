@@ -1,5 +1,6 @@
 """Attention through log features against its dense reference in double precision, and where float32 is hard."""
 
+import math
 from functools import partial
 
 import pytest
@@ -33,6 +34,34 @@ def draw(n: int, generator: torch.Generator, *, heads: int = 2, samples: int = S
     """log_q, log_k, v, row_shift, col_shift."""
     widths = (FEATURES, FEATURES, CHANNELS, samples, samples)
     return [randn(n, heads, width, generator=generator, dtype=dtype) for width in widths]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_reference_is_what_is_written_out(given, generator):
+    """Every pair's log score by itself: no sums over senders, and no shift."""
+    log_q, log_k, v, row_shift, col_shift = draw(20, generator)
+    scores = (log_q[:, None] + log_k[None]).logsumexp(3).unsqueeze(3) + col_shift  # [N, N, H, K]
+    log_sum = scores.logsumexp(1)
+    shifts = row_shift if given else -log_sum - math.log(SAMPLES)
+    out = torch.einsum("ijhs,jhd->ihd", (scores + shifts[:, None]).exp(), v)
+    got = log_linear_product(log_q, log_k, v, row_shift if given else None, col_shift, backend="reference")
+    torch.testing.assert_close(got, out, **tolerance("product", DOUBLE)._asdict())
+    torch.testing.assert_close(log_linear_logsumexp(log_q, log_k, col_shift, backend="reference"), log_sum)
+
+
+@pytest.mark.parametrize("samples", [1, SAMPLES])
+@pytest.mark.parametrize("block", [333, 1 << 18])
+@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
+def test_rows_divided_by_their_sums_equal_their_reference(batch, slack, block, samples, generator, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", block)
+    monkeypatch.setattr(blocked, "SLACK", slack)
+    ptr, n = batch
+    log_q, log_k, v, _, col_shift = draw(n, generator, samples=samples)
+
+    def fast(log_q, log_k, v, col_shift, backend="auto"):
+        return log_linear_product(log_q, log_k, v, None, col_shift, ptr, backend=backend)
+
+    assert_same(fast, partial(fast, backend="reference"), [log_q, log_k, v, col_shift], generator)
 
 
 @pytest.mark.parametrize("samples", [1, SAMPLES])
@@ -208,6 +237,10 @@ def test_the_registered_operations_pass_opcheck(ragged, generator):
     ops = torch.ops.diffusion_mp
     for shifts in (None, row_shift):
         torch.library.opcheck(ops.log_linear_attention.default, (log_q, shifts, log_k, col_shift, v, ptr, "auto"))
+    sums, shift = (t.detach() for t in ops.log_linear_pool(log_k, col_shift, v, "auto"))
+    torch.library.opcheck(ops.log_linear_pool.default, (log_k, col_shift, v, "auto"))
+    for shifts in (None, row_shift):
+        torch.library.opcheck(ops.log_linear_read.default, (log_q, shifts, sums.requires_grad_(), shift, "auto"))
     edge_index = torch.randint(0, 9, (2, 20), generator=generator)
     torch.library.opcheck(ops.log_linear_entries.default, (edge_index, log_q, log_k, "auto"))
 

@@ -16,7 +16,7 @@ LIMIT = 99 * 1024
 @pytest.mark.parametrize(
     ("dtype", "width"),
     [
-        ("bfloat16", 64),
+        pytest.param("bfloat16", 64, marks=pytest.mark.exhaustive),
         pytest.param("float16", 256, marks=pytest.mark.slow),
         pytest.param("bfloat16", 8, marks=pytest.mark.slow),
         pytest.param("float32", 64, marks=pytest.mark.slow),

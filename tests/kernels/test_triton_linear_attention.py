@@ -11,9 +11,8 @@ from torch import Tensor
 from triton_cases import CASES, assert_equals_reference, boundaries, randn
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.linear_attention import linear_attention
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
 from diffusion_mp.kernels.linear_attention import triton as kernels
-from diffusion_mp.kernels.linear_attention.reference import Terms
 from diffusion_mp.testing import tolerance
 
 DIFFORMER: dict[str, Any] = {"constant": 1.0, "unit": True}
@@ -46,6 +45,20 @@ def test_other_scores(options: dict[str, Any], generator: torch.Generator) -> No
 def test_half_precision(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
     inputs = [randn(70, 1, width, generator=generator) for width in (9, 9, 20)]
     assert_equals_reference(partial(linear_attention, **options), inputs, generator, dtype)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_halves_are_the_whole(options: dict[str, Any], generator: torch.Generator) -> None:
+    """From two parts of the senders: values and all gradients."""
+
+    def halves(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
+        parts = zip(k.split(40), v.split(40), strict=True)
+        sums = sum(linear_pool(keys, values, terms, backend=backend) for keys, values in parts)
+        return linear_read(q, v, sums, terms, backend=backend).values
+
+    terms = Terms(**options)
+    inputs = [randn(70, 2, width, generator=generator) for width in (9, 9, 20)]
+    assert_equals_reference(halves, inputs, generator)
 
 
 def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:

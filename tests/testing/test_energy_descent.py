@@ -82,3 +82,12 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
 def test_what_no_theorem_covers_is_refused_with_the_reason(module: DiffusionConv, reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         assert_energy_descent(module)
+
+
+def test_a_given_energy_asks_for_no_certificate() -> None:
+    """No theorem covers a step this long; without an energy that is the answer, with one the energy is."""
+    update = ExplicitEuler(1.5, leak=1.0)
+    with pytest.raises(AssertionError, match="no energy is known to descend"):
+        assert_energy_descent(update)
+    with pytest.raises(AssertionError, match="the energy rose"):
+        assert_energy_descent(update, Energy("quadratic"))

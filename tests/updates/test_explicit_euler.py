@@ -57,7 +57,7 @@ def test_forms_differ_by_the_degree_and_agree_on_a_row_stochastic_coupling() -> 
 
 
 def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
-    """ERRATA D4: with S = D^-½AD^-½ the residual step descends the energy of I − S, whose kernel is √d."""
+    """With S = D^-½AD^-½ the residual step descends the energy of I − S, whose kernel is √d (D4 in docs/errata.md)."""
     problem = random_problem(form="residual")
     step = ExplicitEuler(0.5, "residual")
     root = random_problem().matrix.sum(1).sqrt()[:, None, None]
@@ -131,6 +131,7 @@ COMPILED = """
 """
 
 
+@pytest.mark.exhaustive
 def test_compiles_in_one_graph_with_any_number_of_nodes() -> None:
     """In an interpreter of its own: the shape checks of the test run are not what users compile."""
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Depth 256 (ERRATA D22): neither no source nor a pure source keeps nodes apart, a source with a leak does."""
+"""Depth 256: neither no source nor a pure source keeps nodes apart, a source with a leak does (D22, docs/errata.md)."""
 
 import torch
 

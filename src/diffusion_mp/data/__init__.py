@@ -1,50 +1,23 @@
-"""Graphs, sequences of tokens and splits, as the papers use them; nothing here touches the network unless asked to."""
+"""What users put under their own data: parts of a large graph, clusters, encodings, splits, padding."""
 
-from .clusters import find_clusters
-from .digits import load_digits
-from .imdb import IMDb
-from .linkx_splits import load_linkx_splits
-from .listops import ListOps, ListOpsFile
-from .long_range import load_lrgb
-from .lra import GreyCIFAR10, PathfinderFiles, RetrievalPairs
-from .ogb import load_ogb
-from .part_of import PartOf
-from .partition_loader import RandomPartitionLoader
-from .pathfinder import Pathfinder
-from .peptides import PeptidesFunctional
-from .planetoid import load_planetoid
-from .pokec import load_pokec
-from .positional import AddLaplacianPE
-from .sbm import SBMDataset
-from .sequences import SequenceDataset, pad
-from .splits import Split, label_mask, random_split, random_split_per_class
-from .synthetic_pokec import synthetic_pokec
+from diffusion_mp.data.clusters import find_clusters
+from diffusion_mp.data.part_of import PartOf
+from diffusion_mp.data.partition_loader import RandomPartitionLoader
+from diffusion_mp.data.positional import AddLaplacianPE
+from diffusion_mp.data.sequences import pad
+from diffusion_mp.data.splits import Split, label_mask, random_split, random_split_per_class
+from diffusion_mp.moved import names_before
 
 __all__ = [
     "AddLaplacianPE",
-    "GreyCIFAR10",
-    "IMDb",
-    "ListOps",
-    "ListOpsFile",
     "PartOf",
-    "Pathfinder",
-    "PathfinderFiles",
-    "PeptidesFunctional",
     "RandomPartitionLoader",
-    "RetrievalPairs",
-    "SBMDataset",
-    "SequenceDataset",
     "Split",
     "find_clusters",
     "label_mask",
-    "load_digits",
-    "load_linkx_splits",
-    "load_lrgb",
-    "load_ogb",
-    "load_planetoid",
-    "load_pokec",
     "pad",
     "random_split",
     "random_split_per_class",
-    "synthetic_pokec",
 ]
+
+__getattr__ = names_before(__name__)

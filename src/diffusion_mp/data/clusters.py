@@ -35,9 +35,19 @@ def find_clusters(
 
     Both look at who touches whom, not at directions or weights. Clusters from elsewhere are as welcome.
 
-    Shapes: N nodes of `data`, which has `edge_index` → [N] long.
-    Errors: ImportError when METIS is asked for and there is none; ValueError for a number of clusters where the method
-    finds it, and none where it needs one; TypeError for a number of clusters or a seed that is none.
+    Args:
+        data: one graph on the CPU, with `edge_index`.
+        num_clusters: how many, for METIS.
+        method: "metis" or "label_propagation".
+        seed: of either.
+
+    Returns:
+        The cluster of every node, [N] long.
+
+    Raises:
+        ImportError: METIS is asked for and there is none.
+        ValueError: a number of clusters where the method finds it, and none where it needs one.
+        TypeError: a number of clusters or a seed that is none.
     """
     check_choice(method, "method", ["metis", "label_propagation"])
     seed = as_whole(seed, "seed")

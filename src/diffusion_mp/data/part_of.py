@@ -32,9 +32,13 @@ class PartOf(BaseTransform):
       default (`degrees="batch"`, the published recipe) the batch normalises by the edges it kept: entries are larger
       than those of the whole graph, by the share that was lost.
 
-    Shapes: edge_index [2, E], edge_weight [E] or none, on the CPU; they are read, once, and not kept.
-    Errors: TypeError and ValueError where `Graph.from_data` has them, for edges that are not on the CPU or come as
-    `adj_t`, and for an unknown choice.
+    Args:
+        data: the whole graph, on the CPU; its edges and weights are read, once, and not kept.
+        degrees: "batch" or "full", see above.
+
+    Raises:
+        TypeError, ValueError: where `Graph.from_data` has them, for edges that are not on the CPU or come as `adj_t`,
+            and for an unknown choice.
     """
 
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:
@@ -48,7 +52,9 @@ class PartOf(BaseTransform):
     def forward(self, data: Data) -> Data:
         """The (shallow) copy of the batch that PyG hands over, with these attributes.
 
-        Errors: TypeError for a batch without `n_id` and `batch_size`; ValueError for nodes that `data` does not have.
+        Raises:
+            TypeError: a batch without `n_id` and `batch_size`.
+            ValueError: nodes that `data` does not have.
         """
         own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
         n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
+from random import Random
 from typing import Any, Literal, cast
 
 import torch
@@ -15,7 +16,6 @@ from torch_geometric.data import Data
 from torch_geometric.utils import select
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.data.draws import item_random
 from diffusion_mp.data.part_of import PartOf
 from diffusion_mp.data.partition import Cut, Part, random_partition
 from diffusion_mp.errors import check_counts, check_flags, describe, index_vector
@@ -27,7 +27,8 @@ class RandomPartitionLoader(DataLoader[Data]):
 
     Every pass over the loader draws a new uniform partition into parts whose sizes differ by one at most, and cuts all
     of them from one pass over the edges, O(E) an epoch whatever the number of parts. A partition into p parts keeps
-    about 1/p of the edges (ERRATA D12); `clusters`, `halo` and `degrees` are ways to lose less, or less by it.
+    about 1/p of the edges, which the paper does not say (D12 in docs/errata.md); with `clusters` or `halo` more of them
+    are kept, and with `degrees` those that are kept have the entries that they have in the whole graph.
 
     A batch is a `Data` with whatever attributes of nodes and edges `data` has, and
 
@@ -62,8 +63,9 @@ class RandomPartitionLoader(DataLoader[Data]):
             of `torch.distributed` by default, 1 and 0 without.
         options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
 
-    Errors: TypeError and ValueError in a sentence: data that is not one graph on the CPU, more parts than nodes or than
-    training nodes, a `num_parts` that processes can not share evenly.
+    Raises:
+        TypeError, ValueError: data that is not one graph on the CPU, more parts than nodes or than training nodes, and
+            a `num_parts` that processes can not share evenly.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class RandomPartitionLoader(DataLoader[Data]):
         needed = None if allow_unlabelled else _training_nodes(data)
         clusters = None if clusters is None else _numbered(clusters, size)
 
+        # Partials, and no functions in here, so that the loader can be pickled for processes that are spawned.
         cut = partial(_cut, edges, size, clusters, needed, halo)
-        sampler = PartSampler(cut, _Count(num_parts, batch_size, size, needed), seed, num_replicas, rank)
+        count = partial(_num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum()))
+        sampler = PartSampler(cut, count, seed, num_replicas, rank)
         # Without one of its own, DataLoader draws the seed of its workers from the global state.
         options = {"generator": torch.Generator()} | options
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
@@ -129,7 +133,7 @@ class PartSampler(DistributedSampler[Part]):
     def __init__(
         self,
         cut: Callable[[int, torch.Generator], Cut],
-        count: _Count,
+        count: Callable[[int], int],
         seed: int,
         num_replicas: int | None,
         rank: int | None,
@@ -137,7 +141,7 @@ class PartSampler(DistributedSampler[Part]):
         self._cut, self._count, self._given = cut, count, (num_replicas, rank)
         seed = as_whole(seed, "seed")
         replicas, rank = self._share()
-        super().__init__(cast("Dataset[Part]", range(count.parts(replicas))), replicas, rank, seed=seed)
+        super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
 
     def _share(self) -> tuple[int, int]:
         """Over how many processes the parts are shared, and which of them this is."""
@@ -151,48 +155,43 @@ class PartSampler(DistributedSampler[Part]):
 
     def __len__(self) -> int:
         replicas, _ = self._share()
-        return self._count.parts(replicas) // replicas
+        return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
         # Nothing happens before the first part is asked for: a DataLoader with workers calls this twice.
         self.num_replicas, self.rank = self._share()
-        count = self._count.parts(self.num_replicas)
-        random = item_random("partition", self.seed, self.epoch)
+        count = self._count(self.num_replicas)
+        random = Random(f"partition/{self.seed}/{self.epoch}")  # the same everywhere, and no other epoch's
         self.epoch += 1
         parts = self._cut(count, torch.Generator().manual_seed(int(random.random() * 2**32)))
         for k in range(self.rank, count, self.num_replicas):
             yield parts[k]
 
 
-class _Count:
+def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelled: int | None, replicas: int) -> int:
     """How many parts there are: as many as was said, or as `batch_size` and the number of processes make necessary."""
-
-    def __init__(self, num_parts: int | None, batch_size: int | None, size: int, needed: Tensor | None) -> None:
-        if (num_parts is None) == (batch_size is None):
-            raise ValueError(f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}.")
-        check_counts(**({"batch_size": batch_size} if num_parts is None else {"num_parts": num_parts}))
-        self._num_parts, self._batch_size, self._size = num_parts, batch_size, size
-        self._needed = None if needed is None else int(needed.sum())
-
-    def parts(self, replicas: int) -> int:
-        if self._num_parts is None:
-            least = -(-self._size // cast("int", self._batch_size))
-            count = least + -least % replicas
-        else:
-            count = self._num_parts
-        if count % replicas:
-            raise ValueError(
-                f"num_parts must be a multiple of the {replicas} processes, or some would wait for the others; "
-                f"got {count}. Pass {count + -count % replicas}, or batch_size."
-            )
-        if count > self._size:
-            raise ValueError(f"there can not be more parts than nodes; got {count} parts of {self._size} nodes.")
-        if self._needed is not None and count > self._needed:
-            raise ValueError(
-                f"{count} parts need as many training nodes; train_mask has {self._needed}. "
-                "Take fewer parts, or accept parts without any: allow_unlabelled=True."
-            )
-        return count
+    if (num_parts is None) == (batch_size is None):
+        raise ValueError(f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}.")
+    if batch_size is not None:
+        check_counts(batch_size=batch_size)
+        least = -(-size // batch_size)
+        count = least + -least % replicas
+    else:
+        count = cast("int", num_parts)
+        check_counts(num_parts=count)
+    if count % replicas:
+        raise ValueError(
+            f"num_parts must be a multiple of the {replicas} processes, or some would wait for the others; "
+            f"got {count}. Pass {count + -count % replicas}, or batch_size."
+        )
+    if count > size:
+        raise ValueError(f"there can not be more parts than nodes; got {count} parts of {size} nodes.")
+    if labelled is not None and count > labelled:
+        raise ValueError(
+            f"{count} parts need as many training nodes; train_mask has {labelled}. "
+            "Take fewer parts, or accept parts without any: allow_unlabelled=True."
+        )
+    return count
 
 
 class _Batches(Dataset[Data]):
@@ -209,7 +208,9 @@ class _Batches(Dataset[Data]):
                 batch.edge_index = part.edge_index
             elif rows is not None:
                 batch[name] = select(value, rows, data.__cat_dim__(name, value))
-        if "ptr" in batch:  # of a batch of graphs: where each begins in `data`, not here; `batch` says whose a row is
+        if "ptr" in batch:
+            # Where each of several graphs begins among the rows of `data`: not true of the rows here. Their `batch`,
+            # which was selected like any attribute of nodes, still says which graph each row belongs to.
             del batch.ptr
         batch.n_id, batch.e_id = part.n_id, part.e_id
         batch.num_nodes, batch.batch_size = len(part.n_id), part.batch_size

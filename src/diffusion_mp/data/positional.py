@@ -34,11 +34,13 @@ class AddLaplacianPE(BaseTransform):
 
     Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], 0 where there is none, and
     `laplacian_mask`, bool [N, k]: by node, so that batches of graphs concatenate them.
-    Errors: TypeError and ValueError where `Graph.from_data` has them; ValueError for a graph without edge_index, or one
-    that is not undirected.
 
     Args:
         k: the number of eigenvectors.
+
+    Raises:
+        TypeError, ValueError: where `Graph.from_data` has them; ValueError for a graph without edge_index, or one that
+            is not undirected.
     """
 
     def __init__(self, k: int) -> None:

@@ -25,8 +25,9 @@ class Split(NamedTuple):
     def of(cls, data: Data, column: int = 0) -> Split:
         """The masks stored in `data`; where they hold several splits [N, S], the split number `column`.
 
-        Errors: TypeError for what is no data with whole numbers y, or a mask that is none; ValueError when a mask is
-        absent, has no such column or not a row for every entry of y.
+        Raises:
+            TypeError: what is no data with whole numbers y, or a mask that is none.
+            ValueError: a mask is absent, has no such column or not a row for every entry of y.
         """
         if getattr(data, "y", None) is None:
             raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
@@ -50,7 +51,9 @@ class Split(NamedTuple):
     def apply_to(self, data: Data) -> Data:
         """A shallow copy of `data` that carries these masks as train_mask, val_mask and test_mask.
 
-        Errors: TypeError for what is no `Data`; ValueError where it has another number of labels.
+        Raises:
+            TypeError: what is no `Data`.
+            ValueError: it has another number of labels.
         """
         check_kind(data, "data", Data, "a torch_geometric Data")
         if data.y is not None and len(data.y) != len(self.train):
@@ -63,7 +66,8 @@ class Split(NamedTuple):
 def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
     """True where a node has a label; −1 (any negative number) says that it has none.
 
-    Errors: TypeError for what is no tensor (array, list) of whole numbers [N].
+    Raises:
+        TypeError: y is no tensor (array, list) of whole numbers [N].
     """
     return _labels(y) >= 0
 
@@ -80,65 +84,73 @@ def random_split_per_class(
     Validation and test nodes are drawn from all labelled nodes that are left, whatever their class; `num_test=None`
     takes all that remain. Negative labels never enter. Drawn on the CPU, so a seed gives one split on every device.
 
-    Shapes: y [N] → three masks [N].
-    Errors: TypeError without a generator, for y that are no whole numbers [N], and for counts that are none; ValueError
-    when a class, or what is left of all of them, has too few nodes.
+    Args:
+        y: labels [N].
+        per_class: training nodes of each class.
+        num_val: validation nodes.
+        num_test: test nodes, or None for all that remain.
+        generator: what the split is drawn from.
+
+    Returns:
+        Three masks [N].
+
+    Raises:
+        TypeError: no generator, y that are no whole numbers [N], or counts that are none.
+        ValueError: a class, or what is left of all of them, has too few nodes.
     """
-    _check_generator(generator)
     per_class, num_val = as_whole(per_class, "per_class"), as_whole(num_val, "num_val")
     num_test = None if num_test is None else as_whole(num_test, "num_test")
     if per_class < 1 or num_val < 0 or (num_test is not None and num_test < 0):
         raise ValueError(
             f"per_class must be at least 1 and num_val, num_test at least 0, got {per_class}, {num_val}, {num_test}."
         )
-    labels, labelled = _labelled(y)
-    shuffled = labelled[torch.randperm(len(labelled), generator=generator)]
-    train = torch.zeros(len(labels), dtype=torch.bool)
-    for c in labels[labelled].unique().tolist():
+    labels, shuffled = _shuffled(y, generator)
+    trained = torch.zeros(len(labels), dtype=torch.bool)
+    for c in labels[shuffled].unique().tolist():
         members = shuffled[labels[shuffled] == c]
         if len(members) < per_class:
             raise ValueError(
                 f"Class {c} has {len(members)} labelled nodes, fewer than per_class={per_class}; lower per_class."
             )
-        train[members[:per_class]] = True
+        trained[members[:per_class]] = True
 
-    rest = shuffled[~train[shuffled]]
+    train, rest = shuffled[trained[shuffled]], shuffled[~trained[shuffled]]
     wanted = num_val + (num_test or 0)
     if len(rest) < wanted:
         raise ValueError(
-            f"num_val + num_test = {wanted}, but only {len(rest)} labelled nodes are left after {int(train.sum())} "
+            f"num_val + num_test = {wanted}, but only {len(rest)} labelled nodes are left after {len(train)} "
             "for training; lower num_val or num_test (num_test=None takes what remains)."
         )
-    val, test = torch.zeros_like(train), torch.zeros_like(train)
-    val[rest[:num_val]] = True
-    test[rest[num_val:] if num_test is None else rest[num_val:wanted]] = True
-    return Split(*(mask.to(_labels(y).device) for mask in (train, val, test)))
+    return _masks(y, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
 
 
 def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torch.Generator) -> Split:
     """A share `train` of the labelled nodes trains, a share `val` validates and the others test, whatever their class.
 
-    Pokec in Wu, Wipf & Yan (2025) is 0.1, 0.1 in the text and 0.5, 0.25 in the released command (ERRATA D13). Negative
-    labels never enter. Drawn on the CPU, so a seed gives one split on every device.
+    Pokec in Wu, Wipf & Yan (2025) is split by 0.1, 0.1 in the text and by 0.5, 0.25 in the command that they released
+    (D13 in docs/errata.md). Negative labels never enter. Drawn on the CPU, so a seed gives one split on every device.
 
-    Shapes: y [N] → three masks [N], of ⌊train · n⌋, ⌊val · n⌋ and the other of n labelled nodes.
-    Errors: TypeError without a generator, for y that are no whole numbers [N], and for shares that are no numbers;
-    ValueError where the shares are negative, NaN or exceed 1, or leave no node to train.
+    Args:
+        y: labels [N].
+        train, val: shares of the labelled nodes.
+        generator: what the split is drawn from.
+
+    Returns:
+        Three masks [N], of ⌊train · n⌋, ⌊val · n⌋ and the other of n labelled nodes.
+
+    Raises:
+        TypeError: no generator, y that are no whole numbers [N], or shares that are no numbers.
+        ValueError: the shares are negative, NaN or exceed 1, or leave no node to train.
     """
-    _check_generator(generator)
     for name, share in (("train", train), ("val", val)):
         check_number(share, name)
     if not (train > 0 and val >= 0 and train + val <= 1):
         raise ValueError(f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}.")
-    labels, labelled = _labelled(y)
-    num_train, num_val = int(train * len(labelled)), int(val * len(labelled))
+    _, shuffled = _shuffled(y, generator)
+    num_train, num_val = int(train * len(shuffled)), int(val * len(shuffled))
     if num_train == 0:
-        raise ValueError(f"train={train} of {len(labelled)} labelled nodes is none; raise train.")
-    shuffled = labelled[torch.randperm(len(labelled), generator=generator)]
-    masks = torch.zeros(3, len(labels), dtype=torch.bool)
-    for mask, nodes in zip(masks, shuffled.tensor_split([num_train, num_train + num_val]), strict=True):
-        mask[nodes] = True
-    return Split(*(mask.to(_labels(y).device) for mask in masks))
+        raise ValueError(f"train={train} of {len(shuffled)} labelled nodes is none; raise train.")
+    return _masks(y, *shuffled.tensor_split([num_train, num_train + num_val]))
 
 
 def _labels(y: object) -> Int[Tensor, " N"]:
@@ -149,19 +161,25 @@ def _labels(y: object) -> Int[Tensor, " N"]:
     return labels.detach()
 
 
-def _labelled(y: object) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
-    """Labels on the CPU, and the nodes that have one."""
-    labels = _labels(y).cpu()
-    labelled = (labels >= 0).nonzero().flatten()
-    if len(labelled) == 0:
-        which = "every entry is negative" if len(labels) else "it is empty"
-        raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
-    return labels, labelled
-
-
-def _check_generator(generator: object) -> None:
+def _shuffled(y: object, generator: object) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
+    """Labels on the CPU, and the nodes that have one, in random order."""
     if not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator, got {type(generator).__name__}; "
             "torch.Generator().manual_seed(0) makes one."
         )
+    labels = _labels(y).cpu()
+    labelled = (labels >= 0).nonzero().flatten()
+    if len(labelled) == 0:
+        which = "every entry is negative" if len(labels) else "it is empty"
+        raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
+    return labels, labelled[torch.randperm(len(labelled), generator=generator)]
+
+
+def _masks(y: object, *parts: Int[Tensor, " _"]) -> Split:
+    """A mask for each part of the nodes, where the labels are."""
+    labels = _labels(y)
+    masks = torch.zeros(3, len(labels), dtype=torch.bool)
+    for mask, nodes in zip(masks, parts, strict=True):
+        mask[nodes] = True
+    return Split(*masks.to(labels.device))

@@ -52,7 +52,7 @@ def commutator(
     Args:
         diffusion: S.
         attention: A, called as ``attention(x, mask)`` (or ``attention(x)`` without a mask), in evaluation mode. With a
-            method ``frozen(x, mask)`` that gives A_X, as :class:`SelfAttention` has, also the linearised form is taken.
+            method ``frozen(x, mask)`` that gives A_X, as `SelfAttention` has, also the linearised form is taken.
         x: the state that the attention reads.
         mask: true where there is a token; only tokens count.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics.hooks import Call, declared, hooked
+from diffusion_mp.diagnostics.hooks import declared, hooked
 from diffusion_mp.diagnostics.plotting import axis
 from diffusion_mp.energies import Energy
 from diffusion_mp.errors import check_function, check_kind
@@ -87,10 +87,10 @@ class EnergyTrace:
         return ax
 
     @torch.no_grad()
-    def _record(self, layer: str, call: Call) -> None:
-        out = call.out[0] if isinstance(call.out, tuple) else call.out
-        before = float(self.energy(call.x, None))
-        after = float(self.energy(out, call.x if call.x.shape == out.shape else None))
+    def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
+        out = out[0] if isinstance(out, tuple) else out  # beside its coupling, when that was asked for
+        before = float(self.energy(x, None))
+        after = float(self.energy(out, x if x.shape == out.shape else None))
         self.records.append(LayerEnergy(layer, before, after))
 
 

@@ -58,17 +58,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Call], Tensor | None]) -> Iterator[None]:
-    """For the body, ``hook(name, call)`` follows every call of the modules; a tensor that it gives replaces the output.
+def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]) -> Iterator[None]:
+    """For the body, ``hook(name, x, mask, output)`` follows every call ``module(x, mask)`` of the modules.
 
-    The hooks are removed also after an error.
+    A tensor that it gives replaces the output. The hooks are removed also after an error.
     """
 
     def forward_hook(name: str) -> Callable[..., Tensor | None]:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
             x = args[0] if args else kwargs.get("x")
             mask = args[1] if len(args) > 1 else kwargs.get("mask")
-            return hook(name, Call(x, mask, output))  # type: ignore[arg-type]
+            return hook(name, x, mask, output)
 
         return after
 
@@ -83,13 +83,13 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
     """The calls of every module in the body, on sequences, filled while it runs."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
 
-    def record(name: str, call: Call) -> None:
-        if not isinstance(call.x, Tensor) or not isinstance(call.out, Tensor):
+    def record(name: str, x: Any, mask: Any, out: Any) -> None:
+        if not isinstance(x, Tensor) or not isinstance(out, Tensor):
             raise TypeError(
                 f"a module to be diagnosed must be called as module(x, mask) and give a tensor; "
-                f"{type(modules[name]).__name__} got {describe(call.x)} and gave {describe(call.out)}."
+                f"{type(modules[name]).__name__} got {describe(x)} and gave {describe(out)}."
             )
-        calls[name].append(Call(call.x.detach(), call.mask, call.out.detach()))
+        calls[name].append(Call(x.detach(), mask, out.detach()))
 
     with hooked(modules, record):
         yield calls

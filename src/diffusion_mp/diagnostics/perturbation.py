@@ -73,11 +73,11 @@ def perturbation_bound(
         inputs, named: of the model.
         diffusion: the layer to insert behind ``site``; ``None``: ``site`` is the diffusion layer, and is bypassed.
         points: of the segment, its ends among them (one point: its beginning).
-        tol: of :func:`lipschitz`.
+        tol: of `lipschitz`.
 
     Raises:
         TypeError, ValueError: ``site`` is not called, or is no diffusion layer while none is given.
-        ConvergenceError, RuntimeError: see :func:`lipschitz`.
+        ConvergenceError, RuntimeError: see `lipschitz`.
     """
     check_counts(points=points)
     check_positive(tol, "tol")
@@ -124,7 +124,7 @@ def _tail(
     def tail(states: Tensor) -> Tensor:
         pieces = states.split([shape.numel() for shape in shapes])
         given = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-        with hooked({"site": site}, lambda name, call: next(given)):
+        with hooked({"site": site}, lambda *_: next(given)):
             out: Tensor = model(*inputs, **named)
         return out
 

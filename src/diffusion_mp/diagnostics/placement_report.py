@@ -23,7 +23,7 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class PlacementReport:
-    """What :func:`diagnose` measured, as columns for a data frame or a JSON file.
+    """What `diagnose` measured, as columns for a data frame or a JSON file.
 
     Args:
         attention: a row for every call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
@@ -31,7 +31,7 @@ class PlacementReport:
             and ``linearized``, Eq. 13 relative to the same (``None`` where the module has no ``frozen``).
         insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
             where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``bound`` and ``roughness_bound`` of
-            :class:`Perturbation`.
+            `Perturbation`.
     """
 
     attention: Columns
@@ -88,7 +88,7 @@ def diagnose(
     in double precision, are enough.
 
     Args:
-        model: any module that gives a tensor, :class:`PDETransformer` for one.
+        model: any module that gives a tensor, `PDETransformer` for one.
         inputs, named: of the model.
         diffusion: S. ``None``: for an attention the model's own diffusion layer whose name shares most with its name,
             that of the same block, or the one behind the embedding. A baseline has none, and P6 none along the
@@ -96,11 +96,11 @@ def diagnose(
         sites: names of modules behind which ``diffusion`` is inserted for the bound, such as
             ``["after_embedding", "blocks.0.after_attention"]`` of a baseline; by default the model's own layers are
             bypassed.
-        points, tol: see :func:`perturbation_bound`.
+        points, tol: see `perturbation_bound`.
 
     Raises:
         ValueError: no diffusion layer to measure with, or a site that the model does not have.
-        ConvergenceError, RuntimeError: see :func:`lipschitz`.
+        ConvergenceError, RuntimeError: see `lipschitz`.
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")

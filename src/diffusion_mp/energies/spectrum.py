@@ -126,7 +126,7 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
     return laplacian_extremes(coupling, form)
 
 
-def spectral_radius_bound(coupling: Coupling, products: int = 10) -> float:
+def spectral_radius_bound(coupling: Coupling) -> float:
     """An upper bound of the spectral radius of a non-negative S: max_i (Mw)_i/w_i − 1, M = I + S (Collatz, Wielandt).
 
     It holds for every positive w; w ← Mw improves it step by step. The first step, w = 1, is Gershgorin's largest row
@@ -134,7 +134,7 @@ def spectral_radius_bound(coupling: Coupling, products: int = 10) -> float:
     """
     w: Tensor = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device)
     bound = float("inf")
-    for _ in range(products):
+    for _ in range(10):
         image = w + coupling @ w
         bound = min(bound, (image / w).max().item() - 1.0)
         w = image / image.amax(0)

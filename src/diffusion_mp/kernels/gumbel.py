@@ -52,7 +52,7 @@ def _(state: Tensor, like: Tensor, samples: int, first: int) -> Tensor:
 
 
 def gumbel(
-    state: Int[Tensor, "two"], like: Float[Tensor, "N H _"], samples: int, first: int = 0
+    state: Int[Tensor, " two"], like: Float[Tensor, "N H _"], samples: int, first: int = 0
 ) -> Float[Tensor, "N H K"]:
     """g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,22 +87,15 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
     penalty = update.penalty if isinstance(update, Backtracking) else None
     own = penalty if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty) else None
     fixed = None if own is not None else _graph_coupling(start, generator)
-    beta, leak = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0)
-    form: Form = getattr(update, "form", "conservative")
-    source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if beta else None
-
-    def default(coupling: Coupling) -> Energy:
-        if own is not None:
-            return Energy(own)
-        terms: dict[str, Any] = {"source": source, "beta": beta, "leak": leak, "laplacian": form}
-        lam = 1.0
-        if isinstance(update, ExplicitEuler):
-            lam = _covered(certify(coupling, None, update.tau, form=form, leak=leak)).lam
-        return Energy("quadratic", lam, coupling=coupling, **terms)
+    with_source = getattr(update, "beta", 0.0) != 0
+    source = torch.randn(start.shape, generator=generator, dtype=start.dtype) if with_source else None
 
     def step(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         coupling = own.coupling(x, normalize=True) if fixed is None else fixed  # type: ignore[union-attr]
-        chosen = default(coupling) if energy is None else _chosen(energy, coupling, x)
+        if energy is not None:
+            chosen = _chosen(energy, coupling, x)
+        else:
+            chosen = Energy(own) if own is not None else _quadratic(update, coupling, source)
         # For other updates than the explicit step theory speaks of the energy of the state alone.
         x_prev = x if energy is not None or isinstance(update, ExplicitEuler) else None
         return update(x, coupling, source=source), lambda state: chosen(state, x_prev)
@@ -139,8 +131,16 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
         metric = diffusivity.penalty.coupling(x).degree() if diffusivity.row_stochastic else None
         return Energy(diffusivity.penalty, certificate.lam, leak=update.leak, metric=metric)
-    certificate = _covered(certify(coupling, x, update.tau, form=update.form, leak=update.leak))
-    return Energy(QuadraticPenalty(), certificate.lam, coupling=coupling, leak=update.leak, laplacian=update.form)
+    return _quadratic(update, coupling)
+
+
+def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> Energy:
+    """The quadratic energy of a coupling, at the certified λ for an explicit step."""
+    form: Form = getattr(update, "form", "conservative")
+    beta, leak, lam = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0), 1.0
+    if isinstance(update, ExplicitEuler):
+        lam = _covered(certify(coupling, None, update.tau, form=form, leak=leak)).lam
+    return Energy("quadratic", lam, coupling=coupling, source=source, beta=beta, leak=leak, laplacian=form)
 
 
 def _covered(certificate: Certificate) -> Certificate:

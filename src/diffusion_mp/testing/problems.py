@@ -73,27 +73,21 @@ class Problem:
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
     ) -> Float[Tensor, "N H D"]:
         """(I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
-        _check_rates(tau=tau, leak=leak)
-        identity = torch.eye(self.matrix.size(0), dtype=self.matrix.dtype)
-        right = self.state if source is None else self.state + tau * beta * source
-        return _dense_solve(identity + tau * (self.laplacian + leak * identity), right)
+        check_positive(tau, "tau", allow_zero=True)
+        check_positive(leak, "leak", allow_zero=True)
+        return self._solve(tau, 1 + tau * leak, self.state if source is None else self.state + tau * beta * source)
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
         """(Δ + κ)⁻¹ βh, by a dense solve."""
-        _check_rates(leak=leak)
+        check_positive(leak, "leak", allow_zero=True)
         check_values(source, self.matrix.size(0), 1, "source")
-        identity = torch.eye(self.matrix.size(0), dtype=self.matrix.dtype)
-        return _dense_solve(self.laplacian + leak * identity, beta * source)
+        return self._solve(1.0, leak, beta * source)
 
-
-def _check_rates(**rates: float) -> None:
-    for name, rate in rates.items():
-        check_positive(rate, name, allow_zero=True)
-
-
-def _dense_solve(matrix: Tensor, right: Tensor) -> Tensor:
-    solution: Tensor = torch.linalg.solve(matrix, right.flatten(1))
-    return solution.view_as(right)
+    def _solve(self, tau: float, shift: float, right: Tensor) -> Tensor:
+        """(τΔ + shift)⁻¹ right."""
+        matrix = tau * self.laplacian + shift * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        solution: Tensor = torch.linalg.solve(matrix, right.flatten(1))
+        return solution.view_as(right)
 
 
 def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", *, seed: int = 0) -> Problem:

@@ -70,11 +70,11 @@ class Backtracking(LaplacianUpdate):
 
     def step(
         self,
-        x: Float[Tensor, "N #H D"],
+        x: Float[Tensor, " N #H D"],
         coupling: Coupling,
-        values: Float[Tensor, "N #H D"] | None = None,
-        source: Float[Tensor, "N #H D"] | None = None,
-    ) -> Float[Tensor, "N #H D"]:
+        values: Float[Tensor, " N #H D"] | None = None,
+        source: Float[Tensor, " N #H D"] | None = None,
+    ) -> Float[Tensor, " N #H D"]:
         """Take the largest step tried that does not raise the energy."""
         values = self.validate(x, coupling, values, source)
         diagonal = self.diagonal(coupling)

@@ -23,7 +23,7 @@ from diffusion_mp.errors import (
 )
 
 #: The state of every head; one head broadcasts against several.
-State = Float[Tensor, "N #H D"]
+State = Float[Tensor, " N #H D"]
 
 
 class StateUpdate(nn.Module, ABC):
@@ -82,9 +82,12 @@ class StateUpdate(nn.Module, ABC):
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
-        others = (("values", values), ("source", source))
-        given = [(name, tensor) for name, tensor in others if tensor is not None and tensor is not x]
-        for name, tensor in [("x", x), *given]:
+        check_values(x, coupling.num_nodes, coupling.heads, "x")
+        if x.device != coupling.device:
+            check_device(x, "x", coupling.device, "the coupling")
+        for name, tensor in (("values", values), ("source", source)):
+            if tensor is None or tensor is x:
+                continue
             check_values(tensor, coupling.num_nodes, coupling.heads, name)
             if tensor.device != coupling.device:
                 check_device(tensor, name, coupling.device, "the coupling")

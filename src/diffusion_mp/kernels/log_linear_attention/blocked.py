@@ -219,6 +219,11 @@ def _read_backward(
     for b in group.blocks:
         weights, log_sum = _weights(receivers, sums, bound, b)
         g = gather(grad.values, b)
+        if log_sum is not None and not g.size(3):  # there is nothing but L
+            weights.mul_(gather(grad.log_sum, b).mul(weights.size(3)).unsqueeze(4))
+            by_sums.counts.add_(weights.sum(2, keepdim=True))
+            scatter(by_log_q, b, weights.mul_(sums.counts).sum(3))
+            continue
         by_sums.values.add_(weights.flatten(3).transpose(2, 3) @ g)
         by_exponents = (g @ sums.values.transpose(2, 3)).view_as(weights).mul_(weights)
         by_shift = by_exponents.sum(4)
@@ -238,8 +243,10 @@ def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: 
     for b in group.blocks:
         factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
         scatter(by_senders.v, b, factor.flatten(3) @ by_sums.values)
-        by_factor = (gather(senders.v, b) @ by_sums.values.transpose(2, 3)).view_as(factor)
-        by_exponents = by_factor.add_(by_sums.counts).mul_(factor)
+        by_factor = by_sums.counts
+        if senders.v.size(2):
+            by_factor = by_factor + (gather(senders.v, b) @ by_sums.values.transpose(2, 3)).view_as(factor)
+        by_exponents = factor.mul_(by_factor)
         scatter(by_senders.log_k, b, by_exponents.sum(3))
         scatter(by_senders.col_shift, b, by_exponents.sum(4))
 

@@ -1,0 +1,46 @@
+"""Training: losses, modules, data, checkpoints, how a command ends, the command line (extra `train`)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from diffusion_mp.experiments.train.checkpoints import (
+    check_writable,
+    load_checkpoint,
+    replace_file,
+    save_checkpoint,
+)
+from diffusion_mp.experiments.train.losses import mean_squared_error, node_cross_entropy
+from diffusion_mp.experiments.train.stopping import exit_code
+from diffusion_mp.extras import needed_by
+
+# Lightning is loaded with the first of these, so that the rest works, and the command line can complain, without it.
+_LAZY = {
+    "CheckpointFiles": "resume",
+    "DigitsDataModule": "datamodules",
+    "FiniteLoss": "resume",
+    "NodeClassifier": "classifiers",
+    "PlanetoidDataModule": "datamodules",
+    "Resumable": "resume",
+    "SequenceClassifier": "classifiers",
+    "weighted_accuracy": "metrics",
+}
+
+__all__ = [
+    "check_writable",
+    "exit_code",
+    "load_checkpoint",
+    "mean_squared_error",
+    "node_cross_entropy",
+    "replace_file",
+    "save_checkpoint",
+    *_LAZY,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needed_by(name, "diffusion-mp[train]"):
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,0 +1,62 @@
+"""Losses that refuse the silent N × N broadcast behind Table 5 of DIFFormer."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffusion_mp.errors import INTEGERS, check_device, check_kind, check_tensor, describe
+
+
+def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of node logits; −(1/N) Σ_i log softmax(logits_i)[y_i].
+
+    Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
+
+    Raises:
+        TypeError: logits that are no floating-point numbers, or labels that are no integers.
+        ValueError: any other pair of shapes, no node at all, and labels outside 0..C−1.
+    """
+    check_tensor(logits, "logits", "[N, C]")
+    check_kind(target, "target", Tensor, "a tensor [N] of class numbers")
+    if target.dtype not in INTEGERS:
+        raise TypeError(f"target must hold class numbers (integers); got {describe(target)}.")
+    check_device(target, "target", logits.device, "logits")
+    if logits.dim() != 2 or target.dim() != 1 or logits.size(0) != target.size(0):
+        raise ValueError(
+            f"Expected logits [N, C] and target [N], got {list(logits.shape)} and {list(target.shape)}; "
+            "squeeze the target to one dimension and select the same nodes from both."
+        )
+    if logits.size(1) < 2:
+        raise ValueError(
+            f"logits {list(logits.shape)} have one column, so every node is class 0 and the loss is always 0; "
+            "give two columns or more, or use mean_squared_error for one target per node."
+        )
+    if target.numel() == 0:
+        raise ValueError("There is no node to average the loss over: the mask that selected them is empty.")
+    low, high = int(target.min()), int(target.max())
+    if low < 0 or high >= logits.size(1):
+        raise ValueError(
+            f"target must lie in 0..{logits.size(1) - 1} for {logits.size(1)} logits, got {low}..{high}; "
+            "leave unlabelled nodes (−1) out with label_mask(y)."
+        )
+    return F.cross_entropy(logits, target.long())
+
+
+def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
+
+    Raises:
+        ValueError: the shapes differ, or there is nothing to average.
+    """
+    check_tensor(prediction, "prediction", "[N, …]")
+    check_tensor(target, "target", "[N, …]")
+    check_device(target, "target", prediction.device, "prediction")
+    if prediction.shape != target.shape:
+        raise ValueError(
+            f"prediction {list(prediction.shape)} and target {list(target.shape)} must have the same shape: broadcast, "
+            "every node would be compared with every other; use prediction.squeeze(-1) or target.unsqueeze(-1)."
+        )
+    if target.numel() == 0:
+        raise ValueError("There is no node to average the loss over: prediction and target are empty.")
+    return F.mse_loss(prediction, target)

@@ -1,0 +1,5 @@
+"""Training is `diffusion_mp.experiments.train` now; its names are found here for one more version, with a warning."""
+
+from diffusion_mp.moved import names_before
+
+__getattr__ = names_before(__name__)

@@ -1,0 +1,84 @@
+"""IMDb reviews: the folder and the archive are the same; bytes, labels, what is missing."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+
+import pytest
+
+from diffusion_mp.data import pad
+from diffusion_mp.experiments.sequences import IMDb
+
+REVIEWS = {
+    "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!",
+    "train/neg/10_2.txt": b"Bad, and " * 9,
+    "train/neg/9_1.txt": b"Worse",
+    "test/pos/3_10.txt": b"Fine",
+    "test/neg/0_1.txt": b"",
+}
+OTHERS = {
+    "train/unsup/0_0.txt": b"unlabelled",
+    "train/labeledBow.feat": b"9 0:1",
+    "README": b"read",
+    "train/pos/x.md": b"x",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in (REVIEWS | OTHERS).items():
+        path = tmp_path / "aclImdb" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    return tmp_path / "aclImdb"
+
+
+def texts(dataset: IMDb) -> list[tuple[bytes, int]]:
+    return [(bytes((tokens - 1).tolist()), label) for tokens, label in dataset]
+
+
+@pytest.mark.parametrize("archive", [None, "w:gz", "w"])
+def test_folder_and_archive(folder, tmp_path, archive):
+    path = folder
+    if archive:
+        path = tmp_path / "aclImdb_v1.tar.gz"
+        with tarfile.open(path, archive) as tar:
+            for file in sorted(folder.rglob("*"), reverse=True):  # not in the order of names
+                tar.add(file, f"aclImdb/{file.relative_to(folder)}", recursive=False)
+    train = IMDb(path)
+    assert texts(train) == [
+        (REVIEWS["train/neg/10_2.txt"], 0),
+        (REVIEWS["train/neg/9_1.txt"], 0),
+        (REVIEWS["train/pos/0_9.txt"], 1),
+    ]
+    assert texts(IMDb(path, "test")) == [(b"", 0), (b"Fine", 1)]
+    assert texts(IMDb(path, max_length=4))[1] == (b"Wors", 0)
+    assert train[2][0].max() == 0xC3 + 1
+    tokens, mask, labels = pad(list(train))
+    assert tokens.shape == (3, 81)
+    assert mask.sum(dim=1).tolist() == [81, 5, 19]
+    assert labels.tolist() == [0, 0, 1]
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_refusals(folder, tmp_path):
+    with pytest.raises(ValueError, match="split must be one of 'train', 'test'; got 'val'"):
+        IMDb(folder, "val")
+    with pytest.raises(ValueError, match="max_length must be at least 1"):
+        IMDb(folder, max_length=0)
+    for path in (tmp_path / "nothing", folder / "train"):
+        with pytest.raises(FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"):
+            IMDb(path)
+
+
+@pytest.mark.data
+def test_the_real_archive(data_root):
+    path = data_root / "aclImdb" / "aclImdb_labelled.tar.gz"
+    if not path.is_file():
+        pytest.skip(f"no aclImdb/aclImdb_labelled.tar.gz at {data_root}")
+    dataset = IMDb(path, max_length=1000)
+    assert len(dataset) == 25_000
+    assert Counter(label for _, label in dataset._reviews) == {0: 12_500, 1: 12_500}
+    assert bytes((dataset[0][0] - 1).tolist()).startswith(b"Story of a man who has unnatural feelings for a pig.")
+    assert all(len(dataset[i][0]) <= 1000 for i in range(0, 25_000, 500))

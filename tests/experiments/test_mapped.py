@@ -1,0 +1,117 @@
+"""Arrays that are made once and then opened by memory map."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from diffusion_mp.experiments.files.mapped import mapped_arrays
+
+
+@pytest.fixture
+def source(tmp_path):
+    file = tmp_path / "numbers.txt"
+    file.write_bytes(b"1 2 3")
+    return file
+
+
+def maker(source):
+    made = []
+
+    def make(arrays):
+        made.append(1)
+        arrays.create("a", (2, 3), np.int64)
+        arrays.write("a", (slice(None), slice(1, 3)), np.array([[1, 2], [3, 4]]))
+        arrays.put("b", np.array([len(source.read_bytes())]))
+
+    return make, made
+
+
+def test_made_once_and_then_mapped(source, tmp_path):
+    make, made = maker(source)
+    for _ in range(2):
+        arrays = mapped_arrays(tmp_path / "cache", make, [source], made_by="v1")
+        assert arrays["a"].tolist() == [[0, 1, 2], [0, 3, 4]]
+    assert len(made) == 1
+    arrays["a"][0, 0] = 7  # of this process alone
+    assert mapped_arrays(tmp_path / "cache", make, [source], made_by="v1")["a"][0, 0] == 0
+    record = json.loads((tmp_path / "cache" / "sources.json").read_text())
+    assert record["files"]["numbers.txt"]["sha256"] == hashlib.sha256(b"1 2 3").hexdigest()
+
+
+def test_another_source_or_maker_makes_it_anew_and_a_deleted_source_does_not(source, tmp_path):
+    make, made = maker(source)
+    cache = tmp_path / "cache"
+    mapped_arrays(cache, make, [source], made_by="v1")
+    source.write_bytes(b"1 2 3 4")
+    assert mapped_arrays(cache, make, [source], made_by="v1")["b"].tolist() == [7]
+    mapped_arrays(cache, make, [source], made_by="v2")
+    assert len(made) == 3
+    source.unlink()
+    assert mapped_arrays(cache, make, [source], made_by="v2")["b"].tolist() == [7]
+    assert len(made) == 3
+
+
+def test_complete_or_absent(source, tmp_path):
+    make, _ = maker(source)
+
+    def stopped(arrays):
+        make(arrays)
+        raise KeyboardInterrupt
+
+    cache = tmp_path / "cache"
+    with pytest.raises(KeyboardInterrupt):
+        mapped_arrays(cache, stopped, [source])
+    assert not cache.exists()
+    assert mapped_arrays(cache, make, [source])["a"].sum() == 10
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
+
+
+def test_no_warning_and_no_copy(source, tmp_path, recwarn):
+    arrays = mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
+    assert not recwarn
+    assert torch.equal(arrays["a"], arrays["a"].clone())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda cache: (cache / "b.npy").unlink(),
+        lambda cache: (cache / "c.npy").write_bytes((cache / "b.npy").read_bytes()),
+        lambda cache: (cache / "a.npy").write_bytes((cache / "a.npy").read_bytes()[:-8]),
+        lambda cache: np.save(cache / "a.npy", np.zeros((3, 2), np.int64)),
+        lambda cache: np.save(cache / "a.npy", np.zeros((2, 3))),
+        lambda cache: np.save(cache / "a.npy", np.array([[{}] * 3] * 2, dtype=object)),
+        lambda cache: (cache / "a.npy").write_bytes(b""),
+        lambda cache: (cache / "sources.json").unlink(),
+        lambda cache: (cache / "sources.json").write_text("{"),
+        lambda cache: (cache / "sources.json").write_text("[]"),
+        lambda cache: (cache / "sources.json").write_text('{"made_by": "", "files": 3, "arrays": {}}'),
+    ],
+)
+def test_a_damaged_folder_is_made_anew_with_a_warning(source, tmp_path, damage):
+    make, made = maker(source)
+    cache = tmp_path / "cache"
+    mapped_arrays(cache, make, [source])
+    damage(cache)
+    with pytest.warns(UserWarning, match=r"cache: .*made anew"):
+        arrays = mapped_arrays(cache, make, [source])
+    assert arrays["a"].tolist() == [[0, 1, 2], [0, 3, 4]]
+    assert len(made) == 2
+    assert sorted(path.name for path in cache.iterdir()) == ["a.npy", "b.npy", "sources.json"]
+
+
+def test_a_folder_with_other_things_is_not_replaced(source, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=r"holds thesis\.tex, which is no array; name a folder of its own"):
+        mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
+    assert (tmp_path / "cache" / "thesis.tex").exists()
+
+
+def test_what_a_killed_process_left_is_deleted(source, tmp_path):
+    (tmp_path / "cache.part-1234" / "new").mkdir(parents=True)
+    mapped_arrays(tmp_path / "cache", maker(source)[0], [source])
+    assert not (tmp_path / "cache.part-1234").exists()

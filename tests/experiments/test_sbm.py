@@ -1,0 +1,283 @@
+"""PATTERN and CLUSTER: published densities and sizes, fixed patterns, seeds, the cache, one pinned graph."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hostile import Payload
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.transforms import AddRandomWalkPE, Compose
+from torch_geometric.utils import subgraph
+
+from diffusion_mp.data import AddLaplacianPE
+from diffusion_mp.experiments.graphs import SBMDataset
+from diffusion_mp.experiments.graphs.sbm import block_model_pairs, cluster_graph, draw_pattern, pattern_graph
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def digest(data: Data) -> str:
+    parts = (data.x.argmax(dim=1), data.edge_index, data.y)
+    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
+
+
+def same(one: Data, other: Data) -> bool:
+    return digest(one) == digest(other)
+
+
+def density(graphs: list[Data], chosen) -> float:
+    """Edges over pairs of different nodes (i, j) for which chosen(graph) [N, N] is true, over all graphs."""
+    edges = pairs = 0
+    for data in graphs:
+        adjacency = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.bool)
+        adjacency[data.edge_index[0], data.edge_index[1]] = True
+        mask = chosen(data).fill_diagonal_(False)
+        edges, pairs = edges + int(adjacency[mask].sum()), pairs + int(mask.sum())
+    return edges / pairs
+
+
+def test_pairs_follow_the_probabilities():
+    block = torch.repeat_interleave(torch.arange(3), torch.tensor([100, 200, 0]))
+    probability = torch.tensor([[0.2, 0.7, 1.0], [0.7, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    first, second = block_model_pairs(block, probability, seeded())
+    assert (first < second).all()
+    counts = torch.zeros(3, 3).index_put_((block[first], block[second]), torch.ones(()), accumulate=True)
+    assert counts[0, 0] / (100 * 99 / 2) == pytest.approx(0.2, abs=0.02)
+    assert counts[0, 1] / (100 * 200) == pytest.approx(0.7, abs=0.01)
+    assert counts[1, 1] == counts[:, 2].sum() == 0
+
+
+def test_cluster_has_the_published_densities_and_sizes():
+    generator = seeded()
+    graphs = [cluster_graph(generator) for _ in range(300)]
+    assert density(graphs, lambda g: g.y[:, None] == g.y) == pytest.approx(0.55, abs=0.005)
+    assert density(graphs, lambda g: g.y[:, None] != g.y) == pytest.approx(0.25, abs=0.003)
+    sizes = torch.stack([torch.bincount(g.y, minlength=6) for g in graphs])
+    assert (int(sizes.min()), int(sizes.max())) == (5, 34)
+    # SFi-Former, Table 4: 117.2 nodes and 2 150.9 edges, each counted once; two standard errors of 300 graphs are 2 %.
+    assert sum(g.num_nodes for g in graphs) / 300 == pytest.approx(117.2, rel=0.03)
+    assert sum(g.num_edges for g in graphs) / 300 == pytest.approx(2 * 2150.9, rel=0.06)
+
+
+def test_cluster_shows_one_node_of_each_community():
+    shown = []
+    for seed in range(20):
+        data = cluster_graph(seeded(seed))
+        number = data.x.argmax(dim=1)
+        assert torch.equal(data.x.sum(dim=1), torch.ones(data.num_nodes))
+        nodes = number.nonzero().flatten()
+        assert sorted(number[nodes].tolist()) == [1, 2, 3, 4, 5, 6]
+        assert torch.equal(data.y[nodes], number[nodes] - 1)
+        shown.append(nodes / data.num_nodes)
+    assert torch.cat(shown).mean() == pytest.approx(0.5, abs=0.1)  # in random order, not the first of a block
+
+
+def test_pattern_has_the_published_densities_and_sizes():
+    generator = seeded()
+    pattern = draw_pattern(generator)
+    graphs = [pattern_graph(pattern, generator) for _ in range(300)]
+    assert density(graphs, lambda g: g.y[:, None] != g.y) == pytest.approx(0.5, abs=0.005)
+    assert all(int(g.y.sum()) == 20 for g in graphs)
+    # Five sizes uniform on 5..34 (mean 19.5, variance 899/12): the pairs within and between communities.
+    within = 5 * (19.5**2 + 899 / 12 - 19.5)
+    between = 5 * 4 * 19.5**2
+    expected = (0.5 * within + 0.35 * between) / (within + between)
+    assert density(graphs, lambda g: (g.y == 0)[:, None] & (g.y == 0)) == pytest.approx(expected, abs=0.004)
+    letters = torch.cat([g.x[g.y == 0] for g in graphs]).mean(dim=0)
+    assert letters.tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
+    # SFi-Former, Table 4: 118.9 nodes and 3 039.3 edges, each counted once.
+    assert sum(g.num_nodes for g in graphs) / 300 == pytest.approx(118.9, rel=0.03)
+    assert sum(g.num_edges for g in graphs) / 300 == pytest.approx(2 * 3039.3, rel=0.06)
+
+
+def test_patterns_have_edge_probability_one_half_and_random_letters():
+    generator = seeded()
+    patterns = [draw_pattern(generator) for _ in range(100)]
+    assert sum(p.pairs.size(1) for p in patterns) / (100 * 190) == pytest.approx(0.5, abs=0.015)
+    assert torch.cat([p.letters for p in patterns]).bincount().tolist() == pytest.approx([2000 / 3] * 3, rel=0.1)
+    sizes = {len(draw_pattern(generator, sizes=(5, 8)).letters) for _ in range(60)}
+    assert sizes == {5, 6, 7, 8}
+
+
+def planted(data: Data) -> tuple[list[int], list[tuple[int, int]]]:
+    """What does not depend on the order of the pattern's nodes: its degrees, and letters with degrees."""
+    edges, _ = subgraph(data.y == 1, data.edge_index, num_nodes=data.num_nodes)
+    degree = torch.bincount(edges[0], minlength=data.num_nodes)[data.y == 1].tolist()
+    letter = data.x[data.y == 1].argmax(dim=1).tolist()
+    return sorted(degree), sorted(zip(letter, degree, strict=True))
+
+
+def test_every_hundredth_graph_of_any_split_carries_one_pattern(tmp_path):
+    train = SBMDataset(tmp_path, "PATTERN", num_graphs=103, log=False)
+    test = SBMDataset(tmp_path, "PATTERN", "test", num_graphs=3, log=False)
+    for i in range(3):
+        assert planted(train[i]) == planted(train[100 + i]) == planted(test[i])
+        assert not same(train[i], train[100 + i])
+    assert len({str(planted(train[i])) for i in range(100)}) == 100
+
+
+def test_the_released_pattern_sizes(tmp_path):
+    data = SBMDataset(tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34), log=False)
+    sizes = torch.tensor([int(graph.y.sum()) for graph in data])
+    assert int(sizes.min()) >= 5
+    assert int(sizes.max()) <= 34
+    assert len(sizes.unique()) > 20
+
+
+@pytest.mark.parametrize(("name", "letters", "classes"), [("PATTERN", 3, 2), ("CLUSTER", 7, 6)])
+def test_graphs_are_simple_and_undirected(tmp_path, name, letters, classes):
+    dataset = SBMDataset(tmp_path, name, num_graphs=5, log=False)
+    assert (len(dataset), dataset.num_features, dataset.num_classes) == (5, letters, classes)
+    for data in dataset:
+        assert data.is_undirected()
+        assert data.is_coalesced()
+        assert not data.has_self_loops()
+        assert data.x.dtype == torch.float32
+        assert data.y.dtype == torch.int64
+        assert data.validate()
+
+
+def test_one_graph_of_each_is_pinned(tmp_path):
+    """The same on every machine: if this fails, seeds give other graphs than before; raise _VERSION in sbm.py."""
+    found = [digest(SBMDataset(tmp_path, name, "test", num_graphs=1, log=False)[0]) for name in ("PATTERN", "CLUSTER")]
+    assert found == ["5545658008f562d5", "76d9a1e2d0113885"]
+
+
+def test_prefixes_seeds_splits_and_the_global_generator(tmp_path):
+    before = torch.get_rng_state()
+    ten, three = (SBMDataset(tmp_path, "CLUSTER", num_graphs=n, log=False) for n in (10, 3))
+    assert all(same(ten[i], three[i]) for i in range(3))
+    assert torch.equal(before, torch.get_rng_state())
+    others = [
+        SBMDataset(tmp_path, "CLUSTER", num_graphs=10, seed=1, log=False),
+        SBMDataset(tmp_path, "CLUSTER", "val", num_graphs=10, log=False),
+        SBMDataset(tmp_path, "CLUSTER", "test", num_graphs=10, log=False),
+    ]
+    firsts = [digest(dataset[0]) for dataset in (ten, *others)]
+    assert len(set(firsts)) == 4
+
+
+def test_the_cache_is_read_and_nothing_is_made_twice(tmp_path, monkeypatch):
+    first = SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    monkeypatch.setattr(SBMDataset, "make", lambda self: pytest.fail("made again"))
+    again = SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    assert all(same(first[i], again[i]) for i in range(2))
+    assert sorted(path.name for path in Path(again.processed_dir).iterdir()) == [
+        "graphs.pt",
+        "pre_transform.txt",
+    ]
+
+
+def test_a_run_that_dies_leaves_no_half_dataset(tmp_path, monkeypatch):
+    def die(data: Data) -> Data:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        SBMDataset(tmp_path, "CLUSTER", num_graphs=2, pre_transform=die, log=False)
+    monkeypatch.setattr(SBMDataset, "save", lambda self, graphs, path: Path(path).write_bytes(b"half") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    monkeypatch.undo()
+    assert len(SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)) == 2
+
+
+@pytest.mark.parametrize("name", ["pre_transform.pt", "pre_filter.pt", "graphs.pt"])
+def test_nothing_in_the_folder_is_unpickled(tmp_path, name):
+    """PyG unpickles all three."""
+    folder = Path(SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False).processed_dir)
+    torch.save(Payload(tmp_path / "marker"), folder / name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if name == "graphs.pt" else "error")
+        assert len(SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)) == 2
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda data, slices: data["edge_index"].mul_(1000),
+            "edge_index must lie in 0..the number of its graph's nodes",
+        ),
+        (lambda data, slices: data["edge_index"].sub_(1), "down to -1"),
+        (lambda data, slices: slices["x"].add_(1), "do not ascend from 0"),
+        (lambda data, slices: slices["y"].mul_(2), "y is divided into graphs at"),
+        (lambda data, slices: slices.pop("x"), "KeyError"),
+        (lambda data, slices: data.pop("x"), "no x"),
+        (lambda data, slices: data.update(_store=3), "not the attributes of a graph"),
+        (lambda data, slices: slices.update(x=slices["x"][:-1]), "x is divided into graphs at"),
+        (lambda data, slices: data.update(x=data["x"].to_sparse()), "not dense"),
+        (lambda data, slices: data.update(x=torch.zeros(1, 1).expand(10**6, 10**6)), "more bytes than the file has"),
+    ],
+)
+def test_a_cache_that_is_damaged_is_made_anew(tmp_path, change, message):
+    first = SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    path = Path(first.processed_paths[0])
+    content = torch.load(path, weights_only=True)
+    change(*content)
+    torch.save(content, path)
+    with pytest.warns(UserWarning, match=rf"graphs\.pt: .*{message}.*\. A cache that cannot be read is made anew"):
+        again = SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    assert all(same(first[i], again[i]) for i in range(2))
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=message):
+        again.load(str(path))
+
+
+def test_force_reload_makes_it_anew(tmp_path):
+    first = SBMDataset(tmp_path, "CLUSTER", num_graphs=1, log=False)
+    before = Path(first.processed_paths[0]).stat().st_ino
+    again = SBMDataset(tmp_path, "CLUSTER", num_graphs=1, pre_transform=AddLaplacianPE(4), force_reload=True, log=False)
+    assert Path(first.processed_paths[0]).stat().st_ino != before
+    assert "laplacian_mask" in again[0]
+
+
+def test_progress_only_when_asked(tmp_path, capsys):
+    SBMDataset(tmp_path, "CLUSTER", num_graphs=2, log=False)
+    assert capsys.readouterr().err == ""
+    SBMDataset(tmp_path, "CLUSTER", num_graphs=3)
+    assert "3/3" in capsys.readouterr().err
+
+
+def test_encodings_are_saved_and_batched(tmp_path):
+    encode = Compose([AddLaplacianPE(4), AddRandomWalkPE(6)])
+    dataset = SBMDataset(tmp_path, "CLUSTER", num_graphs=3, pre_transform=encode, log=False)
+    batch = next(iter(DataLoader(dataset, batch_size=3)))
+    assert batch.laplacian_eigenvectors.shape == batch.laplacian_mask.shape == (batch.num_nodes, 4)
+    assert batch.random_walk_pe.shape == (batch.num_nodes, 6)
+    with pytest.warns(UserWarning, match="pre_transform"):
+        SBMDataset(tmp_path, "CLUSTER", num_graphs=3, pre_transform=AddLaplacianPE(5), log=False)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("name", "split", "options", "message"),
+    [
+        ("MNIST", "train", {}, "name must be one of 'PATTERN', 'CLUSTER'; got 'MNIST'"),
+        ("CLUSTER", "valid", {}, "split must be one of 'train', 'val', 'test'; got 'valid'"),
+        ("CLUSTER", "train", {"num_graphs": 0}, "num_graphs must be at least 1"),
+        ("CLUSTER", "train", {"seed": -1}, "seed must lie in 0"),
+        ("CLUSTER", "train", {"seed": 2**30}, "seed must lie in 0"),
+        ("CLUSTER", "train", {"pattern_sizes": (5, 34)}, "belong to PATTERN"),
+        ("PATTERN", "train", {"pattern_sizes": (9, 8)}, "1 <= smallest <= largest; got \\(9, 8\\)"),
+    ],
+)
+def test_refusals(tmp_path, name, split, options, message):
+    with pytest.raises(ValueError, match=message):
+        SBMDataset(tmp_path, name, split, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neighbouring_seeds_draw_unrelated_streams():
+    """Four streams per seed: the first numbers of 4 000 neighbouring seeds look uniform and uncorrelated."""
+    first: Tensor = torch.stack([torch.rand((), generator=seeded(s), dtype=torch.float64) for s in range(4000)])
+    assert first.mean() == pytest.approx(0.5, abs=0.02)
+    assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.05

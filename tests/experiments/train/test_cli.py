@@ -1,0 +1,158 @@
+"""The console script: every configuration, fit, resume, best checkpoint, messages."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+import yaml
+
+import diffusion_mp.models
+from diffusion_mp.experiments.train.cli import main
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+DIGITS = str(REPOSITORY / "configs" / "digits_difformer_s.yaml")
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch):
+    """Fits on the digits for two epochs (or as told) below tmp_path; returns the folder of that run."""
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+
+    def run(*arguments, epochs=2):
+        code = main(["fit", "--config", DIGITS, "--out", str(tmp_path), f"--trainer.max_epochs={epochs}", *arguments])
+        assert code == 0
+        return max((tmp_path / "digits_difformer_s").iterdir(), key=lambda folder: folder.name)
+
+    return run
+
+
+def test_configurations_were_found():
+    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config", str(config), "--print_config"])
+    assert stopped.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["name"] == config.stem
+    chosen = printed["model"]["model"]
+    arguments = {
+        name: value for name, value in chosen["init_args"].items() if not name.endswith(("in_channels", "t_channels"))
+    }
+    model = getattr(diffusion_mp.models, chosen["class_path"].split(".")[-1])(
+        in_channels=5, out_channels=3, **arguments
+    )
+    ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
+    assert model(torch.ones(9, 5), ring).shape == (9, 3)
+
+
+def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
+    folder = fit()
+    best = list((folder / "checkpoints").glob("best-*.ckpt"))
+    assert len(best) == 1
+    metrics = (folder / "metrics.csv").read_text()
+    assert "val_acc" in metrics.splitlines()[0]
+    assert "train_loss" in metrics.splitlines()[0]
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]["per_class"] == 5
+    output = capsys.readouterr().out
+    assert "test_acc" in output
+    assert str(best[0]) in output
+    checkpoint = torch.load(best[0], weights_only=True)
+    assert checkpoint["hyper_parameters"]["lr"] == 0.01
+
+
+def test_resume_goes_on_where_it_stopped(fit):
+    first = fit()
+    resumed = fit("--ckpt_path", str(first / "checkpoints" / "last.ckpt"), epochs=4)
+    assert resumed != first
+    with (resumed / "metrics.csv").open() as file:
+        assert {row["epoch"] for row in csv.DictReader(file)} == {"2", "3", "4"}  # 4: the test after the last epoch
+    # Checkpoints stay in one folder, so that the best one is the best of the whole run.
+    assert not (resumed / "checkpoints").exists()
+    assert torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 3
+    assert len(list((first / "checkpoints").glob("best-*.ckpt"))) == 1
+
+
+def test_any_field_can_be_overridden(fit):
+    folder = fit(
+        "--model.lr=0.5", "--model.model.num_layers=1", "--data.per_class=2", "--trainer.logger=true", epochs=1
+    )
+    written = yaml.safe_load((folder / "config.yaml").read_text())
+    assert written["model"]["lr"] == 0.5
+    assert written["model"]["model"]["init_args"]["num_layers"] == 1
+    assert written["data"]["init_args"]["per_class"] == 2
+
+
+def test_without_progress_bar(fit):
+    fit("--trainer.enable_progress_bar=false", epochs=1)
+
+
+def test_test_subcommand_reads_the_written_configuration(fit, capsys):
+    folder = fit()
+    capsys.readouterr()
+    arguments = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(folder / "checkpoints" / "last.ckpt")]
+    assert main(["test", *arguments]) == 0
+    assert "test_acc" in capsys.readouterr().out
+
+
+def test_missing_data_is_a_message_and_code_two(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    config = str(REPOSITORY / "configs" / "cora_gcn.yaml")
+    assert main(["fit", "--config", config, "--data.root", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "missing ind.cora.x" in capsys.readouterr().err
+
+
+def test_help_and_unknown_subcommand(capsys):
+    assert main(["--help"]) == 0
+    assert "fit --config" in capsys.readouterr().out
+    assert main(["train"]) == 2
+    assert "no subcommand 'train'" in capsys.readouterr().err
+
+
+def test_importing_the_package_loads_no_training_library():
+    code = (
+        "import sys, diffusion_mp, diffusion_mp.data, diffusion_mp.experiments.train\n"
+        "heavy = {'pytorch_lightning', 'torchmetrics', 'sklearn', 'matplotlib', 'jsonargparse'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    for name in [name for name in sys.modules if name.startswith("diffusion_mp.experiments.train.")]:
+        if not name.endswith((".cli", ".losses")):
+            monkeypatch.delitem(sys.modules, name)
+    assert main([]) == 2
+    assert "pip install 'diffusion-mp[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])
+def test_a_configuration_is_never_read_from_an_address(joined, capsys):
+    """It names classes to import, and Lightning would fetch it."""
+    address = "http://127.0.0.1:9/config.yaml"
+    option = [f"--config={address}"] if joined else ["--config", address]
+    assert main(["fit", *option]) == 2
+    assert f"--config must be a file of this machine; got the address {address}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "content"), [("--model", "lr: 0.125"), ("--trainer", "max_epochs: 3")])
+def test_no_part_of_a_configuration_is_read_from_an_address(option, content, capsys, monkeypatch):
+    """fsspec's memory stands for any address that can be read."""
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    with fsspec.open("memory://part.yaml", "w") as file:
+        file.write(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", DIGITS, f"{option}=memory://part.yaml", "--print_config"])
+    assert ended.value.code == 2
+    assert "memory://part.yaml" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""Checkpoints on disk: complete or absent, data and never programs, and a folder that can be written to."""
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffusion_mp.experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
+
+
+class Payload:
+    """Unpickling it would make a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def hostile(kind, folder):
+    """The path of a file, or what is given as one, of this kind; `executed` beside it says that it ran."""
+    path, executed = folder / "checkpoint.ckpt", folder / "executed"
+    torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": Payload(executed)}, path)
+    if kind == "a pickle":
+        path.write_bytes(pickle.dumps(Payload(executed)))
+    elif kind == "a truncated archive":
+        path.write_bytes(path.read_bytes()[:-200])
+    elif kind == "an archive of something":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("notes.txt", "nothing")
+    elif kind == "text":
+        path.write_text("epoch 3, accuracy 0.8\n")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "a folder":
+        return folder
+    elif kind == "missing":
+        return folder / "none.ckpt"
+    elif kind != "a payload":
+        return kind
+    return path
+
+
+DAMAGED = ["a payload", "a pickle", "a truncated archive", "an archive of something", "text", "empty"]
+ELSEWHERE = ["http://example.org/x.ckpt", "https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt"]
+ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
+
+
+@pytest.mark.parametrize("kind", [*DAMAGED, *ELSEWHERE, *ABSENT])
+def test_nothing_but_checkpoints_is_read_and_nothing_runs(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = hostile(kind, tmp_path)
+    kinds = {**dict.fromkeys(DAMAGED, "or is damaged"), **dict.fromkeys(ELSEWHERE, "of this machine only")}
+    with pytest.raises((ValueError, FileNotFoundError), match=kinds.get(kind, "A checkpoint was expected")) as refused:
+        load_checkpoint(path)
+    assert str(path) in str(refused.value)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.slow
+def test_three_thousand_flipped_bytes(tmp_path):
+    """Each is refused in the sentence, or read as plain types; none ends the process."""
+    path, generator = tmp_path / "checkpoint.ckpt", torch.Generator().manual_seed(0)
+    save_checkpoint({"state_dict": {"weight": torch.randn(5, 4)}, "epoch": 3, "name": "run"}, path)
+    whole, refused = path.read_bytes(), 0
+    for _ in range(3000):
+        place = int(torch.randint(len(whole), (), generator=generator))
+        byte = whole[place] ^ (1 << int(torch.randint(8, (), generator=generator)))
+        path.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+        try:
+            load_checkpoint(path)
+        except ValueError:
+            refused += 1
+    assert refused > 300
+
+
+def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "folder" / "state.pt"
+    save_checkpoint({"epoch": 1}, path)
+    write = Path.write_bytes
+
+    def half(self, data):
+        write(self, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(
+        OSError, match=r"state\.pt cannot be written: No space left on device\. What stood there is as it"
+    ):
+        save_checkpoint({"epoch": 2}, path)
+    assert load_checkpoint(path) == {"epoch": 1}
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.undo()
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_writable_or_a_sentence(tmp_path, monkeypatch):
+    check_writable(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match=f"Nothing can be written to {folder}: .*Give another folder as --out"):
+            check_writable(folder)
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device\. Give another"):
+        check_writable(tmp_path)

@@ -1,0 +1,44 @@
+"""The losses refuse every shape that would broadcast."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from diffusion_mp.experiments.train import mean_squared_error, node_cross_entropy
+
+
+def test_values(generator):
+    logits, target = torch.randn(7, 3, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    assert node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
+    guess = torch.randn(7, 1, generator=generator)
+    assert torch.isclose(mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        ((5, 1), (5,), "one column, so every node is class 0"),
+        ((5, 3), (5, 1), r"got \[5, 3\] and \[5, 1\]; squeeze"),
+        ((5, 3), (4,), r"got \[5, 3\] and \[4\]"),
+        ((5,), (5,), r"got \[5\] and \[5\]"),
+        ((0, 3), (0,), "mask that selected them is empty"),
+    ],
+)
+def test_cross_entropy_refuses(logits, target, message):
+    with pytest.raises(ValueError, match=message):
+        node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
+
+
+def test_labels_out_of_range():
+    with pytest.raises(ValueError, match=r"0\.\.2 for 3 logits, got -1\.\.3"):
+        node_cross_entropy(torch.zeros(2, 3), torch.tensor([-1, 3]))
+
+
+def test_one_column_against_a_vector_is_refused():
+    """What DIFFormer's Table 5 measured (ERRATA D15): under the broadcast the mean beats a perfect forecast."""
+    y = torch.linspace(-1, 1, 50)
+    assert ((y[:, None] - y) ** 2).mean() > ((y.mean() - y) ** 2).mean()
+    with pytest.raises(ValueError, match=r"\[50, 1\] and target \[50\] must have the same shape"):
+        mean_squared_error(y[:, None], y)
+    with pytest.raises(ValueError, match="no node to average"):
+        mean_squared_error(y[:0], y[:0])

@@ -1,0 +1,158 @@
+"""NodeClassifier and the DataModules without the command line."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch_geometric.data import Data
+
+from diffusion_mp.diffusivities import AuxiliaryLoss
+from diffusion_mp.experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule
+from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
+from diffusion_mp.models import DiffusionGNN
+
+
+class Toy(FullGraphDataModule):
+    def load(self):
+        generator = torch.Generator().manual_seed(0)
+        masks = torch.arange(12) % 3
+        return Data(
+            x=torch.randn(12, 4, generator=generator),
+            edge_index=torch.randint(12, (2, 30), generator=generator),
+            y=torch.arange(12) % 2,
+            train_mask=masks == 0,
+            val_mask=masks == 1,
+            test_mask=masks == 2,
+        )
+
+
+class Fixed(nn.Module):
+    """Logits that do not depend on the input."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x, edge_index=None, edge_weight=None):
+        return self.logits
+
+
+def quiet_trainer(**options):
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def test_metrics_read_their_own_mask():
+    data = Toy().data
+    logits = torch.zeros(12, 2)
+    wrong = data.val_mask | (data.test_mask & (torch.arange(12) < 6))
+    logits[torch.arange(12), torch.where(wrong, 1 - data.y, data.y)] = 5.0
+    model, trainer, toy = NodeClassifier(Fixed(logits)), quiet_trainer(), Toy()
+    (val,) = trainer.validate(model, datamodule=toy, verbose=False)
+    (test,) = trainer.test(model, datamodule=toy, verbose=False)
+    assert val["val_acc"] == 0
+    assert test["test_acc"] == 0.5
+    assert -1 / 8 < val["val_score"] < 0
+    (predicted,) = trainer.predict(model, datamodule=toy)
+    assert torch.equal(predicted, logits.argmax(dim=1))
+
+
+def test_the_loss_breaks_ties_and_nothing_more():
+    """The score orders by accuracy first: no loss, however large, costs a whole node."""
+    toy = Toy()
+    right = nn.functional.one_hot(toy.data.y, 2).float()
+
+    def score(logits):
+        return quiet_trainer().validate(NodeClassifier(Fixed(logits)), datamodule=toy, verbose=False)[0]["val_score"]
+
+    one_wrong_badly = right * 0.01
+    one_wrong_badly[1] = torch.tensor([1e4, 0.0]) if toy.data.y[1] else torch.tensor([0.0, 1e4])
+    two_wrong_hardly = right * 100
+    two_wrong_hardly[[1, 4]] = 0.001 * (1 - right[[1, 4]])
+    assert score(right * 5) > score(right) > score(one_wrong_badly) > score(two_wrong_hardly)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_learns(optimizer):
+    model = NodeClassifier(DiffusionGNN(4, 16, 2, conv="mlp", dropout=0.0), lr=0.05, optimizer=optimizer)
+    trainer = quiet_trainer(max_epochs=60)
+    trainer.fit(model, datamodule=Toy())
+    assert trainer.callback_metrics["train_acc"] == 1
+
+
+class Regularised(Fixed):
+    """Records three times the mean square of its logits while it trains."""
+
+    def __init__(self, logits):
+        super().__init__(logits)
+        self.auxiliary = AuxiliaryLoss()
+
+    def forward(self, x, edge_index=None, edge_weight=None):
+        self.auxiliary.value = 3 * self.logits.square().mean() if self.training else None
+        return self.logits
+
+
+@pytest.mark.parametrize("model", [Fixed, Regularised])
+def test_auxiliary_losses_are_added_and_logged_apart(model):
+    data, logits = Toy().data, torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    module = NodeClassifier(model(logits.detach().clone()), lr=0.0, weight_decay=0.0)
+    gradients, trainer = [], quiet_trainer(max_epochs=1)
+    module.model.logits.register_hook(gradients.append)
+    trainer.fit(module, datamodule=Toy())
+    own = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+    extra = 3 * logits.square().mean() if model is Regularised else torch.zeros(())
+    torch.testing.assert_close(trainer.callback_metrics["train_loss"], own)
+    assert ("train_aux_loss" in trainer.callback_metrics) == (model is Regularised)
+    torch.testing.assert_close(trainer.callback_metrics.get("train_aux_loss", torch.zeros(())), extra)
+    torch.testing.assert_close(gradients, list(torch.autograd.grad(own + extra, logits)))
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_unknown_optimizer():
+    with pytest.raises(ValueError, match="optimizer must be one of adam, adamw, got 'lbfgs'"):
+        NodeClassifier(Fixed(torch.zeros(12, 2)), optimizer="lbfgs")
+
+
+@pytest.mark.parametrize(("shape", "message"), [((12, 1), "one column"), ((5, 2), "one row of logits per node")])
+def test_wrong_logits_are_refused(shape, message):
+    model = NodeClassifier(Fixed(torch.zeros(shape)))
+    with pytest.raises(ValueError, match=message):
+        model.training_step(Toy().data, 0)
+
+
+def test_digits_module():
+    module = DigitsDataModule(per_class=3, num_val=100, seed=1)
+    assert (module.num_features, module.num_classes) == (64, 10)
+    assert int(module.data.train_mask.sum()) == 30
+    assert int(module.data.test_mask.sum()) == 1797 - 130
+    other = DigitsDataModule(per_class=3, num_val=100, seed=2)
+    assert not torch.equal(module.data.train_mask, other.data.train_mask)
+    (batch,) = module.val_dataloader()
+    assert batch is module.data
+
+
+def test_a_module_without_load():
+    with pytest.raises(NotImplementedError, match="must define load"):
+        FullGraphDataModule().load()
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_unknown_split():
+    with pytest.raises(ValueError, match='"random" or "public", got \'full\''):
+        PlanetoidDataModule(split="full")
+
+
+@pytest.mark.data
+def test_planetoid_module(data_root):
+    public = PlanetoidDataModule(str(data_root / "Planetoid"), split="public")
+    assert (public.num_features, public.num_classes) == (1433, 7)
+    assert public.data.train_mask[:140].all()
+    first, second = (PlanetoidDataModule(str(data_root / "Planetoid"), seed=seed).data for seed in (0, 1))
+    assert torch.bincount(first.y[first.train_mask]).tolist() == [20] * 7
+    assert not torch.equal(first.test_mask, second.test_mask)

@@ -1,0 +1,226 @@
+"""A run that goes on from its checkpoint is the run that was not stopped, bit by bit, with dropout."""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader
+
+from diffusion_mp.experiments.train import (
+    CheckpointFiles,
+    NodeClassifier,
+    SequenceClassifier,
+    load_checkpoint,
+    save_checkpoint,
+)
+from diffusion_mp.experiments.train.cli import main
+from diffusion_mp.experiments.train.resume import random_state, set_random_state
+
+# The checker of shapes draws from Python's random state, which is among what is compared.
+pytestmark = pytest.mark.usefixtures("no_typecheck")
+
+DIFFORMER = ["--model.model=diffusion_mp.models.DIFFormer", "--model.model.dropout=0.5"]
+NODEFORMER = [
+    "--model.model=diffusion_mp.models.NodeFormer",
+    "--model.model.num_features=4",
+    "--model.model.dropout=0.5",
+]
+SMALL = ["--data=DigitsDataModule", "--model.model.hidden_channels=8", "--model.model.num_layers=1"]
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.logger=false", "--checkpoint.filename=best-{epoch}"]
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch):
+    """`diffusion-mp fit` in an empty folder, with the relative --out that is the default; the checkpoints by name."""
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, epochs, *options, model=DIFFORMER, code=0):
+        folder = Path("runs", name, "checkpoints")
+        places = [f"--{callback}.dirpath={folder}" for callback in ("checkpoint", "last")]
+        arguments = ["fit", *model, *SMALL, *QUIET, *places, "--name", name, f"--trainer.max_epochs={epochs}"]
+        assert main([*arguments, *options]) == code
+        return {path.name: load_checkpoint(path) for path in folder.glob("*.ckpt")}
+
+    return run
+
+
+def same(state, other):
+    """Tensors bit by bit; whatever names a folder may differ."""
+    if isinstance(state, torch.Tensor):
+        return torch.equal(state, other)
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(same(state[key], other[key]) for key in state)
+    if isinstance(state, (list, tuple)):
+        return len(state) == len(other) and all(map(same, state, other))
+    return state == other
+
+
+def assert_same_runs(checkpoints, others):
+    """The same files with the same weights, optimisers, random states and progress."""
+    assert checkpoints.keys() == others.keys()
+    for name, checkpoint in checkpoints.items():
+        for part in ("state_dict", "optimizer_states", "random_state", "loops", "epoch", "global_step"):
+            assert same(checkpoint[part], others[name][part]), (name, part)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (DIFFORMER, []),
+        pytest.param(NODEFORMER, [], marks=pytest.mark.slow),
+        pytest.param(
+            DIFFORMER,
+            ["--trainer.check_val_every_n_epoch=2", "--checkpoint.save_top_k=2"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["DIFFormer", "NodeFormer", "validation every second epoch, two best"],
+)
+def test_a_resumed_fit_is_bit_equal(fit, model, options):
+    whole = fit("whole", 8, *options, model=model)
+    fit("part", 4, *options, model=model)
+    part = fit("part", 8, "--ckpt_path=runs/part/checkpoints/last.ckpt", *options, model=model)
+    assert_same_runs(part, whole)
+
+
+def test_the_best_is_that_of_the_whole_run_wherever_it_lies(fit, capsys, tmp_path):
+    """With a learning rate of 0 the first epoch stays the best; the folder is moved on the way, and then it is lost."""
+    still = ["--model.lr=0", "--model.weight_decay=0"]
+    fit("first", 2, *still)
+    Path("runs/first").rename("runs/moved")
+    capsys.readouterr()
+    resume, best = "--ckpt_path=runs/moved/checkpoints/last.ckpt", tmp_path / "runs/moved/checkpoints/best-epoch=0.ckpt"
+    assert set(fit("moved", 3, *still, resume)) == {"best-epoch=0.ckpt", "last.ckpt"}
+    assert f"Best checkpoint: {best}" in capsys.readouterr().out
+    best.unlink()
+    assert set(fit("moved", 5, *still, resume)) == {"best-epoch=3.ckpt", "last.ckpt"}
+
+
+def test_a_folder_that_lightning_named_by_a_relative_path(tmp_path, monkeypatch):
+    """The default: the folder of the logger is relative, that of --ckpt_path is not."""
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    monkeypatch.chdir(tmp_path)
+    still = ["--model.lr=0", "--model.weight_decay=0", "--trainer.enable_progress_bar=false"]
+    arguments = ["fit", *DIFFORMER, *SMALL, *still]
+    assert main([*arguments, "--trainer.max_epochs=2"]) == 0
+    checkpoints = Path("runs/fit/version_0/checkpoints")
+    assert main([*arguments, "--trainer.max_epochs=4", "--ckpt_path", str(checkpoints / "last.ckpt")]) == 0
+    assert [path.name[:12] for path in checkpoints.glob("best*")] == ["best-epoch=0"]
+
+
+def test_a_run_that_had_stopped_early_stays_stopped(fit):
+    stop = ["--model.lr=0", "--model.weight_decay=0", "--early_stopping.patience=2"]
+    resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
+    whole = fit("run", 9, *stop)
+    assert whole["last.ckpt"]["epoch"] == 2
+    assert_same_runs(fit("run", 9, *stop, resume), whole)
+    longer = fit("run", 9, *stop, "--early_stopping.patience=4", resume)  # the command line wins
+    assert longer["last.ckpt"]["epoch"] == 4
+
+
+def test_the_command_line_wins_over_the_checkpoint_which_wins_over_defaults(fit):
+    resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
+    fit("run", 1, "--model.lr=0.25", "--model.weight_decay=0.125")
+    found = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
+    group = found["optimizer_states"][0]["param_groups"][0]
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.125)
+    assert (found["hyper_parameters"]["lr"], found["hyper_parameters"]["weight_decay"]) == (0.5, 0.125)
+
+
+def test_what_a_run_cannot_go_on_with_is_refused(fit, capsys):
+    """Another optimiser, another model, a checkpoint of weights alone: and the checkpoint stays as it is."""
+    path = Path("runs/run/checkpoints/last.ckpt")
+    before = fit("run", 1)
+    fit("run", 2, "--model.optimizer=adamw", f"--ckpt_path={path}", code=2)
+    assert "optimizer was 'adam' in the run of this checkpoint, and cannot become 'adamw'" in capsys.readouterr().err
+    after = fit("run", 2, "--model.model.hidden_channels=4", f"--ckpt_path={path}", code=2)
+    message = capsys.readouterr().err
+    assert "last.ckpt is of another model: model." in message
+    assert "config.yaml" in message
+    assert_same_runs(before, after)
+    del before["last.ckpt"]["optimizer_states"]
+    save_checkpoint(before["last.ckpt"], path)
+    fit("run", 2, f"--ckpt_path={path}", code=2)
+    assert "holds weights alone" in capsys.readouterr().err
+
+
+class Steps(nn.Module):
+    """Logits through dropout, of rows of noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def classified(folder, epochs, resumed=False, **options):
+    """SequenceClassifier with a loader that shuffles by the global state, and numbers from numpy in its collation."""
+    pl.seed_everything(0, verbose=False)
+    x = torch.randn(24, 4)
+
+    def noisy(rows):
+        noise = torch.from_numpy(np.random.randn(len(rows), 4)).float()  # noqa: NPY002
+        return torch.stack([row for row, _ in rows]) + noise, torch.tensor([label for _, label in rows])
+
+    data = DataLoader(list(zip(x, (x[:, 0] > 0).long(), strict=True)), 6, shuffle=True, collate_fn=noisy)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        logger=False,
+        callbacks=[ModelCheckpoint(folder, "last", enable_version_counter=False)],
+        plugins=[CheckpointFiles()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = SequenceClassifier(Steps(), 2, **options)
+    trainer.fit(module, data, data, ckpt_path=str(folder / "last.ckpt") if resumed else None)
+    return load_checkpoint(folder / "last.ckpt")
+
+
+def test_batches_in_random_order_with_noise_from_numpy(tmp_path, monkeypatch):
+    whole = classified(tmp_path / "whole", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceClassifier, "on_train_epoch_start", lambda module: 1 / (2 - module.current_epoch))
+        with pytest.raises(ZeroDivisionError):
+            classified(tmp_path / "part", 4)
+    part = classified(tmp_path / "part", 4, resumed=True)
+    assert_same_runs({"last": part}, {"last": whole})
+    assert same(part["lr_schedulers"], whole["lr_schedulers"])
+
+
+def test_a_schedule_keeps_its_learning_rate(tmp_path):
+    classified(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"lr was 0\.001 in the run of this checkpoint, and cannot become 0\.5"):
+        classified(tmp_path, 2, resumed=True, lr=0.5)
+
+
+def test_random_states_are_plain_and_come_back(tmp_path):
+    random.gauss(0, 1)
+    np.random.randn()  # noqa: NPY002 - half a pair of normal numbers is left over
+    save_checkpoint(random_state(), tmp_path / "state")
+
+    def draw():
+        return [random.gauss(0, 1), random.random(), np.random.randn(), torch.rand(3).tolist()]  # noqa: NPY002
+
+    first = draw()
+    set_random_state(load_checkpoint(tmp_path / "state"))
+    assert draw() == first
+
+
+def test_callbacks_are_attached_once():
+    model = NodeClassifier(nn.Identity())
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, callbacks=[EarlyStopping("val_score")])
+    model.trainer = trainer
+    first = model.configure_callbacks()
+    assert [type(callback).__name__ for callback in first] == ["Resumable", "FiniteLoss"]
+    trainer.callbacks += first
+    assert model.configure_callbacks() == []

@@ -1,0 +1,82 @@
+"""SIGINT and SIGTERM end a command with how to go on; what works without the extra `train`."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffusion_mp.experiments.train import NodeClassifier, exit_code, load_checkpoint
+from diffusion_mp.experiments.train.cli import main
+
+CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "digits_difformer_s.yaml")
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(("number", "code"), CODES, ids=["SIGINT", "SIGTERM"])
+def test_fit_says_the_command_that_goes_on(number, code, tmp_path, monkeypatch, capsys):
+    """In the third epoch of five; what is printed is run as it stands."""
+    before = signal.getsignal(number)
+    monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
+    small = ["--model.model.hidden_channels=8", "--model.model.num_layers=1", "--trainer.max_epochs=5"]
+    arguments = ["fit", "--config", CONFIG, *small, "--out", str(tmp_path / "a folder"), "--ckpt_path=null"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            NodeClassifier,
+            "on_train_epoch_start",
+            lambda module: module.current_epoch == 2 and os.kill(os.getpid(), number),
+        )
+        assert main(arguments) == code
+    message = capsys.readouterr().err
+    assert f"Stopped by {number.name}." in message
+    assert "Traceback" not in message
+    name, *resuming = shlex.split(message.splitlines()[-1])
+    assert name == "diffusion-mp"
+    assert main(resuming) == 0
+    last = load_checkpoint(resuming[-1])
+    assert (last["epoch"], last["global_step"]) == (4, 5)
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize(("number", "code"), CODES, ids=["SIGINT", "SIGTERM"])
+def test_the_digits_job_says_to_start_again(number, code, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(NodeClassifier, "on_train_epoch_start", lambda module: os.kill(os.getpid(), number))
+    assert main(["--splits=1", "--out", str(tmp_path)]) == code
+    message = capsys.readouterr().err
+    assert f"Stopped by {number.name}.\nNothing is lost; start again with\n  diffusion-mp --splits=1 --out" in message
+
+
+def test_exit_codes(capsys):
+    def fail(error):
+        error.add_note("A way out.")
+        raise error
+
+    assert exit_code(lambda: 7, "") == 7
+    assert exit_code(lambda: fail(OSError("Full.")), "") == 2
+    assert capsys.readouterr().err == "Full.\nA way out.\n"
+    with pytest.raises(KeyError):  # a fault of ours keeps its traceback
+        exit_code(lambda: fail(KeyError("x")), "")
+
+
+WITHOUT = """
+import sys
+for name in ("pytorch_lightning", "lightning_fabric", "jsonargparse", "rich", "sklearn", "torchmetrics", "matplotlib"):
+    sys.modules[name] = None
+from diffusion_mp.experiments.train.cli import main
+print([main(arguments) for arguments in (["--version"], ["--help"], ["train"], ["fit", "--config=x"], [], ["digits"])])
+"""
+
+
+def test_without_the_extra(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 2, 2, 2, 2]", done.stderr
+    from diffusion_mp import __version__
+
+    assert done.stdout.startswith(f"diffusion-mp {__version__}\n")
+    assert "no subcommand 'train'" in done.stderr
+    sentences = [line for line in done.stderr.splitlines() if "pip install 'diffusion-mp[train]'" in line]
+    assert len(sentences) == 3
+    assert "Traceback" not in done.stderr
