@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, ReweightedCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling, ReweightedCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
@@ -23,7 +23,8 @@ class AdjacencyEnhancedCoupling(SumCoupling):
     """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S, to be looked at by itself."""
 
     def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
-        super().__init__([share * attention, (1 - share) * adjacency])
+        # By name: under torch.compile ``share * attention`` would ask the tensor on its left, which knows no couplings.
+        super().__init__([ScaledCoupling(share, attention), ScaledCoupling(1 - share, adjacency)])
         self.attention = attention
         # A learnable factor promises no sign, but these two are positive.
         self.nonnegative = attention.nonnegative and adjacency.nonnegative
