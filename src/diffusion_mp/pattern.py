@@ -25,13 +25,15 @@ class Compressed:
 
     @property
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
-        return self._by_node()[0]
+        return self.ptr_and_order[0]
 
     @property
     def order(self) -> Int[Tensor, " E"]:
-        return self._by_node()[1]
+        return self.ptr_and_order[1]
 
-    def _by_node(self) -> tuple[Tensor, Tensor]:
+    @property
+    def ptr_and_order(self) -> tuple[Tensor, Tensor]:
+        """Both, which are found together."""
         if self._sorted is None:
             self._sorted = kept(self._sort)
         return self._sorted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -52,10 +53,12 @@ class LinearAttentionCoupling(PooledCoupling):
         nonnegative: bool = False,
     ) -> None:
         check_features(query, key)
-        check_flags(unit=unit)
-        if not torch.compiler.is_compiling():  # numbers may be symbols there
-            check_number(constant, "constant")
-            check_number(own, "own")
+        if type(unit) is not bool:
+            check_flags(unit=unit)
+        for name, value in (("constant", constant), ("own", own)):
+            # Numbers may be symbols while torch traces.
+            if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):
+                check_number(value, name)
         super().__init__(
             query.size(0),
             query.size(1),

@@ -87,6 +87,8 @@ class PooledCoupling(Coupling):
         return v.expand(-1, max(v.size(1), self.heads), -1)
 
 
-def heads_of(v: Tensor, *features: Tensor) -> list[Tensor]:
+def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
     """The features with as many heads as the values have."""
-    return [t.expand(-1, v.size(1), -1) for t in features]
+    if features[0].size(1) == v.size(1):
+        return features
+    return tuple(t.expand(-1, v.size(1), -1) for t in features)

@@ -32,7 +32,8 @@ def requested(operation: str, backend: str) -> str:
     Raises:
         ValueError: it is none of the backends.
     """
-    check_choice(backend, "backend", BACKENDS)
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        check_choice(backend, "backend", BACKENDS)
     if backend != "auto":
         return backend
     for part in os.environ.get(VARIABLE, "").split(","):

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,10 +37,12 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
 
     The interpreter is for tests: slow, and so only taken where "triton" was named.
     """
-    flat = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
-    tensors = [part for part in flat if isinstance(part, Tensor) and part.is_floating_point()]
-    if not ((named and interpreted()) or all(tensor.is_cuda for tensor in tensors)):
-        return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
+    tensors = []
+    for part in chain.from_iterable(arg if isinstance(arg, tuple) else (arg,) for arg in args):
+        if isinstance(part, Tensor) and part.is_floating_point():
+            if not (part.is_cuda or (named and interpreted())):
+                return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
+            tensors.append(part)
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if torch.version.hip is not None:

@@ -96,8 +96,9 @@ def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
 
 def empty_like(*tensors: Tensor) -> Any:
     """A contiguous result shaped like the tensor, or like every one of several."""
-    found = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors)
-    return found if len(found) > 1 else found[0]
+    first, *others = tensors
+    found = torch.empty_like(first, memory_format=torch.contiguous_format)
+    return (found, *map(empty_like, others)) if others else found
 
 
 class Operation(Generic[T]):
@@ -189,12 +190,14 @@ class Operation(Generic[T]):
         """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""
         results = output if self._signature.several else (output,)
         values = (*inputs[: len(self._signature.flat)], *results)
-        tensors = {part: values[place] for place, part in self._kept if isinstance(values[place], Tensor)}
+        tensors: dict[str, Tensor] = {}
+        ctx.others = {"backend": "auto" if self.family is None else inputs[-1]}
+        for place, part in self._kept:
+            (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = values[place]
         ctx.tensors = list(tensors)
         ctx.save_for_backward(*tensors.values())
-        ctx.others = {part: values[place] for place, part in self._kept if part not in tensors}
-        ctx.others["backend"] = "auto" if self.family is None else inputs[-1]
-        ctx.mark_non_differentiable(*(results[place] for place in self._without_grad))
+        if self._without_grad:
+            ctx.mark_non_differentiable(*(results[place] for place in self._without_grad))
 
     def _backward(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that are wanted, by the formulas."""

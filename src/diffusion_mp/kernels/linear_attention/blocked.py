@@ -131,7 +131,8 @@ class _Blockwise:
 
     def __init__(self, v: Tensor, terms: Terms) -> None:
         self.like, self.terms = v, terms
-        self.buffer = Buffers(v, _wide(v))
+        self.wide = torch.promote_types(v.dtype, torch.float32)  # the precision of sums
+        self.buffer = Buffers(v, self.wide)
 
     def graphs(self, x: Tensor) -> Iterator[tuple[int, list[Rows]]]:
         """The size and the blocks of one graph, or of some graphs of equal size in one block.
@@ -150,7 +151,7 @@ class _Blockwise:
     def empty_results(self, features: int, heads: int) -> Attended:
         """With room for the sums of so many heads."""
         v = self.like
-        values, den = empty_like(v), v.new_empty(v.shape[:2], dtype=_wide(v))
+        values, den = empty_like(v), v.new_empty(v.shape[:2], dtype=self.wide)
         return Attended(values, den, den.new_zeros(heads, features + 1, v.size(2) + 1))
 
     # ---------------------------------------------------------------- the two halves, and their gradients
@@ -161,7 +162,7 @@ class _Blockwise:
         def part(b: Rows) -> tuple[Tensor, Tensor]:
             keys = self._vectors(k, b)
             features = self._extended(keys.entries, keys.scale, 1.0)
-            return _contract(features, _load(v, b)), features.sum(1).unsqueeze(2)
+            return _contract(features, self._load(v, b)), features.sum(1).unsqueeze(2)
 
         pooled, weight = part(blocks[0])
         for b in blocks[1:]:
@@ -181,7 +182,7 @@ class _Blockwise:
             total = self._product(queries.entries, sums.pooled[:, :-1], out.values, b)
             torch.addcmul(bias, total, scale, out=total)
             if own:
-                total.add_(_load(v, b), alpha=own * size)
+                total.add_(self._load(v, b), alpha=own * size)
             put(out.den.unsqueeze(2), b, row)
             _store(out.values, b, torch.mul, total, _reciprocal(row))
 
@@ -211,7 +212,7 @@ class _Blockwise:
     ) -> None:
         """Writes ∂k and ∂v from G and c Σ_i g_i; ``own_part`` is what a block of ∂v has beside these, a g_j."""
         for b in blocks:
-            keys, values = self._vectors(k, b), _load(v, b)
+            keys, values = self._vectors(k, b), self._load(v, b)
             scale = keys.scale
             values = self._extended(values, scale, scale)
             self._store_tangential(dk, b, self._product(values, pooled_grad.transpose(1, 2), dk, b), keys)
@@ -224,7 +225,7 @@ class _Blockwise:
 
     def row_gradients(self, grad: Tensor, out: Attended, rows: Rows) -> Tensor:
         """[g, h] of a block, [b, n, D + 1]."""
-        extended = self._extended(_load(grad, rows), _reciprocal(_load(out.den.unsqueeze(2), rows)), 0.0)
+        extended = self._extended(self._load(grad, rows), _reciprocal(self._load(out.den.unsqueeze(2), rows)), 0.0)
         values = stack(out.values, rows)
         inner = torch.mul(extended[..., :-1], values, out=self.buffer("inner", *values.shape))
         torch.sum(inner, 2, out=extended[..., -1]).neg_()
@@ -238,7 +239,7 @@ class _Blockwise:
 
         A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
         """
-        block = _load(x, rows)
+        block = self._load(x, rows)
         if not self.terms.unit:
             return _Vectors(block, None, None)
         norm = torch.linalg.vector_norm(block, dim=2, keepdim=True)
@@ -252,6 +253,10 @@ class _Blockwise:
         block = block / size
         norm = torch.linalg.vector_norm(block, dim=2, keepdim=True)
         return _Vectors(block, norm.masked_fill_(norm == 0, torch.inf), size)
+
+    def _load(self, x: Tensor, rows: Rows) -> Tensor:
+        """A block [b, n, F], a graph and head in every b, in the precision of sums."""
+        return stack(x, rows).to(self.wide)
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Rows) -> Tensor:
         """x y, at its place in ``out`` where that is a view of its dtype."""
@@ -278,16 +283,6 @@ class _Blockwise:
         _store(out, rows, torch.addcmul, gradient, along.neg_(), x.entries)
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    """The precision of sums."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _load(x: Tensor, rows: Rows) -> Tensor:
-    """A block [b, n, F], a graph and head in every b, in the precision of sums."""
-    return stack(x, rows).to(_wide(x))
-
-
 def _store(out: Tensor, rows: Rows, function: Callable[..., Tensor], *arguments: Tensor) -> None:
     """Write what the function makes of its arguments to rows of ``out``."""
     if isinstance(rows, slice):
@@ -300,8 +295,8 @@ def _contract(x: Tensor, y: Tensor) -> Tensor:
     """xᵀy; a single one in two halves, for a product is not divided among threads along its sum."""
     if x.size(0) > 1 or x.size(1) % 2:
         return x.transpose(1, 2) @ y
-    x, y = (t.view(2, -1, t.size(2)) for t in (x, y))
-    return (x.transpose(1, 2) @ y).sum(0, keepdim=True)
+    halves = x.view(2, -1, x.size(2)).transpose(1, 2) @ y.view(2, -1, y.size(2))
+    return halves.sum(0, keepdim=True)
 
 
 def _reciprocal(x: Tensor) -> Tensor:

@@ -22,9 +22,10 @@ class Entries(NamedTuple):
     @classmethod
     def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
         """A pattern's entries, sorted only in the orders that will be needed."""
-        rows = (pattern.by_row.ptr, pattern.by_row.order) if by_row else (None, None)
-        cols = (pattern.by_col.ptr, pattern.by_col.order) if by_col else (None, None)
-        return cls(pattern.row, pattern.col, *rows, *cols)
+        rows, cols = pattern
+        row_ptr, row_order = rows.ptr_and_order if by_row else (None, None)
+        col_ptr, col_order = cols.ptr_and_order if by_col else (None, None)
+        return cls(rows.node, cols.node, row_ptr, row_order, col_ptr, col_order)
 
     @property
     def T(self) -> Entries:
@@ -34,6 +35,5 @@ class Entries(NamedTuple):
     def compressed(self, num_nodes: int) -> tuple[Tensor, Tensor]:
         """Boundaries and order by row, sorted now where they are not known."""
         if self.row_ptr is None or self.row_order is None:
-            form = Compressed(self.row, num_nodes)
-            return form.ptr, form.order
+            return Compressed(self.row, num_nodes).ptr_and_order
         return self.row_ptr, self.row_order
