@@ -66,6 +66,7 @@ def test_sigmoid_attention_needs_less_than_its_score_matrix() -> None:
     assert peak_gib("SigmoidDiffusivity()", num_nodes) < 4 * num_nodes**2 / 2**30 * 0.8
 
 
+@pytest.mark.exhaustive
 def test_gumbel_samples_are_accumulated() -> None:
     """50 samples of 32 features for every node and sample would be 0.12 GiB; they never exist together."""
     num_nodes, samples, features = 20_000, 50, 32
@@ -73,6 +74,7 @@ def test_gumbel_samples_are_accumulated() -> None:
     assert peak_gib(module, num_nodes) < 4 * num_nodes * samples * features / 2**30 * 0.8
 
 
+@pytest.mark.exhaustive
 def test_sparse_flow_needs_less_than_its_scores() -> None:
     num_nodes, heads = 3_000, 4
     module = f"SparseFlowDiffusivity(64, heads={heads}, head_channels=16)"
