@@ -3,11 +3,11 @@
 import pytest
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, always, choose, requested
+from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
 
 TABLE = {
     "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),
-    "cpu": Implementation(lambda n: "cpu", always),
+    "cpu": Implementation(lambda n: "cpu"),
 }
 
 

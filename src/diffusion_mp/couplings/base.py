@@ -130,6 +130,10 @@ class Coupling(ABC):
         check_values(v, self.num_nodes, self.heads)
         if v.device != self.device:
             check_device(v, "v", self.device, "the coupling")
+        return self.product(v)
+
+    def product(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """S v for values that an update has checked."""
         return self._product(v.expand(-1, max(v.size(1), self.heads), -1))
 
     @property

@@ -72,8 +72,7 @@ class LinearAttentionCoupling(PooledCoupling):
         self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = heads_of(v, self.query, self.key)
-        return linear_attention(query, key, v, self.ptr, **self.terms)
+        return linear_attention(self.query, self.key, v, self.ptr, **self.terms)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         return Sums(linear_pool(*heads_of(v, self.key), v, Terms(**self.terms)))

@@ -36,7 +36,8 @@ class SparseCoupling(Coupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        check_kind(graph, "graph", Graph, "a Graph")
+        if not isinstance(graph, Graph):
+            check_kind(graph, "graph", Graph, "a Graph")
         own = weight is None
         if weight is None:
             weight = graph.edge_weight

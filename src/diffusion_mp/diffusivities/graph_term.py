@@ -65,8 +65,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        attention: Coupling = graph.couple(self.attention, x)
-        return attention if graph.edge_index is None else self.mixed(attention, graph.couple(self.graph_term, x))
+        attention: Coupling = self.attention(x, graph)
+        return attention if graph.edge_index is None else self.mixed(attention, self.graph_term(x, graph))
 
     def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
         """Both couplings as one."""

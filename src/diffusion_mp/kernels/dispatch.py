@@ -21,9 +21,9 @@ class Implementation(NamedTuple):
 
     run: Callable[..., Any]
     """The computation, on the arguments of the operation."""
-    declines: Callable[..., str | None]
+    declines: Callable[..., str | None] | None = None
     """Called with whether it was named, and the arguments: why not on these, as the end of a sentence ("q is on the
-    CPU"); ``None``: it can."""
+    CPU"), or ``None`` if it can. Without such a function it always can."""
 
 
 def requested(operation: str, backend: str) -> str:
@@ -57,11 +57,8 @@ def choose(operation: str, backend: str, table: Mapping[str, Implementation], *a
             f"Take one of these, or 'auto'."
         )
     for name in [backend] if named else table:
-        reason = table[name].declines(named, *args)
+        run, declines = table[name]
+        reason = None if declines is None else declines(named, *args)
         if reason is None:
-            return table[name].run
+            return run
     raise BackendError(f"backend {name!r} declines {operation}: {reason}. Take another, or 'auto'.")
-
-
-def always(named: bool, *args: Any) -> None:
-    """Declines nothing."""

@@ -22,19 +22,40 @@ Calling what was declared chooses a backend, brings the arguments to one dtype, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NoReturn, TypeVar
+import os
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.dispatch import Implementation, always, choose, requested
+from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.kernels.signature import SCHEMA, Narrow, Signature, Wide
 
 __all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
 
 T = TypeVar("T")
+
+Wide = Annotated[Tensor, "wide"]
+"""An argument that is brought to one dtype with all other ``Wide`` and ``Narrow`` ones, at least float32."""
+
+Narrow = Annotated[Tensor, "narrow"]
+"""An argument that kernels may get in half precision, since they accumulate in float32: one dtype for all of these."""
+
+#: How annotations read in a schema.
+SCHEMA = {
+    Tensor: "Tensor",
+    Wide: "Tensor",
+    Narrow: "Tensor",
+    Tensor | None: "Tensor?",
+    Wide | None: "Tensor?",
+    Sequence[int]: "SymInt[]",
+    int: "SymInt",
+    float: "float",
+    bool: "bool",
+    str: "str",
+}
 
 Formula = Callable[..., Any]
 
@@ -70,9 +91,9 @@ def operation(
     """
     rows = {
         "triton": triton,
-        "cpu": cpu and Implementation(cpu, always),
+        "cpu": cpu and Implementation(cpu),
         "flex": flex,
-        "reference": reference and Implementation(reference, always),
+        "reference": reference and Implementation(reference),
     }
     table = {backend: row for backend, row in rows.items() if row is not None}
 
@@ -101,6 +122,88 @@ def empty_like(*tensors: Tensor) -> Any:
     return (found, *map(empty_like, others)) if others else found
 
 
+class Signature:
+    """What a function takes and returns; named tuples are taken apart into ``tuple.field``."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        hints = get_type_hints(function, include_extras=True)
+        returned = hints.pop("return")
+        self.arguments = list(hints)
+        tuples = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
+        self.tuples: dict[str, Callable[..., Any]] = tuples
+        self._nested = bool(tuples)
+        self.flat: dict[str, Any] = {}
+        self.parts: dict[str, list[str]] = {}
+        for name, hint in hints.items():
+            fields = get_type_hints(hint, include_extras=True) if name in self.tuples else {}
+            parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {name: hint}
+            self.parts[name], self.flat = list(parts), self.flat | parts
+        unknown = {name: kind for name, kind in self.flat.items() if kind not in SCHEMA}
+        if unknown:
+            raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
+        self.several = returned is not Tensor
+        # Results have the names of their fields; "out" is the only one, or all of them.
+        self.results = ["out"]
+        if self.several:
+            self.results = [*getattr(returned, "_fields", [f"out_{place}" for place in range(len(get_args(returned)))])]
+        self.returned: Callable[..., Any] = returned if hasattr(returned, "_fields") else _plain_tuple
+        shared = set(self.flat) & set(self.results)
+        if shared:
+            raise TypeError(f"arguments and results of an operation have names of their own; got {shared} twice.")
+        self.parts |= {name: [name] for name in self.results if name not in self.parts}
+        if "out" not in self.parts:
+            self.parts["out"], self.tuples["out"] = self.results, self.returned
+        self._wide = [place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)]
+        self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
+
+    def schema(self, *more: str) -> str:
+        """That of the flat operation, with ``more`` arguments at the end."""
+        arguments = [f"{SCHEMA[kind]} {name.replace('.', '_')}" for name, kind in self.flat.items()]
+        results = f"({', '.join('Tensor' for _ in self.results)})" if self.several else "Tensor"
+        return f"({', '.join([*arguments, *more])}) -> {results}"
+
+    def flatten(self, args: Sequence[Any]) -> list[Any]:
+        """The parts of arguments."""
+        if not self._nested:
+            return list(args)
+        flat: list[Any] = []
+        for name, arg in zip(self.arguments, args, strict=True):
+            if name in self.tuples:
+                flat.extend(arg)
+            else:
+                flat.append(arg)
+        return flat
+
+    def unflatten(self, flat: Sequence[Any]) -> list[Any]:
+        """Arguments from their parts; what comes after them is left out."""
+        if not self._nested:
+            return list(flat[: len(self.arguments)])
+        values, args = iter(flat), []
+        for name in self.arguments:
+            kind = self.tuples.get(name)
+            args.append(kind(*islice(values, len(self.parts[name]))) if kind else next(values))
+        return args
+
+    def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
+        """In place; with ``narrow`` what kernels take in half precision stays in it."""
+        if not (self._wide or self._narrow):
+            return
+        short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
+        for place in self._narrow:
+            short = torch.promote_types(short, flat[place].dtype)
+        wide = torch.promote_types(short, torch.float32)
+        for place in self._wide:
+            wide = wide if flat[place] is None else torch.promote_types(wide, flat[place].dtype)
+        for place in self._wide:
+            flat[place] = None if flat[place] is None else flat[place].to(wide)
+        for place in self._narrow:
+            flat[place] = flat[place].to(short if narrow else wide)
+
+
+def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
+    return results
+
+
 class Operation(Generic[T]):
     """What :func:`operation` declares: a function of its arguments and ``backend``."""
 
@@ -117,6 +220,8 @@ class Operation(Generic[T]):
         self._signature = signature = Signature(shapes)
         # What has no reference is a part of another operation, such as its derivative, and does as it is told.
         self._asks_environment = family is not None and "reference" in table
+        # The first that does not decline there: kernels for the GPU do, unless they were named.
+        self._on_cpu = table["cpu"].run if "cpu" in table else None
         # Plain torch runs outside of the registered operation, where torch sees it.
         self._plain = [backend for backend in ("reference", "flex") if backend in table]
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
@@ -135,7 +240,7 @@ class Operation(Generic[T]):
         Raises:
             BackendError: the named backend declines these arguments, or does not have the operation.
         """
-        if self.family is not None and self._asks_environment:
+        if self.family is not None and self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
             backend = requested(self.family, backend)
         flat = self._signature.flatten(args)
         dtype = None if self._like is None else flat[self._like].dtype
@@ -154,8 +259,9 @@ class Operation(Generic[T]):
         """The implementation that was chosen, on flat arguments: in the registered operation, or plain."""
         args = self._signature.unflatten(flat)
         name, backend = ("the operation", "auto") if self.family is None else (self.family, flat[-1])
+        run = self._on_cpu if backend == "auto" and flat[self._tensor].device.type == "cpu" else None
         with without_autocast(flat[self._tensor]):
-            out = choose(name, backend, self._table, *args)(*args)
+            out = (run or choose(name, backend, self._table, *args))(*args)
         return tuple(out) if self._signature.several else out
 
     def _fake(self, *flat: Any) -> Any:
@@ -197,7 +303,7 @@ class Operation(Generic[T]):
         ctx.tensors = list(tensors)
         ctx.save_for_backward(*tensors.values())
         if self._without_grad:
-            ctx.mark_non_differentiable(*(results[place] for place in self._without_grad))
+            ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
 
     def _backward(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that are wanted, by the formulas."""

@@ -51,7 +51,7 @@ class ExplicitEuler(LaplacianUpdate):
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """(1 − τ(d + κ))·x + τ S v + τβh, with as few passes over memory as that takes."""
         values = self.validate(x, coupling, values, source)
-        moved = coupling.matmul(values)
+        moved = coupling.product(values)
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
         if isinstance(keep, Tensor):
             moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)

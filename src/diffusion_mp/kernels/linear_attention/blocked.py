@@ -151,7 +151,8 @@ class _Blockwise:
     def empty_results(self, features: int, heads: int) -> Attended:
         """With room for the sums of so many heads."""
         v = self.like
-        values, den = empty_like(v), v.new_empty(v.shape[:2], dtype=self.wide)
+        values = torch.empty_like(v, memory_format=torch.contiguous_format)
+        den = v.new_empty(v.shape[:2], dtype=self.wide)
         return Attended(values, den, den.new_zeros(heads, features + 1, v.size(2) + 1))
 
     # ---------------------------------------------------------------- the two halves, and their gradients
@@ -256,12 +257,12 @@ class _Blockwise:
 
     def _load(self, x: Tensor, rows: Rows) -> Tensor:
         """A block [b, n, F], a graph and head in every b, in the precision of sums."""
-        return stack(x, rows).to(self.wide)
+        return (x[rows].transpose(0, 1) if isinstance(rows, slice) else stack(x, rows)).to(self.wide)
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Rows) -> Tensor:
         """x y, at its place in ``out`` where that is a view of its dtype."""
         if isinstance(rows, slice) and out.dtype == x.dtype:
-            return torch.bmm(x, y, out=stack(out, rows))
+            return torch.bmm(x, y, out=out[rows].transpose(0, 1))
         return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))
 
     def _extended(self, x: Tensor, scale: Tensor, last: Tensor | float) -> Tensor:
@@ -286,7 +287,7 @@ class _Blockwise:
 def _store(out: Tensor, rows: Rows, function: Callable[..., Tensor], *arguments: Tensor) -> None:
     """Write what the function makes of its arguments to rows of ``out``."""
     if isinstance(rows, slice):
-        function(*arguments, out=stack(out, rows))
+        function(*arguments, out=out[rows].transpose(0, 1))
     else:
         put(out, rows, function(*arguments))
 

@@ -144,6 +144,8 @@ def linear_attention(
         The result in the dtype of ``v``, in O(N F D) time and with no memory beyond the result's, in the backward pass
         beyond the gradients'; half precision accumulates in float32. Differentiable any number of times.
     """
+    if q.size(1) != v.size(1):
+        q, k = q.expand(-1, v.size(1), -1), k.expand(-1, v.size(1), -1)
     return _attention(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.spmm.entries import Entries
+from diffusion_mp.pattern import Compressed
 
 # Entries gathered at once by the sampled product: 64 MiB in float32.
 CHUNK = 1 << 24
@@ -24,7 +25,9 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
         return sums.index_add_(0, entries.row, v.squeeze(2)[entries.col].mul_(weight)).unsqueeze(2)
     if entries.row.numel() == 0:
         return empty_like(v).zero_()
-    ptr, order = entries.compressed(nodes)
+    ptr, order = entries.row_ptr, entries.row_order
+    if ptr is None:  # nobody expected this product
+        ptr, order = Compressed(entries.row, nodes).ptr_and_order
     columns, weight = entries.col[order], weight[order]
     if weight.size(1) == 1:
         return _product(ptr, columns, weight[:, 0], v.reshape(nodes, heads * channels)).view_as(v)

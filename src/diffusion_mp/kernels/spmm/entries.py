@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from diffusion_mp.pattern import Compressed, Pattern
+from diffusion_mp.pattern import Pattern
 
 
 class Entries(NamedTuple):
@@ -31,9 +31,3 @@ class Entries(NamedTuple):
     def T(self) -> Entries:
         """Those of the transpose."""
         return Entries(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
-
-    def compressed(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Boundaries and order by row, sorted now where they are not known."""
-        if self.row_ptr is None or self.row_order is None:
-            return Compressed(self.row, num_nodes).ptr_and_order
-        return self.row_ptr, self.row_order
