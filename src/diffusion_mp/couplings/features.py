@@ -15,7 +15,8 @@ def distance_features(
     r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
 
     So a penalty's f(‖x_i − x_j‖²) is a score of an inner product, exactly and for states of any norm: the
-    DIFFormer-s score 2 − ½z² stays low-rank (ERRATA D8), and the sigmoid's and the Gaussian's are tiled like any other.
+    DIFFormer-s score 2 − ½z² stays low-rank, and the sigmoid's and the Gaussian's are tiled like any other. (The paper
+    writes 1 + q_i·k_j for it, which is the same for unit vectors only; D8 of docs/errata.md.)
     In at least float32: the squares leave the range of half precision, and what they cancel to has no digits in it.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
