@@ -325,6 +325,8 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
         raise TypeError(f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}.")
+    if mask.is_meta:
+        raise ValueError(f"{name} must have values; got {describe(mask)}, where there are none.")
     if mask.shape != x.shape[:2]:
         raise ValueError(f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
     check_device(mask, name, x.device, "x")

@@ -115,10 +115,11 @@ class Program:
         steps = []
         for call in self.calls:
             valid = [arg.valid for arg in call.args.values()]
+            # One that may be wrong may also make another right: row boundaries that reach beyond N fit more rows.
             steps.append(
                 {
                     "line": call.line(),
-                    "valid": False if False in valid else None if None in valid else True,
+                    "valid": None if None in valid else False not in valid,
                     "finite": call.finite,
                     "names": list(call.args),
                 }

@@ -291,10 +291,11 @@ def pde_transformer(d: Draw) -> None:
     size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
     task = d.pick(["classify", "classify", "retrieve"])
     placement = d.pick([None, "P1", "P2", "P3", "P4", "P5", "P6", "P7"])
+    sizes = count(d).unsure("a list") if tokens else count(d)  # a vocabulary of another size, which may do
     d.call(
         "layer",
         f"mp.PDETransformer({{args}}){cast(d)}",
-        in_channels=Arg("[7]" if tokens else "3", [*count(d).wrong[:3], Wrong("[]", "empty"), Wrong("0", "zero")]),
+        in_channels=Arg("[7]" if tokens else "3", [*sizes.wrong[:3], Wrong("[]", "empty"), Wrong("0", "zero")]),
         hidden_channels=count(d, 4, 8),
         out_channels=count(d, 2, 3),
         num_layers=count(d, 1, 2),
@@ -320,7 +321,8 @@ def pde_transformer(d: Draw) -> None:
             for w in wrong_tensors(size, length)
             if w.what not in ("integers", "a longer last dimension", "a lower rank", "a higher rank")
         ]
-        wrong += [Wrong(f"torch.full(({size}, {length}), 7)", "beyond the vocabulary")] if size * length else []
+        # Padding may hold anything, so it depends on the mask whether a word is looked up.
+        wrong += [Wrong(f"torch.full(({size}, {length}), 7)", "beyond the vocabulary", None)] if size * length else []
         wrong += [Wrong(f"torch.zeros({size}, 13, dtype=torch.long)", "too long")]
         return Arg(f"torch.randint(7, ({size}, {length}))", wrong)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
 from diffusion_mp.errors import check_counts, check_device, check_flags, check_kind, check_pairs, check_values, describe
@@ -89,11 +89,11 @@ class Coupling(ABC):
         for name, promise in zip(PROMISES, given, strict=True):
             if type(promise) is bool:
                 setattr(self, name, promise)
-            elif callable(promise):
+            elif callable(promise) and not isinstance(promise, nn.Module):
                 self._questions[name] = promise
             else:
-                check_flags(**{name: promise})
-        if callable(ptr):
+                check_flags(**{name: promise})  # type: ignore[arg-type]  # refused
+        if callable(ptr) and not isinstance(ptr, nn.Module):
             self._questions["ptr"] = ptr
         elif ptr is None and isinstance(like, Coupling):
             self._questions["ptr"] = lambda: like.ptr

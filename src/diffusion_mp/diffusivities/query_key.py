@@ -73,12 +73,13 @@ class QueryKeyDiffusivity(Diffusivity):
 
         ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself.
         """
+        if self.projection is not None or self.channels not in (None, x.size(1)):
+            check_state(x, channels=self.channels, module=self)
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
             q = k = x.unflatten(1, (self.heads, -1))
         else:
-            check_state(x, channels=self.channels, module=self)
             q = k = self.query(x).unflatten(1, (self.heads, -1))
             if self.projection == "separate":
                 k = self.key(x).unflatten(1, (self.heads, -1))

@@ -50,8 +50,9 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
     """Σ_ij z_ij² with z_ij = ‖x_i − x_j‖ over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
+    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
+    for block in parts:
         n, d = block.shape
         sum_a, m = total.new_zeros(()), total.new_zeros(d)
         for rows in _centred_chunks(block):
@@ -67,8 +68,9 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
     Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m is
     zero and nothing cancels: all that is left is positive. (c is held constant, so the gradient comes out exact too.)
     """
+    parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
+    for block in parts:
         n, d = block.shape
         zero = second.new_zeros
         sum_a, sum_aa, m, q, gram = zero(()), zero(()), zero(d), zero(d), zero(d, d)
@@ -86,8 +88,9 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
 
     Time O(N² d), memory O(N d) plus one tile, in the backward pass too: it computes each tile again.
     """
+    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in map(_centred, blocks(x, ptr)):
+    for block in map(_centred, parts):
         for start, stop in _tiles(block.size(0)):
             tile = functools.partial(_tile_sum, function, start, stop)
             total = total + checkpoint(tile, block, use_reentrant=False, preserve_rng_state=False)

@@ -129,7 +129,11 @@ class NodeFormerConv(MultiHeadConv):
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         width = out_channels if head_channels is None else head_channels
         softmax = KernelizedSoftmaxDiffusivity(
-            in_channels, heads=heads, projection=projection, head_channels=width if projection else None, **attention
+            in_channels,
+            heads=heads,
+            projection=projection,
+            head_channels=None if projection is None else width,
+            **attention,
         )
         edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum")
         super().__init__(
@@ -195,7 +199,7 @@ class SFiConv(MultiHeadConv):
             )
         width = out_channels // heads if head_channels is None else head_channels
         shared: dict[str, Any] = {"heads": heads, "projection": projection}
-        shared["head_channels"] = width if projection else None
+        shared["head_channels"] = None if projection is None else width
         if hops is None:
             flow = SparseFlowDiffusivity(in_channels, **shared, **attention)
         else:

@@ -116,8 +116,8 @@ _attention_backward.derivatives({"grad_values q k v": _second_derivatives})
 
 
 def linear_attention(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
+    q: Float[Tensor, " N #H F"],
+    k: Float[Tensor, " N #H F"],
     v: Float[Tensor, "N H D"],
     ptr: Tensor | None = None,
     *,
@@ -132,7 +132,7 @@ def linear_attention(
     (D⁻¹(I + Q̃K̃ᵀ/n), multiplied by n; Wu et al. 2023b). A row whose denominator is zero is zero, in the gradient too.
 
     Args:
-        q, k: queries of the receivers and keys of the senders.
+        q, k: queries of the receivers and keys of the senders; one head broadcasts over those of the values.
         v: values.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
         constant: c.
