@@ -31,8 +31,8 @@ class Score:
     r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
 
     For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For all
-    others the two differ, and only one of them has the energy of the paper (docs/errata.md, D8), so ``form`` says which
-    is meant:
+    others the two differ, and only one of them has the energy of the paper (docs/errata.md, D8), so ``measure`` says
+    which is meant:
 
     - ``"distance"``: s = −½‖q_i − k_j‖², the score whose penalty is an energy of these very vectors;
     - ``"inner"``: s = q_i·k_j − 1, the published form.
@@ -58,7 +58,7 @@ class Score:
         k: Float[Tensor, "N H D"],
         ptr: Tensor | None = None,
         *,
-        form: Literal["inner", "distance"] = "distance",
+        measure: Literal["inner", "distance"] = "distance",
         unit: bool = False,
         normalize: bool = False,
         nonnegative: bool = True,
@@ -71,12 +71,12 @@ class Score:
             one = q.new_ones(q.size(0), q.size(1), 1)
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
             return kind(one, one, ptr, symmetric=True, nonnegative=True)
-        offset = self.offset if form == "distance" else self.offset - 1
+        offset = self.offset if measure == "distance" else self.offset - 1
         symmetric = q is k and not normalize
         fused = self.g == "linear" and normalize
-        if unit and (form == "distance" or not fused):
+        if unit and (measure == "distance" or not fused):
             (q, k), unit = unit_rows(q, k), False
-        if form == "distance":
+        if measure == "distance":
             q, k = distance_features(q, k)
         if fused:  # the scale cancels
             return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative)

@@ -74,7 +74,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             q,
             k,
             graph.segments,
-            form=self.measure,
+            measure=self.measure,
             unit=self.normalize == "row",
             normalize=self.row_stochastic,
             nonnegative=self.normalize is not None,
