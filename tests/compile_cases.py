@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
 QUICK = ("readme-graph", "difformer-s-graph")
-EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph")
+EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph", "gin-graph")
 
 
 def marked(case: str) -> Any:
