@@ -278,7 +278,8 @@ def pde_diffusion(d: Draw) -> None:
         norm=flag(d),
     )
     if d.maybe(0.4):
-        d.call("out", "layer({args})", x=state(d), batch=edges(d)["batch"], return_coupling=flag(d))
+        rows = state(d).unsure("a higher rank")  # of three dimensions it is a stack of sequences
+        d.call("out", "layer({args})", x=rows, batch=edges(d)["batch"], return_coupling=flag(d))
         return
     size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
     x = tensor(d, size, length, d.channels).without("a lower rank")
