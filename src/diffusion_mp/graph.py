@@ -234,7 +234,7 @@ class Graph:
     @property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
-        if self._segments is None and not (self._batch is None and self._ptr is None):
+        if self._segments is None and not self.is_single:
             self._segments = batch_pointers(self._batch) if self._ptr is None else self._ptr.cpu().long()
         return self._segments
 

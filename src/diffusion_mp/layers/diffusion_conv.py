@@ -133,7 +133,7 @@ class DiffusionConv(nn.Module):
         coupling = self.diffusivity(values.flatten(1) if self.reads == "values" else x, graph)
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
         out = self._evolve(state, values, coupling, self._source(state, source))
-        out = self.output(self._join(out))
+        out = self.output(self._join(out), x)
         return (out, coupling) if return_coupling else out
 
     def _evolve(self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None) -> Tensor:
@@ -162,8 +162,8 @@ class DiffusionConv(nn.Module):
             return self._by_head(source)
         return state if self.update.beta else None
 
-    def output(self, out: Tensor) -> Tensor:
-        """What happens to the new state [N, C] at the end: the bias. Named layers add to it."""
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        """What happens to the new state [N, C] at the end: the bias. Named layers add to it, some from ``x``."""
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:

@@ -84,7 +84,7 @@ class GINConv(DiffusionConv):
         super().reset_parameters()
         reset(self.mlp)
 
-    def output(self, out: Tensor) -> Tensor:
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
         return self.mlp(out)
 
 
@@ -156,5 +156,5 @@ class GCNIIConv(DiffusionConv):
         super().reset_parameters()
         glorot(self.weight)
 
-    def output(self, out: Tensor) -> Tensor:
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
         return torch.addmm(out, out, self.weight, beta=1 - self.mapping, alpha=self.mapping)

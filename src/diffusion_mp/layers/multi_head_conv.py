@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import check_counts, check_flags
-from diffusion_mp.graph import Graph
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler
 
@@ -54,23 +52,8 @@ class MultiHeadConv(DiffusionConv):
         super().reset_parameters()
         self.mix.reset_parameters()
 
-    def output(self, out: Tensor) -> Tensor:
-        return self.mix(out)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, Coupling]:
-        change = super().forward(x, edge_index, edge_weight, batch, source=source, return_coupling=return_coupling)
-        if not self.residual:
-            return change
-        return (x + change[0], change[1]) if isinstance(change, tuple) else x + change
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        return x + self.mix(out) if self.residual else self.mix(out)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
