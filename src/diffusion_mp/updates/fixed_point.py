@@ -22,7 +22,7 @@ def _all_rows(x: Tensor) -> Tensor:
     return x
 
 
-@torch.compiler.disable  # how many steps it takes depends on values
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # how many steps it takes depends on values
 def fixed_point(
     step: Step,
     x0: Float[Tensor, "*shape"],
