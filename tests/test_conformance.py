@@ -416,6 +416,11 @@ def source(x: Tensor) -> dict[str, Tensor]:
     return {"source": 1 - x.cos()}
 
 
+def features_of(x: Tensor) -> dict[str, Tensor]:
+    """Features for a diffusivity to read, likewise."""
+    return {"features": 1 - x.cos()}
+
+
 def mlp(channels: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(channels, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
 
@@ -463,6 +468,10 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     ),
     "generic-keep-state": (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"), {}),
     "generic-reads-values": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"), {}),
+    "generic-reads-features": (
+        lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
+        {"extra": features_of},
+    ),
     "generic-steps": (lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3), {}),
     "generic-dropout": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5), {}),
     "generic-residual": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")), {}),
