@@ -1,6 +1,7 @@
 """Couplings: matrix-free linear operators over nodes, one per head."""
 
-from diffusion_mp.couplings.base import Coupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling

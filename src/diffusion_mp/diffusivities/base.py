@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.base import check_scale
+from diffusion_mp.couplings.algebra import check_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Dependence, Graph
 
