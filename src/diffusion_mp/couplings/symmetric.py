@@ -73,7 +73,7 @@ def _(coupling: SumCoupling) -> Coupling:
 
 @without_diagonal.register
 def _(coupling: ScaledCoupling) -> Coupling:
-    return ScaledCoupling(coupling.scale, without_diagonal(coupling.coupling))
+    return ScaledCoupling(coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive)
 
 
 @without_diagonal.register
@@ -121,6 +121,9 @@ class OffDiagonalCoupling(Coupling):
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
         own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
         return (self.coupling._product(wide) - own * wide).to(v.dtype)
+
+    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        return self.coupling.laplacian(v)  # which does not see the diagonal
 
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)
