@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, Graph, SimpleDiffusivity
+from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, Graph, SimpleDiffusivity, SymmetricDiffusivity
 
 
 class ReadsInputs(nn.Module):
-    """encoder → DiffusionConv(reads="features") of the inputs → logits."""
+    """encoder → DiffusionConv(reads="features") → logits, with D^-½ΩD^-½ of the inputs beside a graph."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, graph: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        diffusivity = SimpleDiffusivity(in_channels, projection="separate")
+        attention = SimpleDiffusivity(in_channels, projection="tied", row_stochastic=False)
+        attention = SymmetricDiffusivity(attention, diagonal=False)
         self.encoder = nn.Linear(in_channels, out_channels)
         self.conv = DiffusionConv(
             out_channels,
             out_channels,
-            0.5 * diffusivity + 0.5 * AdjacencyDiffusivity("row") if graph else diffusivity,
+            0.5 * attention + 0.5 * AdjacencyDiffusivity("row"),
             reads="features",
             steps=2,
         )

@@ -226,7 +226,7 @@ class Coupling(ABC):
             )
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
-        """s_ii [N, H], what every node couples with itself; as cheap as ``at`` of N pairs."""
+        """s_ii [N, H], what every node couples with itself; as cheap as the entries of N pairs."""
         return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
 
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:

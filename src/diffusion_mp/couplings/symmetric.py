@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import Literal
 
 import torch
@@ -55,7 +54,6 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     return ReweightedCoupling(kept, root, root, nonnegative=True)
 
 
-@singledispatch
 def without_diagonal(coupling: Coupling) -> Coupling:
     """S less its diagonal, s_ii = 0. Edges and scores of pairs leave their loops out; of others they are subtracted.
 
@@ -63,31 +61,18 @@ def without_diagonal(coupling: Coupling) -> Coupling:
         TypeError: no coupling.
     """
     check_coupling_kind(coupling)
+    if isinstance(coupling, SumCoupling):
+        return SumCoupling([without_diagonal(term) for term in coupling.terms])
+    if isinstance(coupling, ScaledCoupling):
+        return ScaledCoupling(coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive)
+    if isinstance(coupling, SparseCoupling):
+        source, target = coupling.graph.edges
+        weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
+        promises = {"symmetric": lambda: coupling.symmetric, "nonnegative": coupling.nonnegative}
+        return SparseCoupling(coupling.graph, weight, **promises)
+    if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
+        return _same_scores(coupling, False, loops=False)
     return OffDiagonalCoupling(coupling)
-
-
-@without_diagonal.register
-def _(coupling: SumCoupling) -> Coupling:
-    return SumCoupling([without_diagonal(term) for term in coupling.terms])
-
-
-@without_diagonal.register
-def _(coupling: ScaledCoupling) -> Coupling:
-    return ScaledCoupling(coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive)
-
-
-@without_diagonal.register
-def _(coupling: SparseCoupling) -> Coupling:
-    source, target = coupling.graph.edges
-    weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-    return SparseCoupling(
-        coupling.graph, weight, symmetric=lambda: coupling.symmetric, nonnegative=coupling.nonnegative
-    )
-
-
-@without_diagonal.register
-def _(coupling: PairwiseCoupling) -> Coupling:
-    return OffDiagonalCoupling(coupling) if coupling.normalize else _same_scores(coupling, False, loops=False)
 
 
 def _same_scores(coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool) -> PairwiseCoupling:
