@@ -17,8 +17,8 @@ from diffusion_mp.energies.spectrum import (
     laplacian,
     laplacian_extremes,
     largest_eigenvalue,
-    normalized_laplacian,
     nonzero_spectrum,
+    normalized_laplacian,
     precision,
 )
 from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_positive, describe

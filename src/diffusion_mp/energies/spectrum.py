@@ -94,7 +94,7 @@ def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -
 
 @torch.no_grad()
 def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
-    """The smallest eigenvalue of D̄ − S that is not zero and the largest, S symmetric and nonnegative; (0, 0) if all are.
+    """The smallest eigenvalue of D̄ − S above zero and the largest, S symmetric and nonnegative; (0, 0) if all are zero.
 
     Both are moved outwards by their tolerance. The kernel is spanned by the constants of every connected component, so
     the components are counted, and no threshold takes a slow mode for a part of it.
