@@ -5,10 +5,10 @@
 
 Trains every placement of Zhang & Zhou's Table 1 and prints one Markdown table: test accuracy, and, measured on the
 trained model, the relative roughness and the commutator with attention by layer, and the effect of bypassing each
-diffusion layer beside its estimate (Theorem 4.7, corrected). A second table asks the paper's question: do the commutator,
-and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places of each placement,
-one at a time, rank the placements as their accuracies do? picture.png shows the diagnostics by layer. ListOps and the
-Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
+diffusion layer beside its estimate (Theorem 4.7, corrected). A second table asks the paper's question: do the
+commutator, and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places of each
+placement, one at a time, rank the placements as their accuracies do? picture.png shows the diagnostics by layer.
+ListOps and the Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
 
 Every run keeps its checkpoints in --out; interrupted, the same command goes on where it stopped.
 """

@@ -32,8 +32,8 @@ def lipschitz(
     (Zhang & Zhou, Eq. 8).
 
     From below, by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction. It ends when the residual
-    ‖JᵀJ v − ‖J‖² v‖ is below ``tol`` ‖J‖²/√n for x of n numbers: a steeper direction would have about 1/√n of the start,
-    and would show in the residual. One forward pass; then Jᵀw is a backward pass, and Jv the derivative of Jᵀw in w,
+    ‖JᵀJ v − ‖J‖² v‖ is below ``tol`` ‖J‖²/√n for x of n numbers: a steeper direction has about 1/√n of the start, and
+    would show in the residual. One forward pass; then Jᵀw is a backward pass, and Jv the derivative of Jᵀw in w,
     another. J is never formed.
 
     Args:
@@ -88,8 +88,8 @@ def lipschitz(
             side.append(alpha * beta)
             right = right / beta
     raise ConvergenceError(
-        f"the residual of ‖J‖ is {residual / square:.3g} of ‖J‖², above tol={tol:g} over √n = {math.sqrt(x.numel()):.4g}, "
-        f"after {max_iter} iterations, at {math.sqrt(square):.6g}. Raise max_iter or tol."
+        f"the residual of ‖J‖² is {residual / square:.3g} of it, above tol={tol:g} over √n = {x.numel() ** 0.5:.4g}, "
+        f"after {max_iter} iterations, at ‖J‖ = {math.sqrt(square):.6g}. Raise max_iter or tol."
     )
 
 
