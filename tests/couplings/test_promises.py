@@ -24,9 +24,9 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
     UniformCoupling,
+    algebra,
     row_normalized,
 )
-from diffusion_mp.couplings import base as algebra
 from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.diffusivities import AllPairDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity
 from diffusion_mp.graph import Graph

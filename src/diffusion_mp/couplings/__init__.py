@@ -1,6 +1,7 @@
 """Couplings: matrix-free linear operators over nodes, one per head."""
 
-from diffusion_mp.couplings.base import Coupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
@@ -10,6 +11,7 @@ from diffusion_mp.couplings.neumann import NeumannCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.polynomial import PolynomialCoupling
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, merged
+from diffusion_mp.couplings.projected import ProjectedCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
@@ -25,6 +27,7 @@ __all__ = [
     "PairwiseCoupling",
     "PolynomialCoupling",
     "PooledCoupling",
+    "ProjectedCoupling",
     "ReweightedCoupling",
     "ScaledCoupling",
     "Score",

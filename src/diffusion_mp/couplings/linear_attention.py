@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling, SumCoupling
+from diffusion_mp.couplings.algebra import SumCoupling
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import unit_rows, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.inner_products import check_features
