@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion_mp.couplings import Coupling, PolynomialCoupling, ReweightedCoupling, SparseCoupling, row_normalized
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    PolynomialCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    row_normalized,
+)
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
@@ -253,6 +260,12 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
     assert penalty.total(huge) < penalty.total(ball(40))
     after = Backtracking(penalty, tau=1e6)(ball(40), penalty.coupling(ball(40), normalize=True))
     assert after.norm(dim=-1).max() < 2
+
+
+def test_no_graph_at_all() -> None:
+    x = ball(0)
+    for penalty in (QuadraticPenalty(), SimplePenalty()):
+        assert Backtracking(penalty)(x, IdentityCoupling(0, dtype=torch.float64)).shape == x.shape
 
 
 def test_isolated_nodes_rest() -> None:

@@ -148,7 +148,7 @@ class Backtracking(LaplacianUpdate):
             return self.penalty(x)
         if isinstance(self.penalty, QuadraticPenalty):
             if self.form == "conservative":  # constants cost nothing; they would cancel
-                x = torch.cat([part - part.mean(0) for part in _graphs(x, coupling)])
+                x = torch.cat([x[:0], *(part - part.mean(0) for part in _graphs(x, coupling))])
             return _sum(x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling)
         if isinstance(coupling, SparseCoupling):
             cost = self.penalty.delta(edge_distances(x, coupling))
@@ -203,7 +203,9 @@ def _graphs(x: Tensor, coupling: Coupling) -> tuple[Tensor, ...]:
 def _each(function: Callable[[Tensor], Tensor], x: Tensor, coupling: Coupling) -> Tensor:
     """A function of every graph's rows [B]; of a single graph a number."""
     parts = [function(part) for part in _graphs(x, coupling)]
-    return parts[0] if coupling.ptr is None else torch.stack(parts)
+    if coupling.ptr is None:
+        return parts[0]
+    return torch.stack(parts) if parts else x.new_zeros(0)
 
 
 def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
