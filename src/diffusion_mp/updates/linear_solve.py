@@ -82,7 +82,7 @@ class _OnceDifferentiable(torch.autograd.Function):
         )
 
 
-class _InverseApply(torch.autograd.Function):
+class InverseApply(torch.autograd.Function):
     """r ↦ A⁻¹r at r = 0: forward is zero, backward solves with A, which is its own transpose."""
 
     @staticmethod
@@ -125,5 +125,5 @@ def solve(
     residual = b - operator(solution)
     if not residual.requires_grad:
         return solution
-    correction: Callable[..., Tensor] = _InverseApply.apply
+    correction: Callable[..., Tensor] = InverseApply.apply
     return solution + correction(residual, inverse)
