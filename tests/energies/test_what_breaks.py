@@ -94,6 +94,10 @@ def layer_norm(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     return torch.nn.functional.layer_norm(certified(x, source, ring), (4,))
 
 
+def tanh(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    return certified(x, source, ring).tanh()
+
+
 def dropout_on_values(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     values = x.clone()
     values[0] = 0
@@ -114,7 +118,7 @@ def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     return x + 0.1 * (source - x - pairs.laplacian(x) / pairs.degree().unsqueeze(2) - ring.laplacian(x) / 2)
 
 
-BREAKS = [layer_norm, dropout_on_values, value_transform, separate_projections, separate_denominators]
+BREAKS = [layer_norm, tanh, dropout_on_values, value_transform, separate_projections, separate_denominators]
 
 
 @pytest.mark.parametrize("layer", [certified, *BREAKS], ids=lambda layer: layer.__name__)
