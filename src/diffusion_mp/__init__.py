@@ -62,6 +62,7 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
     certify,
+    certify_step,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -193,6 +194,7 @@ __all__ = [
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
+    "certify_step",
     "cite",
     "commutator",
     "diagnose",
