@@ -63,6 +63,7 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
     certify,
+    certify_step,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -195,6 +196,7 @@ __all__ = [
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
+    "certify_step",
     "cite",
     "commutator",
     "diagnose",
