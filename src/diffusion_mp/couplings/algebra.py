@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import describe
 
 
@@ -53,6 +54,7 @@ class ScaledCoupling(Coupling):
             row_stochastic=one and (lambda: coupling.row_stochastic),
             nonnegative=positive and (lambda: coupling.nonnegative),
             positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
+            metric=lambda: coupling.metric,
         )
         self.scale = scale
         self.coupling = coupling
@@ -76,6 +78,12 @@ class ScaledCoupling(Coupling):
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        if form is None:
+            return None
+        return form.reweighted(self._by_head(torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device), 1))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_head(self.coupling.to_dense(), 0)
@@ -121,7 +129,9 @@ class SumCoupling(Coupling):
             row_stochastic=lambda: _sums_to_one(flat),
             nonnegative=lambda: all(term.nonnegative for term in flat),
             positive_semidefinite=lambda: all(term.positive_semidefinite for term in flat),
+            metric=lambda: _common_metric(flat),
         )
+        self.quadratic = any(term.quadratic for term in flat)
         self.terms: list[Coupling] = flat
         self.dtype = dtype
 
@@ -140,6 +150,9 @@ class SumCoupling(Coupling):
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        return LowRankForm.total([term.low_rank_form(dtype) for term in self.terms])
+
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return reduce(add, [term.to_dense() for term in self.terms])
 
@@ -153,6 +166,15 @@ def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
         common, other = sorted((common, term.ptr), key=len)
         common = common[torch.isin(common, other)]
     return common
+
+
+def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
+    """The metric of all terms; one that couples every node with itself alone is self-adjoint in any."""
+    between = [term for term in terms if term.ptr is None or bool((term.ptr.diff() > 1).any())]
+    metrics = [term.metric for term in between]
+    first = metrics[0]  # were there no such term, the sum would be diagonal, and symmetric
+    same = first is not None and all(metric is not None and bool((metric == first).all()) for metric in metrics)
+    return first if same else None
 
 
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:

@@ -27,6 +27,8 @@ class PairwiseCoupling(Coupling):
         score: f, ``"exp"`` or ``"sigmoid"``; with ``distance_features`` it is a function of ‖x_i − x_j‖².
         normalize: divide each row by its sum.
         symmetric, positive_semidefinite: promises about S as it is in the end.
+        reversible: the promise that the scores q_i·k_j are symmetric, made anyway where q and k are one tensor. Then
+            normalised rows are self-adjoint in the ``metric`` of their sums.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PairwiseCoupling(Coupling):
         normalize: bool = True,
         symmetric: bool = False,
         positive_semidefinite: bool = False,
+        reversible: bool = False,
     ) -> None:
         check_choice(score, "score", SCORES)
         check_features(query, key)
@@ -52,7 +55,9 @@ class PairwiseCoupling(Coupling):
             row_stochastic=normalize,
             nonnegative=True,
             positive_semidefinite=positive_semidefinite,
+            metric=lambda: _row_sums(query, key, ptr, score) if normalize and (reversible or query is key) else None,
         )
+        self.quadratic = True
         self.query, self.key, self.score = query, key, score
         self._shifts: tuple[Tensor, Tensor] | None = None
 
@@ -101,3 +106,10 @@ class PairwiseCoupling(Coupling):
         s = all_products(self.query, self.key, self.ptr, across=-torch.inf)
         row_shift, col_shift = self.shifts
         return (log_score(s, self.score) + row_shift.t().unsqueeze(2) + col_shift.t().unsqueeze(1)).exp()
+
+
+def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"]) -> Tensor:
+    """Σ_j f(q_i·k_j) in double, as multiples of the largest one, and none of them zero."""
+    log_sums = pairwise_logsumexp(query.double(), key.double(), ptr, score=score)
+    largest = log_sums.amax(0) if len(log_sums) else 0.0
+    return (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)

@@ -44,12 +44,14 @@ def precision(dtype: torch.dtype) -> Precision:
 
 
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
-    """Δ = D̄ − S or I − S of one head, by ``form``; a dense matrix for small graphs."""
+    """Δ = D̄ − S or I − S of one head, by ``form``, made symmetric where S is reversible; dense for small graphs."""
     diagonal = _degree(coupling, head) if form == "conservative" else np.ones(coupling.num_nodes)
+    metric = None if coupling.symmetric else coupling.metric  # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
+    root = np.ones((len(diagonal), 1)) if metric is None else metric[:, head, None].sqrt().cpu().numpy()
     if coupling.num_nodes <= DENSE_NODES:
-        return np.diag(diagonal) - _dense(coupling, head)
+        return np.diag(diagonal) - root * _dense(coupling, head) / root.T
     s = coupling.as_linear_operator(head)
-    return _operator(coupling.num_nodes, lambda v: diagonal[:, None] * v - s @ v)
+    return _operator(coupling.num_nodes, lambda v: diagonal[:, None] * v - root * (s @ (v / root)))
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
@@ -102,7 +104,7 @@ def smallest_nonzero_eigenvalue(matrix: Array | LinearOperator, zero: float, rto
 
 @torch.no_grad()
 def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of Δ over all heads of a symmetric coupling."""
+    """Smallest and largest eigenvalue of Δ over all heads of a reversible coupling."""
     lowest, highest = zip(
         *(extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)), strict=True
     )

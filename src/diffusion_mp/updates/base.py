@@ -41,8 +41,8 @@ class StateUpdate(nn.Module, ABC):
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
     """
 
-    #: Whether S = Sᵀ is needed: conjugate gradients and a spectrum on the real line are for symmetric operators.
-    needs_symmetric: ClassVar[bool] = False
+    #: Whether S must be reversible: conjugate gradients and a spectrum on the real line are for self-adjoint operators.
+    needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
     #: β, the weight of the source; where it is not zero, a source must come.
@@ -70,12 +70,17 @@ class StateUpdate(nn.Module, ABC):
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
-        if self.needs_symmetric and not coupling.symmetric:
+        if self.needs_reversible and not (coupling.reversible or self.has_closed_form(coupling)):
             raise CouplingMismatchError(
-                f"{type(self).__name__} needs a symmetric coupling (S = Sᵀ); got a {type(coupling).__name__} that "
-                f"declares symmetric=False. Use AdjacencyDiffusivity('sym') on an undirected graph, or an all-pair "
-                f"diffusivity with row_stochastic=False and no or tied projections; ExplicitEuler takes any coupling."
+                f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
+                f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
+                f"AdjacencyDiffusivity on an undirected graph, an all-pair diffusivity with no or tied projections, or "
+                f"SimpleDiffusivity, which is solved in closed form; ExplicitEuler takes any coupling."
             )
+
+    def has_closed_form(self, coupling: Coupling) -> bool:
+        """Whether the update needs no promise of this coupling, because a closed form exists for its kind."""
+        return False
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check everything that came and return the values (the state where none were given)."""

@@ -6,9 +6,11 @@ import numpy as np
 import torch
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
+from diffusion_mp.updates.closed_forms import low_rank_heat
 
 # An interval that reaches below zero by a multiplies rounding by e^{ta}: the exponent that is given away.
 LOST = 3.0
@@ -19,10 +21,11 @@ class HeatKernel(LaplacianUpdate):
 
     .. math:: x' = e^{-t\Delta} v = e^{-t(c-r)} \sum_k (2 - \delta_{k0}) (-1)^k e^{-tr} I_k(tr) \, T_k((\Delta-c)/r) v
 
-    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them; for others it is this Chebyshev
-    expansion, with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and I_k the
-    modified Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S. Autograd
-    runs through the recurrence, with the interval held constant (the result does not depend on it).
+    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, and linear attention with any
+    queries and keys, S = U Kᵀ, in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md); for others it is this
+    Chebyshev expansion, with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and
+    I_k the modified Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S.
+    Autograd runs through the recurrence, with the interval held constant (the result does not depend on it).
 
     Args:
         t: diffusion time t > 0.
@@ -33,11 +36,11 @@ class HeatKernel(LaplacianUpdate):
         x, values [N, H, D]; result [N, H, D].
 
     Raises:
-        CouplingMismatchError: the coupling is not symmetric.
+        CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
         ValueError: an argument out of range, a source (there is none in Eq. 5), shapes that do not fit.
     """
 
-    needs_symmetric = True
+    needs_reversible = True
     takes_source = False
 
     def __init__(self, t: float, form: Form = "conservative", *, tol: float | None = None) -> None:
@@ -54,6 +57,11 @@ class HeatKernel(LaplacianUpdate):
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
         if exact is not None:
             return exact.to(values.dtype)
+        form = self._closed_form(coupling)
+        if form is not None:
+            one = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=v.dtype, device=v.device)
+            rates = one if self.form == "residual" else (coupling @ one > 0.5).to(one)  # a row is of ones, or empty
+            return low_rank_heat(form, rates, self.t, v).to(values.dtype)
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
         if -self.t * low > LOST:  # the bound is loose, or the state really grows
@@ -70,6 +78,15 @@ class HeatKernel(LaplacianUpdate):
                 before, current = current, (2.0 / radius) * shifted(current) - before
                 total = total + weight * current
         return (math.exp(-self.t * low) * total).to(values.dtype)
+
+    def has_closed_form(self, coupling: Coupling) -> bool:
+        return self._closed_form(coupling) is not None
+
+    def _closed_form(self, coupling: Coupling) -> LowRankForm | None:
+        """S = U Kᵀ beside a diagonal of Δ that is one, or zero in empty rows."""
+        form = coupling.low_rank_form(torch.float64)
+        even = self.form == "residual" or coupling.row_stochastic
+        return form if even and form is not None and form.complete and form.diagonal is None else None
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}, form={self.form!r}"
