@@ -11,6 +11,7 @@ from diffusion_mp.couplings.neumann import NeumannCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.polynomial import PolynomialCoupling
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, merged
+from diffusion_mp.couplings.projected import ProjectedCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
@@ -26,6 +27,7 @@ __all__ = [
     "PairwiseCoupling",
     "PolynomialCoupling",
     "PooledCoupling",
+    "ProjectedCoupling",
     "ReweightedCoupling",
     "ScaledCoupling",
     "Score",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.errors import describe
+from diffusion_mp.errors import check_flags, describe
 
 
 def check_scale(scale: object, heads: int) -> None:
@@ -34,18 +34,21 @@ class ScaledCoupling(Coupling):
     """a S with a number, a 0-dimensional tensor or one factor per head [H].
 
     Args:
-        scale: a. A tensor may be learnable; its sign is then unknown, and nothing but symmetry is promised.
+        scale: a. A tensor may be learnable.
         coupling: S.
+        nonnegative: a promise that a tensor holds no negative number, which keeps the promises of S about signs; of a
+            number that is known.
 
     Raises:
         TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
     """
 
-    def __init__(self, scale: float | Tensor, coupling: Coupling) -> None:
+    def __init__(self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False) -> None:
         check_coupling_kind(coupling)
         check_scale(scale, coupling.heads)
-        number = None if isinstance(scale, Tensor) else scale
-        one, positive = number == 1, number is not None and number >= 0
+        check_flags(nonnegative=nonnegative)
+        one = not isinstance(scale, Tensor) and scale == 1
+        positive = nonnegative if isinstance(scale, Tensor) else scale >= 0
         super().__init__(
             coupling.num_nodes,
             max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,
@@ -56,8 +59,7 @@ class ScaledCoupling(Coupling):
             positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
             metric=lambda: coupling.metric,
         )
-        self.scale = scale
-        self.coupling = coupling
+        self.scale, self.coupling, self._positive = scale, coupling, positive
 
     def _by_head(self, value: Tensor, dim: int) -> Tensor:
         """a · value, with the head axis of ``value`` at ``dim``."""
@@ -71,10 +73,16 @@ class ScaledCoupling(Coupling):
         return self._by_head(self.coupling._product(v), 1)
 
     def _transpose(self) -> Coupling:
-        return ScaledCoupling(self.scale, self.coupling.T)
+        return ScaledCoupling(self.scale, self.coupling.T, nonnegative=self._positive)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._by_head(self.coupling.degree(), 1)
+
+    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        return self._by_head(self.coupling.laplacian(v), 1)
+
+    def _majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+        return self._by_head(self.coupling._majorant(convex), 1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)
@@ -146,6 +154,12 @@ class SumCoupling(Coupling):
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return reduce(add, [term.degree() for term in self.terms])
+
+    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        return reduce(add, [term.laplacian(v) for term in self.terms])
+
+    def _majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+        return reduce(add, [term._majorant(convex) for term in self.terms])
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return reduce(add, [term._at(edge_index) for term in self.terms])

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.errors import check_counts, check_device, check_flags, check_kind, check_pairs, check_values, describe
+from diffusion_mp.errors import (
+    CouplingMismatchError,
+    check_counts,
+    check_device,
+    check_flags,
+    check_kind,
+    check_pairs,
+    check_values,
+    describe,
+)
 from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
 
 if TYPE_CHECKING:
@@ -124,6 +133,44 @@ class Coupling(ABC):
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
         return self._product(ones).squeeze(2)
 
+    def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
+        """Row sums as exact as ``dtype``: D − S then maps constants to zero, as it should.
+
+        Row sums that were rounded to fewer digits than somebody works with would be a leak, or a source, of their own.
+        """
+        if torch.promote_types(self.dtype, dtype) == self.dtype:
+            return self.degree().to(dtype)
+        return self.matmul(torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)).squeeze(2)
+
+    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """(D − S) v = d·v − S v with d the row sums, in at least float32."""
+        v = v.to(torch.promote_types(v.dtype, torch.float32))
+        return self.exact_degree(v.dtype).unsqueeze(2) * v - self.matmul(v)
+
+    def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+        """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
+
+        With ``convex``, 2 diag(p) ⪰ D − S, for which the row sums d are enough. Without, diag(p) ⪰ D − S: that takes
+        2d, but d where S is positive semi-definite. A sum adds what its terms say, so only the others count twice.
+
+        Raises:
+            CouplingMismatchError: S does not promise to be symmetric and nonnegative.
+        """
+        missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
+        if missing:
+            raise CouplingMismatchError(
+                f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
+                f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
+                f"everything in the end), AdjacencyDiffusivity('sym') or ('sum') of an undirected graph "
+                f"(graph.to_undirected()), factors that are numbers >= 0 or a Positive, and for the simple penalty of "
+                f"distances a constraint that keeps states within 2 of each other."
+            )
+        return self._majorant(convex)
+
+    def _majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+        degree = self.degree()
+        return degree if convex or self.positive_semidefinite else 2 * degree
+
     def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """``S @ v``, the same as :meth:`matmul`."""
         return self.matmul(v)
@@ -196,7 +243,7 @@ class Coupling(ABC):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # The form does not see a shift; removing the mean keeps the two terms from cancelling.
         values = values - values.mean(0, keepdim=True)
-        ends = self.degree() + self.T.degree()
+        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
 
@@ -210,7 +257,7 @@ class Coupling(ABC):
         if self.symmetric:
             return torch.ones(self.num_nodes, self.heads, dtype=torch.float64, device=self.device)
         with torch.no_grad():
-            return self._metric
+            return None if self._metric is None else self._metric.expand(-1, self.heads)
 
     @property
     def reversible(self) -> bool:

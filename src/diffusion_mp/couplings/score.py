@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -52,6 +52,10 @@ class Score:
         """log f(s), elementwise, also where f(s) itself underflows; not for a linear f, which may be negative."""
         return torch.zeros_like(s) if self.g == "constant" else log_score(self.scale * (s + self.offset), self.g)
 
+    def on_sphere(self, radius: float) -> Score:
+        """The score of unit vectors that this one is of vectors of that norm: a (r²s + c) = ar² (s + c/r²)."""
+        return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
+
     def coupling(
         self,
         q: Float[Tensor, "N H D"],
@@ -89,7 +93,9 @@ class Score:
             same = q is k and offset > 0
             q = with_constant(q, math.copysign(root, offset))
             k = q if same else with_constant(k, root)
-        if self.scale != 1:
+        if self.scale > 0 and q is k:  # half of the scale on either side too
+            q = k = math.sqrt(self.scale) * q if self.scale != 1 else q
+        elif self.scale != 1:
             q = self.scale * q
         if self.g == "linear":
             return LowRankCoupling(q, k, ptr, symmetric=symmetric, nonnegative=nonnegative)

@@ -23,10 +23,9 @@ class AdjacencyEnhancedCoupling(SumCoupling):
 
     def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
         # By name: under torch.compile ``share * attention`` would ask the tensor on its left, which knows no couplings.
-        super().__init__([ScaledCoupling(share, attention), ScaledCoupling(1 - share, adjacency)])
+        terms = ((share, attention), (1 - share, adjacency))
+        super().__init__([ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
         self.attention = attention
-        # A learnable factor promises no sign, but these two are positive.
-        self.nonnegative = attention.nonnegative and adjacency.nonnegative
 
 
 class GraphAugmentedDiffusivity(Diffusivity):

@@ -8,7 +8,16 @@ from diffusion_mp.energies.certificate import (
     theorem1,
     theorem7,
 )
+from diffusion_mp.energies.constraints import (
+    Ball,
+    Constraint,
+    Nonnegative,
+    Sphere,
+    Unconstrained,
+    get_constraint,
+)
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.energies.joint import JointEnergy
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
@@ -20,17 +29,24 @@ from diffusion_mp.energies.penalties import (
 )
 
 __all__ = [
+    "Ball",
     "Certificate",
+    "Constraint",
     "Energy",
     "EnergyBounds",
     "GaussianPenalty",
+    "JointEnergy",
+    "Nonnegative",
     "Penalty",
     "QuadraticPenalty",
     "SigmoidPenalty",
     "SimplePenalty",
     "SoftmaxPenalty",
+    "Sphere",
+    "Unconstrained",
     "certify",
     "energy_bounds",
+    "get_constraint",
     "get_penalty",
     "theorem1",
     "theorem7",

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
+from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import (
     State,
     by_head,
@@ -21,7 +23,7 @@ from diffusion_mp.energies.pairs import (
     sum_over_pairs,
     sum_squared_distances,
 )
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_tensor
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
 
 #: The inverse of g, by the name that `Score` has for it.
 _INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
@@ -55,15 +57,31 @@ class Penalty(ABC):
         check_tensor(z2, "z2", "of squared distances")
         return self.score(-z2 / 2)
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+    def coupling(
+        self,
+        x: State,
+        ptr: Tensor | None = None,
+        normalize: bool = False,
+        constraint: Constraint | None = None,
+    ) -> Coupling:
         """Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
+
+        ``constraint`` says what the rows of x are confined to: where that keeps them within ``domain``, f ≥ 0 is
+        promised, and on a sphere Ω is made of angles, so that the simple penalty's is known to be positive
+        semi-definite.
 
         Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
         """
         check_heads(x)
         check_flags(normalize=normalize)
+        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         values = by_head(x)
-        return self.score.coupling(values, values, ptr, normalize=normalize, nonnegative=self.domain[1] == math.inf)
+        diameter = math.inf if constraint is None else constraint.diameter
+        options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
+        if isinstance(constraint, Sphere):
+            score = self.score.on_sphere(constraint.radius)
+            return score.coupling(values, values, ptr, measure="inner", unit=True, **options)
+        return self.score.coupling(values, values, ptr, **options)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).

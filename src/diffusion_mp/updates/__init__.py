@@ -2,12 +2,14 @@
 
 from diffusion_mp.updates.backtracking import Backtracking
 from diffusion_mp.updates.base import Form, LaplacianUpdate, StateUpdate
+from diffusion_mp.updates.certified_step import CertifiedStep
 from diffusion_mp.updates.explicit_euler import ExplicitEuler, teleport
 from diffusion_mp.updates.heat_kernel import HeatKernel
 from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler
 
 __all__ = [
     "Backtracking",
+    "CertifiedStep",
     "CrankNicolson",
     "Equilibrium",
     "ExplicitEuler",

@@ -4,7 +4,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -49,11 +49,20 @@ class StateUpdate(nn.Module, ABC):
     beta: float = 0.0
 
     def forward(
-        self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10."""
+        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10.
+
+        ``options`` are those that the `step` of this update has beside these.
+        """
+        values = None if values is x else values
         if not isinstance(x, Tensor) or x.dim() != 2:
-            return self.step(x, coupling, values, source)
+            return self.step(x, coupling, values, source, **options)
         check_coupling_kind(coupling)
         heads = coupling.heads
         if x.size(1) % heads:
@@ -62,7 +71,8 @@ class StateUpdate(nn.Module, ABC):
         def by_head(t: Tensor | None) -> Tensor | None:
             return t.unflatten(1, (heads, -1)) if isinstance(t, Tensor) and t.dim() == 2 else t
 
-        return self.step(x.unflatten(1, (heads, -1)), coupling, by_head(values), by_head(source)).flatten(1)
+        x = x.unflatten(1, (heads, -1))
+        return self.step(x, coupling, by_head(values), by_head(source), **options).flatten(1)
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
@@ -108,8 +118,9 @@ class StateUpdate(nn.Module, ABC):
                 f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
             )
         if self.beta != 0.0 and source is None:
+            beta = f"{self.beta:g}" if isinstance(self.beta, float) else self.beta
             raise ValueError(
-                f"beta={self.beta:g} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
             )
         return x if values is None else values
@@ -137,16 +148,8 @@ class LaplacianUpdate(StateUpdate):
         return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
 
     def exact_diagonal(self, coupling: Coupling, dtype: torch.dtype) -> Tensor | float:
-        """The diagonal part of Δ in ``dtype``, row sums as exact as that: Δ then maps constants to zero, as it should.
-
-        Row sums that were rounded to fewer digits than a solver works with would be a leak, or a source, of their own.
-        """
-        if self.form == "residual":
-            return 1.0
-        if torch.promote_types(coupling.dtype, dtype) == coupling.dtype:
-            return coupling.degree().unsqueeze(-1).to(dtype)
-        ones = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=dtype, device=coupling.device)
-        return coupling.matmul(ones)
+        """The diagonal part of Δ as exact as ``dtype``; see `Coupling.exact_degree`."""
+        return 1.0 if self.form == "residual" else coupling.exact_degree(dtype).unsqueeze(-1)
 
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
         """The product u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``; row sums are taken once."""

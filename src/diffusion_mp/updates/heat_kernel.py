@@ -59,8 +59,9 @@ class HeatKernel(LaplacianUpdate):
             return exact.to(values.dtype)
         form = self._closed_form(coupling)
         if form is not None:
-            one = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=v.dtype, device=v.device)
-            rates = one if self.form == "residual" else (coupling @ one > 0.5).to(one)  # a row is of ones, or empty
+            one = v.new_ones(coupling.num_nodes, coupling.heads, 1)
+            # A row sums to one, or is empty.
+            rates = one if self.form == "residual" else (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
             return low_rank_heat(form, rates, self.t, v).to(values.dtype)
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)

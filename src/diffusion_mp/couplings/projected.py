@@ -1,0 +1,88 @@
+"""Heads that look at a state through projections of their own, and move it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.errors import CouplingMismatchError, check_device, check_tensor, describe
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+
+
+class ProjectedCoupling(Coupling):
+    r"""Σ_h W_hᵀ S_h W_h on a state of one head [N, 1, C]: its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖².
+
+    (Remark c of Theorem T1, docs/certified.md.) It mixes channels, so it has no single number for a pair of nodes:
+    neither row sums nor entries, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
+
+    Args:
+        coupling: S, with H heads or one.
+        projection: W [H, D, C].
+
+    Raises:
+        TypeError, ValueError: no coupling, or a projection of another shape.
+    """
+
+    def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:
+        check_coupling_kind(coupling)
+        check_tensor(projection, "projection", "[heads, head_channels, channels]")
+        check_device(projection, "projection", coupling.device, "the coupling")
+        if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
+            raise ValueError(
+                f"projection must be [heads, head_channels, channels] with the {coupling.heads} heads of the coupling; "
+                f"got {describe(projection)}."
+            )
+        super().__init__(
+            coupling.num_nodes,
+            1,
+            coupling,
+            symmetric=lambda: coupling.symmetric,
+            nonnegative=lambda: coupling.nonnegative,
+            positive_semidefinite=lambda: coupling.positive_semidefinite,
+        )
+        self.coupling, self.projection = coupling, projection
+
+    def _between(self, apply: Callable[[Tensor], Tensor], v: Tensor) -> Float[Tensor, "N 1 C"]:
+        """Σ_h W_hᵀ apply(W_h v), in at least float32."""
+        if v.size(1) != 1 or v.size(2) != self.projection.size(2):
+            raise ValueError(
+                f"v must be a state of one head with the {self.projection.size(2)} channels that the projection reads; "
+                f"got {describe(v)}."
+            )
+        with without_autocast(v):
+            (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
+            moved = apply(torch.einsum("hdc,nc->nhd", w, wide))
+            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1).to(dtype)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self._between(self.coupling.product, v)
+
+    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        return self._between(self.coupling.laplacian, v.to(torch.promote_types(v.dtype, torch.float32)))
+
+    def _majorant(self, convex: bool) -> Float[Tensor, "N 1"]:
+        norms = torch.linalg.matrix_norm(self.projection.to(torch.promote_types(self.dtype, torch.float32)), 2)
+        return (self.coupling._majorant(convex) * norms.square()).sum(1, keepdim=True)
+
+    def _transpose(self) -> Coupling:
+        return ProjectedCoupling(self.coupling.T, self.projection)
+
+    def degree(self) -> NoReturn:
+        raise self._no("row sums")
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
+        raise self._no("entries")
+
+    def to_dense(self) -> NoReturn:
+        raise self._no("entries")
+
+    def _no(self, what: str) -> CouplingMismatchError:
+        return CouplingMismatchError(
+            f"a ProjectedCoupling has no {what}: it mixes channels, so what a pair of nodes has is a matrix. Ask its "
+            f"`coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
+        )
