@@ -57,6 +57,7 @@ class ScaledCoupling(Coupling):
             row_stochastic=one and (lambda: coupling.row_stochastic),
             nonnegative=positive and (lambda: coupling.nonnegative),
             positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
+            low_rank=lambda: coupling.low_rank,
             metric=lambda: coupling.metric,
         )
         self.scale, self.coupling, self._positive = scale, coupling, positive
@@ -137,6 +138,7 @@ class SumCoupling(Coupling):
             row_stochastic=lambda: _sums_to_one(flat),
             nonnegative=lambda: all(term.nonnegative for term in flat),
             positive_semidefinite=lambda: all(term.positive_semidefinite for term in flat),
+            low_rank=lambda: all(term.low_rank for term in flat) and _same_graphs(flat),
             metric=lambda: _common_metric(flat),
         )
         self.quadratic = any(term.quadratic for term in flat)
@@ -165,7 +167,9 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        return LowRankForm.total([term.low_rank_form(dtype) for term in self.terms])
+        forms = [term.low_rank_form(dtype) for term in self.terms]
+        known = [form for form in forms if form is not None]
+        return LowRankForm.total(known) if known and _same_graphs(self.terms) else None
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return reduce(add, [term.to_dense() for term in self.terms])
@@ -182,10 +186,23 @@ def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
     return common
 
 
+def _reaching(terms: Sequence[Coupling]) -> list[Coupling]:
+    """The terms that couple a node with another one."""
+    return [term for term in terms if term.ptr is None or bool((term.ptr.diff() > 1).any())]
+
+
+def _same_graphs(terms: Sequence[Coupling]) -> bool:
+    """Whether all terms that reach beyond a node reach over the same graphs."""
+    bounds = [term.ptr for term in _reaching(terms)]
+    return all(
+        ptr is bounds[0] or (ptr is not None and bounds[0] is not None and torch.equal(ptr, bounds[0]))
+        for ptr in bounds
+    )
+
+
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
     """The metric of all terms; one that couples every node with itself alone is self-adjoint in any."""
-    between = [term for term in terms if term.ptr is None or bool((term.ptr.diff() > 1).any())]
-    metrics = [term.metric for term in between]
+    metrics = [term.metric for term in _reaching(terms)]
     first = metrics[0]  # were there no such term, the sum would be diagonal, and symmetric
     same = first is not None and all(metric is not None and bool((metric == first).all()) for metric in metrics)
     return first if same else None

@@ -56,10 +56,11 @@ class Coupling(ABC):
             leaves the node alone, a residual one shrinks it.)
         nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which is promised along with it.
+        low_rank: S is a diagonal plus a product of features, all of it (:meth:`low_rank_form`).
         metric: a function that finds d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` where there is none; for a
             symmetric S nobody asks it.
 
-    ``ptr`` and the four promises may also be questions, functions without arguments: whoever asks for
+    ``ptr`` and the promises may also be questions, functions without arguments: whoever asks for
     ``coupling.symmetric`` first has it found out, and nobody pays for what nobody asks (:class:`Fact`).
 
     Raises:
@@ -71,6 +72,7 @@ class Coupling(ABC):
     row_stochastic = Fact[bool]()
     nonnegative = Fact[bool]()
     positive_semidefinite = Fact[bool]()
+    low_rank = Fact[bool]()
     _metric = Fact[Tensor | None]()
 
     def __init__(
@@ -84,6 +86,7 @@ class Coupling(ABC):
         row_stochastic: Promise = False,
         nonnegative: Promise = False,
         positive_semidefinite: Promise = False,
+        low_rank: Promise = False,
         metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not torch.compiler.is_compiling():  # they may be symbols there
@@ -100,8 +103,8 @@ class Coupling(ABC):
         #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
         self.quadratic: bool = isinstance(like, Coupling) and like.quadratic
         symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
-        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite)
-        for name, promise in zip(PROMISES, given, strict=True):
+        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank)
+        for name, promise in zip((*PROMISES, "low_rank"), given, strict=True):
             if type(promise) is bool:
                 setattr(self, name, promise)
             elif callable(promise) and not isinstance(promise, nn.Module):
@@ -265,7 +268,10 @@ class Coupling(ABC):
         return self.symmetric or self.metric is not None
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` where there is none."""
+        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` where there is none.
+
+        It is all of S where ``low_rank`` is promised.
+        """
         return None
 
     def laplacian_function(

@@ -31,6 +31,7 @@ class IdentityCoupling(Coupling):
             row_stochastic=True,
             nonnegative=True,
             positive_semidefinite=True,
+            low_rank=True,
         )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -73,6 +73,7 @@ class LinearAttentionCoupling(PooledCoupling):
             symmetric=symmetric,
             row_stochastic=True,
             nonnegative=nonnegative,
+            low_rank=True,
             metric=(
                 (lambda: _by_entries(query.double(), key.double(), ptr, terms, True, True).metric)
                 if nonnegative and mutual

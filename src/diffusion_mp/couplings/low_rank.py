@@ -50,6 +50,7 @@ class LowRankCoupling(PooledCoupling):
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
             positive_semidefinite=query is key,
+            low_rank=True,
         )
         self.query, self.key = query, key
 

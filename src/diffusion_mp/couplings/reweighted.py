@@ -57,6 +57,7 @@ class ReweightedCoupling(Coupling):
             coupling.num_nodes,
             heads,
             coupling,
+            low_rank=lambda: coupling.low_rank,
             metric=lambda: _reweighted_metric(coupling, row, column) if positive else None,
             symmetric=(lambda: row is column and coupling.symmetric) if symmetric is False else symmetric,
             row_stochastic=row_stochastic,

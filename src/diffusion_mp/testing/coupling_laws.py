@@ -229,10 +229,12 @@ def _scaling(case: CouplingCase) -> None:
 
 
 def _low_rank_form(case: CouplingCase) -> None:
-    """a low-rank form that is complete is S, diag(e) + U Kᵀ within every graph, with its gradients"""
-    form = case.coupling.low_rank_form(case.coupling.dtype)
-    if form is None or not form.complete:
+    """where S promises to be low-rank its form is S, diag(e) + U Kᵀ within every graph, with its gradients"""
+    if not case.coupling.low_rank:
         return
+    form = case.coupling.low_rank_form(case.coupling.dtype)
+    if form is None:
+        raise AssertionError("S promises to be low-rank, but has no low_rank_form")
     dense = LowRankCoupling(form.left, form.right, form.ptr).to_dense()
     dense = dense if form.diagonal is None else dense + torch.diag_embed(form.diagonal.t())
     dense = dense.expand_as(case.dense)

@@ -41,7 +41,8 @@ class StateUpdate(nn.Module, ABC):
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
     """
 
-    #: Whether S must be reversible: conjugate gradients and a spectrum on the real line are for self-adjoint operators.
+    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra are those of self-adjoint
+    #: operators, closed forms for features.
     needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
@@ -80,17 +81,13 @@ class StateUpdate(nn.Module, ABC):
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
-        if self.needs_reversible and not (coupling.reversible or self.has_closed_form(coupling)):
+        if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
             raise CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
                 f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
                 f"AdjacencyDiffusivity on an undirected graph, an all-pair diffusivity with no or tied projections, or "
                 f"SimpleDiffusivity, which is solved in closed form; ExplicitEuler takes any coupling."
             )
-
-    def has_closed_form(self, coupling: Coupling) -> bool:
-        """Whether the update needs no promise of this coupling, because a closed form exists for its kind."""
-        return False
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
         """Check everything that came and return the values (the state where none were given)."""

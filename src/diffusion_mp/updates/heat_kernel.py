@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import CouplingMismatchError, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
 from diffusion_mp.updates.closed_forms import low_rank_heat
 
@@ -57,12 +56,18 @@ class HeatKernel(LaplacianUpdate):
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
         if exact is not None:
             return exact.to(values.dtype)
-        form = self._closed_form(coupling)
-        if form is not None:
+        form = coupling.low_rank_form(v.dtype) if self._has_even_rates(coupling) else None
+        if form is not None and form.diagonal is None:
             one = v.new_ones(coupling.num_nodes, coupling.heads, 1)
             # A row sums to one, or is empty.
             rates = one if self.form == "residual" else (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
             return low_rank_heat(form, rates, self.t, v).to(values.dtype)
+        if not coupling.reversible:
+            raise CouplingMismatchError(
+                f"{type(self).__name__} needs a reversible coupling, or features without a diagonal beside them; got a "
+                f"{type(coupling).__name__} in which nodes keep different shares of themselves, as in SGFormer. "
+                f"ImplicitEuler, CrankNicolson and Equilibrium take it."
+            )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
         if -self.t * low > LOST:  # the bound is loose, or the state really grows
@@ -80,14 +85,9 @@ class HeatKernel(LaplacianUpdate):
                 total = total + weight * current
         return (math.exp(-self.t * low) * total).to(values.dtype)
 
-    def has_closed_form(self, coupling: Coupling) -> bool:
-        return self._closed_form(coupling) is not None
-
-    def _closed_form(self, coupling: Coupling) -> LowRankForm | None:
-        """S = U Kᵀ beside a diagonal of Δ that is one, or zero in empty rows."""
-        form = coupling.low_rank_form(torch.float64)
-        even = self.form == "residual" or coupling.row_stochastic
-        return form if even and form is not None and form.complete and form.diagonal is None else None
+    def _has_even_rates(self, coupling: Coupling) -> bool:
+        """Whether S is low-rank and the diagonal part of Δ is one, or zero in empty rows."""
+        return coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}, form={self.form!r}"

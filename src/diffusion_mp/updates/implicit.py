@@ -70,10 +70,10 @@ class SolvedUpdate(LaplacianUpdate):
             if solution is not None:
                 return solution
         self.warn_if_rounded(coupling, shift)
-        form = coupling.low_rank_form(b.dtype)
+        form = coupling.low_rank_form(b.dtype)  # all of S, a part of it, or None
         diagonal = self.exact_diagonal(coupling, b.dtype) + shift
         dominant = self._is_dominant(coupling, shift)
-        if form is not None and form.complete and (dominant or not coupling.reversible):
+        if form is not None and coupling.low_rank and (dominant or not coupling.reversible):
             return LowRankInverse(form, diagonal).solve(b)
         wanted = precision(dtype).residual * min(1.0, shift or 1.0)
         metric = None if coupling.symmetric else coupling.metric
@@ -86,10 +86,6 @@ class SolvedUpdate(LaplacianUpdate):
             max_iter=self.max_iter,
             what=f"the system of {self}",
         )
-
-    def has_closed_form(self, coupling: Coupling) -> bool:
-        form = coupling.low_rank_form(torch.float64)
-        return form is not None and form.complete
 
     def _is_dominant(self, coupling: Coupling, shift: float) -> bool:
         """Whether every row of Δ + shift, S ≥ 0, has more on its diagonal than off it: regular, and so is any part."""
