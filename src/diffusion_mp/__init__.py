@@ -28,6 +28,7 @@ from diffusion_mp.diagnostics import (
     kernel_error,
     lipschitz,
     perturbation_bound,
+    posterior_variance,
     roughness,
 )
 from diffusion_mp.diffusivities import (
@@ -48,6 +49,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
     SparseFlowDiffusivity,
+    SymmetricDiffusivity,
     UniformDiffusivity,
     auxiliary_loss,
     edge_loss,
@@ -189,6 +191,7 @@ __all__ = [
     "SparseFlowDiffusivity",
     "StateUpdate",
     "SumCoupling",
+    "SymmetricDiffusivity",
     "UniformCoupling",
     "UniformDiffusivity",
     "auxiliary_loss",
@@ -202,5 +205,6 @@ __all__ = [
     "kernel_error",
     "lipschitz",
     "perturbation_bound",
+    "posterior_variance",
     "roughness",
 ]

@@ -379,7 +379,7 @@ def diagnose(d: Draw) -> None:
         tol=number(d, 1e-2),
     )
     wrong = [Wrong("'nonsense'", "no column"), Wrong("None", "None"), Wrong("3", "a number")]
-    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'bound'", wrong=wrong, optional=True))
+    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True))
 
 
 def plot_attention(d: Draw) -> None:
@@ -395,6 +395,13 @@ def plot_attention(d: Draw) -> None:
     )
 
 
+def posterior_variance(d: Draw) -> None:
+    """How uncertain every node is."""
+    right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
+    wrong = [*NOT_A_COUPLING, Wrong("mp.SimpleDiffusivity()(torch.ones(2, 2))", "one with normalised rows")]
+    d.call("out", "mp.posterior_variance({args})", coupling=options(d, *right, wrong=wrong), leak=number(d, 0.5, 0.1))
+
+
 def record(source: str) -> Strategy:
     """A record that the library makes; its properties are read."""
     return lambda d: d.call("out", source)
@@ -408,12 +415,13 @@ FUNCTIONS: dict[str, Strategy] = {
     "kernel_error": kernel_error,
     "lipschitz": lipschitz,
     "roughness": roughness,
+    "posterior_variance": posterior_variance,
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
     "diagnostics.plot_attention": plot_attention,
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
-    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).bound"),
+    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
 }
 

@@ -26,7 +26,7 @@ def conjugate_gradients(
 ) -> Float[Tensor, "N H D"]:
     """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every (head, channel) column on its own.
 
-    A column stops when its residual is ‖b − A x‖ ≤ ``tol``·‖b‖ (default 1e-12 in double, 1e-6 in single precision);
+    A column stops when its residual is ‖b − A x‖₂ ≤ ``tol``·‖b‖₂ (default 1e-12 in double, 1e-6 in single precision);
     a zero column has the zero solution. No gradients: see `solve` (Hestenes & Stiefel, 1952).
 
     Args:
@@ -34,7 +34,7 @@ def conjugate_gradients(
         b: the right-hand sides.
         tol, max_iter: when a column stops, and when the iteration gives up.
         what: the name of the system in messages.
-        metric: d̄ > 0, where A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; norms are then its.
+        metric: d̄ > 0, where A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default in uᵀv.
         preconditioner: an approximation of u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
 
     Raises:
@@ -54,7 +54,7 @@ def conjugate_gradients(
     improved = residual if preconditioner is None else preconditioner(residual)
     direction = improved.clone()
     x = torch.zeros_like(residual)
-    start = square = inner(residual, residual)
+    start = square = (residual * residual).sum(0)
     slope = inner(residual, improved)
     goal = tol * tol * start
     for _ in range(max_iter):
@@ -72,7 +72,7 @@ def conjugate_gradients(
         step = torch.where(active, slope / curvature, 0.0)
         x.addcmul_(step, direction)
         residual.addcmul_(step, image, value=-1.0)
-        square = inner(residual, residual)
+        square = (residual * residual).sum(0)
         improved = residual if preconditioner is None else preconditioner(residual)
         before, slope = slope, inner(residual, improved)
         direction.mul_(torch.where(active, slope / before, 0.0)).add_(improved)
@@ -101,7 +101,7 @@ class _OnceDifferentiable(torch.autograd.Function):
         )
 
 
-class _InverseApply(torch.autograd.Function):
+class InverseApply(torch.autograd.Function):
     """r ↦ A⁻¹r at r = 0: forward is zero, backward solves with Aᵀ."""
 
     @staticmethod
@@ -122,24 +122,33 @@ def solve(
     b: Float[Tensor, "N H D"],
     *,
     metric: Float[Tensor, "N heads"] | None = None,
+    preconditioner: Operator | None = None,
     **options: Any,
 ) -> Float[Tensor, "N H D"]:
     """Solve A x = b by `conjugate_gradients` with these options; differentiate through the solution, not the iteration.
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
     gradient of the implicit function theorem: ∂L/∂b = g and ∂L/∂θ = −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every
-    tensor θ inside ``operator``; A⁻ᵀ = D̄ A⁻¹ D̄⁻¹ where A is self-adjoint in the metric d̄. Memory does not grow with
-    the iterations. Once differentiable.
+    tensor θ inside ``operator``; where A is self-adjoint in a metric d̄, Aᵀ = D̄ A D̄⁻¹ is in its reciprocal. Memory does
+    not grow with the iterations. Once differentiable.
 
     Raises:
         ConvergenceError: as `conjugate_gradients`; also from the backward pass.
     """
 
     def inverse(rhs: Tensor) -> Tensor:
-        return conjugate_gradients(operator, rhs, metric=metric, **options)
+        return conjugate_gradients(operator, rhs, metric=metric, preconditioner=preconditioner, **options)
 
     def adjoint(rhs: Tensor) -> Tensor:
-        return inverse(rhs) if metric is None else metric.unsqueeze(2) * inverse(rhs / metric.unsqueeze(2))
+        if metric is None:
+            return inverse(rhs)
+        weight = metric.unsqueeze(2)
+
+        def turned(function: Operator) -> Operator:
+            return lambda u: weight * function(u / weight)
+
+        improve = None if preconditioner is None else turned(preconditioner)
+        return conjugate_gradients(turned(operator), rhs, metric=1.0 / metric, preconditioner=improve, **options)
 
     solution = inverse(b.detach())
     if not torch.is_grad_enabled():
@@ -147,5 +156,5 @@ def solve(
     residual = b - operator(solution)
     if not residual.requires_grad:
         return solution
-    correction: Callable[..., Tensor] = _InverseApply.apply
+    correction: Callable[..., Tensor] = InverseApply.apply
     return solution + correction(residual, adjoint)

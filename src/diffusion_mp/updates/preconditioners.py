@@ -46,13 +46,12 @@ def precondition(
     return (lambda r: r / diagonal) if isinstance(diagonal, Tensor) else None
 
 
-def dense_factor(coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None) -> Tensor | None:
+def dense_factor(coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None = None) -> Tensor | None:
     """The Cholesky factor [H, N, N] of D̄^½(diag(d) − S)D̄^-½ in double; ``None`` where that is not positive definite."""
-    matrix = -coupling.to_dense().double()
+    matrix = coupling.to_dense().double()
     if metric is not None:
         root = metric.sqrt().t()
         matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
-    on = matrix.diagonal(dim1=1, dim2=2)
-    on += diagonal.squeeze(2).t() if isinstance(diagonal, Tensor) else diagonal
-    factor, info = torch.linalg.cholesky_ex(matrix)
+    on = diagonal if isinstance(diagonal, Tensor) else matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
+    factor, info = torch.linalg.cholesky_ex(torch.diag_embed(on.squeeze(2).t()) - matrix)
     return None if bool(info.any()) else factor
