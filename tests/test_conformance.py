@@ -117,7 +117,8 @@ def features(heads: int, *, positive: bool = False, dtype: torch.dtype = torch.f
 
 def tied(score: str, normalize: bool) -> Coupling:
     query, key = distance_features(leaf(11, 2, 3))
-    return PairwiseCoupling(query, key, PTR, score, normalize=normalize, symmetric=not normalize)  # type: ignore
+    kind = "reversible" if normalize else "symmetric"
+    return PairwiseCoupling(query, key, PTR, score, normalize=normalize, **{kind: True})  # type: ignore
 
 
 def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = torch.float64, **options: Any) -> Coupling:
@@ -128,6 +129,16 @@ def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = torch
 def symmetric_low_rank() -> Coupling:
     query = leaf(11, 2, 3)
     return LowRankCoupling(query, query, PTR, symmetric=True)
+
+
+def silent() -> Tensor:
+    """Node 10 couples with nobody, not even with itself."""
+    return (leaf(11, 1, positive=True) * (torch.arange(11) < 10).unsqueeze(1)).detach().requires_grad_()
+
+
+def mutual_graph() -> Graph:
+    edges = torch.cat([EDGES, EDGES.flip(0)], dim=1)
+    return Graph(11, edges[:, edges.amax(0) < 10], torch.arange(1.0, 11.0, dtype=torch.float64).repeat(2), ptr=PTR)
 
 
 def symmetric_positive() -> Coupling:
@@ -177,6 +188,12 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "linear-attention-float32": lambda: LinearAttentionCoupling(
         *features(2, dtype=torch.float32), PTR, constant=1.0, unit=True, nonnegative=True
     ),
+    "linear-attention-tied": lambda: LinearAttentionCoupling(
+        *2 * features(2, positive=True)[:1], PTR, constant=0.5, own=0.25, nonnegative=True
+    ),
+    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(
+        *2 * features(2, dtype=torch.float32)[:1], PTR, constant=1.0, unit=True, nonnegative=True
+    ),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(*distance_features(leaf(11, 2, 3)), PTR, symmetric=True),
     "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=torch.float32), PTR),
@@ -222,6 +239,13 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     ),
     "row-normalized-ragged": lambda: row_normalized(
         LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)
+    ),
+    "row-normalized-symmetric-ragged": lambda: row_normalized(
+        ReweightedCoupling(UniformCoupling(11, PTR, normalize=False, dtype=torch.float64), *2 * [silent()]) * 0.5
+        + 2.0 * SparseCoupling(mutual_graph(), nonnegative=True)
+    ),
+    "polynomial-reversible": lambda: PolynomialCoupling(
+        row_normalized(SparseCoupling(mutual_graph(), nonnegative=True)), leaf(2)
     ),
     "row-normalized-sum": lambda: row_normalized(
         IdentityCoupling(11, dtype=torch.float64) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)

@@ -28,6 +28,7 @@ from diffusion_mp.diagnostics import (
     kernel_error,
     lipschitz,
     perturbation_bound,
+    posterior_variance,
     roughness,
 )
 from diffusion_mp.diffusivities import (
@@ -206,5 +207,6 @@ __all__ = [
     "kernel_error",
     "lipschitz",
     "perturbation_bound",
+    "posterior_variance",
     "roughness",
 ]

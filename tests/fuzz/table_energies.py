@@ -413,6 +413,13 @@ def plot_attention(d: Draw) -> None:
     )
 
 
+def posterior_variance(d: Draw) -> None:
+    """How uncertain every node is."""
+    right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
+    wrong = [*NOT_A_COUPLING, Wrong("mp.SimpleDiffusivity()(torch.ones(2, 2))", "one with normalised rows")]
+    d.call("out", "mp.posterior_variance({args})", coupling=options(d, *right, wrong=wrong), leak=number(d, 0.5, 0.1))
+
+
 def record(source: str) -> Strategy:
     """A record that the library makes; its properties are read."""
     return lambda d: d.call("out", source)
@@ -426,6 +433,7 @@ FUNCTIONS: dict[str, Strategy] = {
     "kernel_error": kernel_error,
     "lipschitz": lipschitz,
     "roughness": roughness,
+    "posterior_variance": posterior_variance,
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
