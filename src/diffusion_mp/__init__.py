@@ -28,6 +28,7 @@ from diffusion_mp.diagnostics import (
     kernel_error,
     lipschitz,
     perturbation_bound,
+    posterior_variance,
     roughness,
 )
 from diffusion_mp.diffusivities import (
@@ -48,6 +49,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
     SparseFlowDiffusivity,
+    SymmetricDiffusivity,
     UniformDiffusivity,
     auxiliary_loss,
     edge_loss,
@@ -62,6 +64,7 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
     certify,
+    certify_step,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -189,10 +192,12 @@ __all__ = [
     "SparseFlowDiffusivity",
     "StateUpdate",
     "SumCoupling",
+    "SymmetricDiffusivity",
     "UniformCoupling",
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
+    "certify_step",
     "cite",
     "commutator",
     "diagnose",
@@ -202,5 +207,6 @@ __all__ = [
     "kernel_error",
     "lipschitz",
     "perturbation_bound",
+    "posterior_variance",
     "roughness",
 ]
