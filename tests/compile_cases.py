@@ -26,6 +26,7 @@ from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, G
 from diffusion_mp.models import DIFFormer, DiffusionGNN, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 from diffusion_mp.updates import CrankNicolson, ExplicitEuler, HeatKernel
+from reading_features import ReadsInputs
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
     "readme-graph": (readme, True),
+    "reads-features-graph": (lambda: ReadsInputs(8, 3), True),
     "gin-graph": (lambda: DiffusionGNN(8, 6, 3, conv="gin"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
@@ -83,7 +85,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
 QUICK = ("readme-graph", "difformer-s-graph")
-EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph", "gin-graph")
+EXHAUSTIVE = (
+    "reads-features-graph",
+    "difformer-s",
+    "nodeformer-graph",
+    "sgformer-graph",
+    "sfi-former-graph",
+    "gat-graph",
+    "gin-graph",
+)
 
 
 def marked(case: str) -> Any:

@@ -29,6 +29,8 @@ from diffusion_mp.couplings import (
     UniformCoupling,
     distance_features,
     row_normalized,
+    symmetric_normalized,
+    without_diagonal,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -48,6 +50,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
     SparseFlowDiffusivity,
+    SymmetricDiffusivity,
     UniformDiffusivity,
 )
 from diffusion_mp.energies import SoftmaxPenalty
@@ -121,6 +124,11 @@ def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = torch
 def symmetric_low_rank() -> Coupling:
     query = leaf(11, 2, 3)
     return LowRankCoupling(query, query, PTR, symmetric=True)
+
+
+def symmetric_positive() -> Coupling:
+    query = leaf(11, 2, 3, positive=True)
+    return LowRankCoupling(query, query, PTR, symmetric=True, nonnegative=True)
 
 
 def graph(weighted: bool = False) -> Graph:
@@ -214,6 +222,20 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "row-normalized-sum": lambda: row_normalized(
         IdentityCoupling(11, dtype=torch.float64) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
     ),
+    "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
+    "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(tied("exp", False), diagonal=False),
+    "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(symmetric_positive(), diagonal=False),
+    "symmetric-sum-off-diagonal": lambda: symmetric_normalized(
+        0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True), diagonal=False
+    ),
+    "symmetric-float32": lambda: symmetric_normalized(
+        PairwiseCoupling(*2 * features(2, dtype=torch.float32)[:1], PTR, normalize=False, symmetric=True),
+        diagonal=False,
+    ),
+    "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=torch.float64)),
+    "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
+    "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
+    "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
     "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
     "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
     "polynomial-by-head-ragged": lambda: PolynomialCoupling(
@@ -366,6 +388,12 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "neumann-drop": lambda: NeumannDiffusivity(strides=(3,), boundary="drop"),
     "neumann-replicate": lambda: NeumannDiffusivity(2, strides=(2, 3), boundary="replicate"),
     "neumann-causal": lambda: NeumannDiffusivity(boundary="causal", budget=1.0),
+    "symmetric-attention": lambda: SymmetricDiffusivity(SimpleDiffusivity(6, heads=2, row_stochastic=False)),
+    "symmetric-off-diagonal": lambda: SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False),
+    "symmetric-graph": lambda: SymmetricDiffusivity(AdjacencyDiffusivity("sum", direction="undirected")),
+    "symmetric-sum": lambda: SymmetricDiffusivity(
+        SigmoidDiffusivity(row_stochastic=False) + AdjacencyDiffusivity("sum", direction="undirected"), diagonal=False
+    ),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
     "scaled-learnable": learnable_half,
     "scaled-by-head": lambda: torch.tensor([0.5, 2.0]) * SimpleDiffusivity(heads=2),
@@ -416,6 +444,11 @@ def source(x: Tensor) -> dict[str, Tensor]:
     return {"source": 1 - x.cos()}
 
 
+def features_of(x: Tensor) -> dict[str, Tensor]:
+    """Features for a diffusivity to read, likewise."""
+    return {"features": 1 - x.cos()}
+
+
 def mlp(channels: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(channels, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
 
@@ -463,6 +496,10 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     ),
     "generic-keep-state": (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"), {}),
     "generic-reads-values": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"), {}),
+    "generic-reads-features": (
+        lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
+        {"extra": features_of},
+    ),
     "generic-steps": (lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3), {}),
     "generic-dropout": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5), {}),
     "generic-residual": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")), {}),

@@ -222,6 +222,17 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
 
 
+def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None) -> None:
+    """Raise unless ``value`` is a floating-point [N, F] with the rows and on the device of the state ``x``.
+
+    With ``module``, unless it also has the dtype and the device of its parameters.
+    """
+    check_state(value, name, module=module)
+    if value.size(0) != x.size(0):
+        raise ValueError(f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}.")
+    check_device(value, name, x.device, "the state")
+
+
 def index_vector(value: object, name: str, length: str) -> Tensor:
     """Indices [length] as int64: a tensor of any integer type, or a list or array of integers.
 

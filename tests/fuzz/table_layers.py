@@ -15,6 +15,7 @@ from .arguments import (
     module,
     number,
     probability,
+    real,
     state,
     tensor,
     update,
@@ -22,9 +23,11 @@ from .arguments import (
 from .program import Draw, Strategy, Wrong
 
 
-def called(d: Draw, *, needed: bool, source: bool = True, channels: int | None = None) -> None:
+def called(
+    d: Draw, *, needed: bool, source: bool = True, channels: int | None = None, features: Arg | None = None
+) -> None:
     """``layer(x, edge_index, …)``."""
-    rest = {"return_coupling": flag(d)}
+    rest = {"return_coupling": flag(d)} | ({} if features is None else {"features": features})
     if source:
         wide = d.nodes, d.channels if channels is None else channels
         wrong = [w for w in tensor(d, *wide).wrong if w.source != "None"]
@@ -98,6 +101,7 @@ def positive(d: Draw) -> Arg:
 
 def diffusion_conv(d: Draw) -> None:
     """The generic layer."""
+    reads = choice(d, "state", "values", "features")
     d.call(
         "layer",
         f"mp.DiffusionConv({{args}}){cast(d)}",
@@ -108,12 +112,17 @@ def diffusion_conv(d: Draw) -> None:
         heads=count(d, 1, 2, optional=True),
         bias=flag(d),
         keep=choice(d, "values", "state"),
-        reads=choice(d, "state", "values"),
+        reads=reads,
         steps=count(d, 1, 3, optional=True),
         dropout=probability(d),
         validate=flag(d),
     )
-    called(d, needed=True)
+    read = reads.right == "'features'"
+    called(
+        d,
+        needed=True,
+        features=state(d) if read else Arg(None, [Wrong(real(d, d.nodes, 3), "features nobody reads")], True),
+    )
 
 
 def gin(d: Draw) -> None:

@@ -225,6 +225,10 @@ class Coupling(ABC):
                 stacklevel=3,
             )
 
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        """s_ii [N, H], what every node couples with itself; as cheap as the entries of N pairs."""
+        return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
+
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
         """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
 

@@ -72,6 +72,10 @@ class LowRankCoupling(PooledCoupling):
     def _transpose(self) -> Coupling:
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
 
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        (query, key), _ = accumulating(self.query, self.key)
+        return (query * key).sum(2)
+
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 

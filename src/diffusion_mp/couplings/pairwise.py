@@ -25,7 +25,9 @@ class PairwiseCoupling(Coupling):
         query, key: features of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         score: f, ``"exp"`` or ``"sigmoid"``; with ``distance_features`` it is a function of ‖x_i − x_j‖².
-        normalize: divide each row by its sum.
+        normalize: divide each row by its sum; ``"symmetric"``: each entry by the roots of the sums of row i and row j,
+            D^-½SD^-½ (for a symmetric S).
+        loops: whether a node couples with itself; else s_ii = 0, and sums of rows are over the other nodes.
         symmetric, positive_semidefinite: promises about S as it is in the end.
     """
 
@@ -36,24 +38,28 @@ class PairwiseCoupling(Coupling):
         ptr: Tensor | None = None,
         score: Literal["exp", "sigmoid"] = "exp",
         *,
-        normalize: bool = True,
+        normalize: bool | Literal["symmetric"] = True,
+        loops: bool = True,
         symmetric: bool = False,
         positive_semidefinite: bool = False,
     ) -> None:
         check_choice(score, "score", SCORES)
         check_features(query, key)
-        check_flags(normalize=normalize)
+        if normalize != "symmetric":
+            check_flags(normalize=normalize)
+        check_flags(loops=loops)
         super().__init__(
             query.size(0),
             query.size(1),
             query,
             ptr=ptr,
             symmetric=symmetric,
-            row_stochastic=normalize,
+            row_stochastic=normalize is True,
             nonnegative=True,
             positive_semidefinite=positive_semidefinite,
         )
         self.query, self.key, self.score = query, key, score
+        self.normalize, self.loops = normalize, loops
         self._shifts: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -61,8 +67,11 @@ class PairwiseCoupling(Coupling):
         """Row and column shifts of s_ij = exp(log f(q_i·k_j) + a_i + b_j); entries and the transpose need them."""
         if self._shifts is None:
             zero = self.query.new_zeros(self.num_nodes, self.heads)
-            lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score) if self.row_stochastic else zero
-            self._shifts = (-lse, zero)
+            lse = zero
+            if self.normalize:
+                lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
+                lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row, whose entries are zero at any shift
+            self._shifts = (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
         return self._shifts
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -71,18 +80,19 @@ class PairwiseCoupling(Coupling):
         return self._weighted(v)
 
     def _weighted(self, v: Float[Tensor, "N heads C"]) -> Float[Tensor, "N heads C"]:
-        if self.row_stochastic:
+        if self.row_stochastic and self.loops:
             return pairwise_attention(self.query, self.key, v, self.ptr, score=self.score)
-        return pairwise_product(self.query, self.key, v, *self.shifts, self.ptr, score=self.score)
+        return pairwise_product(self.query, self.key, v, *self.shifts, self.ptr, score=self.score, loops=self.loops)
 
     def _transpose(self) -> Coupling:
-        transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False)
+        transposed = PairwiseCoupling(self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops)
+        transposed.normalize = self.normalize
         row_shift, col_shift = self.shifts
         transposed._shifts = (col_shift, row_shift)
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        if not self.row_stochastic:
+        if not (self.row_stochastic and self.loops):
             return super().degree()
         dtype = torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
@@ -93,11 +103,15 @@ class PairwiseCoupling(Coupling):
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         s = listed_products(self.query, self.key, edge_index, self.ptr, across=-torch.inf)
+        if not self.loops:
+            s = s.masked_fill((source == target).unsqueeze(1), -torch.inf)
         row_shift, col_shift = self.shifts
         return log_score(s, self.score) + row_shift[target] + col_shift[source]
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         s = all_products(self.query, self.key, self.ptr, across=-torch.inf)
+        if not self.loops:
+            s = s.masked_fill(torch.eye(self.num_nodes, dtype=torch.bool, device=self.device), -torch.inf)
         row_shift, col_shift = self.shifts
         return (log_score(s, self.score) + row_shift.t().unsqueeze(2) + col_shift.t().unsqueeze(1)).exp()

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.facts import Promise
 from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_ops import entries_at, is_symmetric
@@ -32,7 +33,7 @@ class SparseCoupling(Coupling):
         graph: Graph,
         weight: Tensor | None = None,
         *,
-        symmetric: bool | None = None,
+        symmetric: Promise | None = None,
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
@@ -77,6 +78,11 @@ class SparseCoupling(Coupling):
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
         zeros = total.new_zeros(self.num_nodes, self.heads)
         return zeros.index_add(0, self.graph.edges[1], total)
+
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        source, target = self.graph.edges
+        zeros = self.weight.new_zeros(self.num_nodes, self.heads)
+        return zeros.index_add(0, target, self.weight * (source == target).unsqueeze(1))
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)

@@ -175,5 +175,10 @@ class BlockwiseCoupling(Coupling):
             "model(x, graph, return_coupling=True), on a graph that fits into memory."
         )
 
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        if self.row_stochastic:  # it is divided by a sum over all nodes
+            return super().diagonal()
+        return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)
+
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)

@@ -94,6 +94,7 @@ def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> 
     return [
         ("@ v", "product", coupling @ v, dense_product(dense, v)),
         (".degree()", "degree", coupling.degree(), dense.sum(-1).T),
+        (".diagonal()", "entries", coupling.diagonal(), dense.diagonal(dim1=1, dim2=2).T),
         (".at(pairs)", "entries", coupling.at(case.pairs), dense_entries(dense, case.pairs)),
         (".dirichlet(v)", "dirichlet", coupling.dirichlet(v), dense_dirichlet(dense, v)),
     ]
