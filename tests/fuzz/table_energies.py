@@ -379,7 +379,7 @@ def diagnose(d: Draw) -> None:
         tol=number(d, 1e-2),
     )
     wrong = [Wrong("'nonsense'", "no column"), Wrong("None", "None"), Wrong("3", "a number")]
-    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'bound'", wrong=wrong, optional=True))
+    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True))
 
 
 def plot_attention(d: Draw) -> None:
@@ -413,7 +413,7 @@ FUNCTIONS: dict[str, Strategy] = {
     "diagnose": diagnose,
     "diagnostics.plot_attention": plot_attention,
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
-    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).bound"),
+    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
 }
 

@@ -82,9 +82,8 @@ def test_permutation_equivariant(update: StateUpdate) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("update", ALL, ids=repr)
+@pytest.mark.parametrize("update", [*ALL, Backtracking(QuadraticPenalty(), tau=3.0)], ids=repr)
 def test_a_graph_in_a_batch_is_a_graph_alone(update: StateUpdate) -> None:
-    """Backtracking shares its τ among the graphs; here none of them needs a smaller one."""
     form = getattr(update, "form", "conservative")
     parts = [path_problem(5, form), random_problem(13, form), grid_problem(2, 3, form)]
     x = torch.cat([part.state for part in parts])

@@ -41,7 +41,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         mix: ``"sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), made for
             the conservative one. The paper calls them one thing; they move the state differently
             (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
-            both, so that a node hears its neighbours the more the more of them it has.
+            both, so that a node hears its neighbours the more the more of them it has. With a row-normalised Ŝ
+            none of the three descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
 
     Raises:
         TypeError, ValueError: something else than two diffusivities, or another mix.
@@ -49,7 +50,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     depends_on = "parts"
     why_no_penalty = (
-        "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
+        "attention and a graph term that are normalised one by one do not descend Eq. 25, the energy that is printed "
+        "for them (D24 in docs/errata.md). CertifiedStep on the unnormalised sum descends a JointEnergy."
     )
 
     def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum") -> None:

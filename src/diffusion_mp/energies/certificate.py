@@ -17,9 +17,9 @@ from diffusion_mp.energies.spectrum import (
     laplacian,
     laplacian_extremes,
     largest_eigenvalue,
+    nonzero_spectrum,
     normalized_laplacian,
     precision,
-    smallest_nonzero_eigenvalue,
 )
 from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_positive, describe
 
@@ -204,13 +204,9 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
         raise CouplingMismatchError(
             f"the bounds of Proposition 4 need a coupling that is symmetric and nonnegative; got {coupling!r}."
         )
-    rtol = precision(coupling.dtype).eigenvalue
-    largest = _largest_eigenvalue(coupling, rtol)
-    found = [
-        smallest_nonzero_eigenvalue(laplacian(coupling, head, "conservative"), 1e4 * rtol * largest, rtol)
-        for head in range(coupling.heads)
-    ]
-    smallest = min((mu for mu in found if mu is not None), default=0.0)
+    found = [ends for ends in (nonzero_spectrum(coupling, head) for head in range(coupling.heads)) if ends[1] > 0]
+    smallest = min((ends[0] for ends in found), default=0.0)
+    largest = max((ends[1] for ends in found), default=0.0)
     ends = (1 - tau * largest, 1 - tau * smallest)
     squares = [end**2 for end in ends]
     lower = 0.0 if ends[0] <= 0 <= ends[1] else min(squares)

@@ -19,6 +19,7 @@ from diffusion_mp.energies.pairs import (
     State,
     by_head,
     check_heads,
+    distance_powers_along,
     sum_distance_powers,
     sum_over_pairs,
     sum_squared_distances,
@@ -139,6 +140,11 @@ class SimplePenalty(Penalty):
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         second, fourth = sum_distance_powers(x, ptr)
         return 2 * second - fourth / 4
+
+    def along(self, x: State, direction: State) -> Float[Tensor, " five"]:
+        """P(x + τ·direction) of one graph as a polynomial in τ, coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
+        second, fourth = distance_powers_along(x, direction)
+        return 2 * torch.nn.functional.pad(second, (0, 2)) - fourth / 4
 
 
 @dataclass(frozen=True)
