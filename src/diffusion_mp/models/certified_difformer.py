@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from types import NoneType
 from typing import Any
 
@@ -11,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Constraint, JointEnergy, Penalty
-from diffusion_mp.errors import check_counts, check_kind, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
@@ -38,7 +39,10 @@ class CertifiedDIFFormer(GraphModel):
             ``penalty=None`` is the model without attention, everything else the same.
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
-        encoder_layers: linear layers that make H, with ReLU and dropout after each.
+        encoder_layers, encoder_channels: how many linear layers make H, with ReLU and dropout after each, and how wide
+            those before the last are; as wide as H by default.
+        centre: H less its mean over the nodes of its graph. That constant part is what no step changes, so where μ/β is
+            large it is nearly all that is left of H.
         dropout: rate.
 
     Shapes: see :class:`GraphModel`.
@@ -62,20 +66,26 @@ class CertifiedDIFFormer(GraphModel):
         mu: float = 10.0,
         inputs: Diffusivity | None = None,
         encoder_layers: int = 2,
+        encoder_channels: int | None = None,
+        centre: bool = False,
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         if num_layers is not None:
             check_counts(num_layers=num_layers)
-        check_counts(encoder_layers=encoder_layers)
+        encoder_channels = hidden_channels if encoder_channels is None else encoder_channels
+        check_counts(encoder_layers=encoder_layers, encoder_channels=encoder_channels)
+        check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")
         self.num_layers = num_layers
         layers: list[nn.Module] = []
-        for channels in [in_channels, *[hidden_channels] * (encoder_layers - 1)]:
-            layers += [nn.Linear(channels, hidden_channels), nn.ReLU(), nn.Dropout(dropout)]
+        widths = [in_channels, *[encoder_channels] * (encoder_layers - 1), hidden_channels]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
+        self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
         self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, mu=mu, **options)
         self.decoder = nn.Linear(hidden_channels, out_channels)
@@ -120,7 +130,10 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
-        return self.encoder(x), None if self.inputs is None else self.inputs(x, graph)
+        source = self.encoder(x)
+        if self.mean is not None:
+            source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
+        return source, None if self.inputs is None else self.inputs(x, graph)
 
     def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, record: Record) -> Iterator[Tensor]:
         """Z⁰, Z¹, …, Z^K; or Z⁰ and where it comes to rest."""
@@ -131,12 +144,18 @@ class CertifiedDIFFormer(GraphModel):
                 state = recorded(record, self.conv, state, graph, source=source, beside=beside)
                 yield state
             return
+        rest = self.conv.at_rest(graph, source, beside)
+        if rest is None:
+            rest = self._iterated(state, source, beside, graph)
+        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
+
+    def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
+        """Where the steps from a state come to rest."""
         energy = self.conv.energy(graph, source, beside)
-        rest = fixed_point(
+        return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
             energy=lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )
-        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
