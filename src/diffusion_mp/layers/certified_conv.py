@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
-from typing import Literal, cast, cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
