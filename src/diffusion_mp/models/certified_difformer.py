@@ -145,12 +145,18 @@ class CertifiedDIFFormer(GraphModel):
                 state = recorded(record, self.conv, state, graph, source=source, beside=beside)
                 yield state
             return
+        rest = self.conv.at_rest(graph, source, beside)
+        if rest is None:
+            rest = self._iterated(state, source, beside, graph)
+        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
+
+    def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
+        """Where the steps from a state come to rest."""
         energy = self.conv.energy(graph, source, beside)
-        rest = fixed_point(
+        return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
             energy=lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )
-        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
