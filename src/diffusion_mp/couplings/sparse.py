@@ -23,6 +23,9 @@ class SparseCoupling(Coupling):
             for the graph's own weights by the graph, so that the next coupling on it need not look again.
         row_stochastic, nonnegative: promises about S.
 
+    Attributes:
+        own: whether the weights are the graph's own.
+
     Raises:
         TypeError, ValueError: no graph, or weights that do not fit its edges.
     """
@@ -65,7 +68,7 @@ class SparseCoupling(Coupling):
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
         )
-        self.graph, self.weight = graph, by_head
+        self.graph, self.weight, self.own = graph, by_head, own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)

@@ -111,7 +111,8 @@ class JointEnergy:
         if self.source is not None:
             squares = (wide - by_head(self.source).double()).square().sum(2)
             if self.metric is not None:
-                squares = self.metric.double().reshape(len(x), -1) * squares
+                metric = self.metric.unsqueeze(1) if self.metric.dim() == 1 else self.metric
+                squares = metric.double() * squares
             energy = energy + self.beta * squares.sum()
         return torch.where(self.constraint.holds(by_head(x)), energy, math.inf)
 

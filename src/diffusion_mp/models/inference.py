@@ -162,6 +162,7 @@ class BlockwiseCoupling(Coupling):
             symmetric=example.symmetric,
             row_stochastic=example.row_stochastic,
             nonnegative=example.nonnegative,
+            positive_semidefinite=example.positive_semidefinite,
         )
         self.couple, self.x, self.blocks = couple, x, blocks
 
@@ -174,6 +175,3 @@ class BlockwiseCoupling(Coupling):
             "a coupling by blocks of rows has no transpose unless it is symmetric; ask the model itself, "
             "model(x, graph, return_coupling=True), on a graph that fits into memory."
         )
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
