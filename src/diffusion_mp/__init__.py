@@ -59,6 +59,7 @@ from diffusion_mp.energies import (
     Certificate,
     Energy,
     GaussianPenalty,
+    JointEnergy,
     MixturePenalty,
     Penalty,
     QuadraticPenalty,
@@ -74,6 +75,7 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, Singula
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -93,6 +95,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -106,12 +109,14 @@ from diffusion_mp.models import (
 )
 from diffusion_mp.updates import (
     Backtracking,
+    CertifiedStep,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
     StateUpdate,
+    fixed_point,
 )
 
 __version__ = "0.1.0"
@@ -123,6 +128,9 @@ __all__ = [
     "AdjacencyEnhancedDiffusivity",
     "Backtracking",
     "Certificate",
+    "CertifiedConv",
+    "CertifiedDIFFormer",
+    "CertifiedStep",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
@@ -155,6 +163,7 @@ __all__ = [
     "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
+    "JointEnergy",
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LaplacianEncoder",
@@ -209,6 +218,7 @@ __all__ = [
     "diagnose",
     "edge_loss",
     "energy_bounds",
+    "fixed_point",
     "full_graph_inference",
     "kernel_error",
     "lipschitz",
