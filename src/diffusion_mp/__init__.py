@@ -28,6 +28,7 @@ from diffusion_mp.diagnostics import (
     kernel_error,
     lipschitz,
     perturbation_bound,
+    posterior_variance,
     roughness,
 )
 from diffusion_mp.diffusivities import (
@@ -63,6 +64,7 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
     certify,
+    certify_step,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -195,6 +197,7 @@ __all__ = [
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
+    "certify_step",
     "cite",
     "commutator",
     "diagnose",
@@ -204,5 +207,6 @@ __all__ = [
     "kernel_error",
     "lipschitz",
     "perturbation_bound",
+    "posterior_variance",
     "roughness",
 ]

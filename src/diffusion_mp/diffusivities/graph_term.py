@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, ReweightedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.kernels.unit import reciprocal
 
 Mix = Literal["sum", "mean", "joint"]
 
@@ -73,8 +72,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
         """Both couplings as one."""
         both = SumCoupling([attention, graph_term])
         if self.mix == "joint":
-            row = reciprocal(both.degree())
-            return ReweightedCoupling(both, row, row_stochastic=True, nonnegative=both.nonnegative)
+            return row_normalized(both)
         return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:

@@ -36,13 +36,14 @@ class CertifiedDIFFormer(GraphModel):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``penalty=None`` is the model without attention, everything else the same.
+            ``penalty=None`` is the model without attention, everything else the same. λ weighs every pair, so what a node
+            hears of all others together is about Nλ beside β.
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
-        encoder_layers, encoder_channels: how many linear layers make H, with ReLU and dropout after each, and how wide
-            those before the last are; as wide as H by default.
-        centre: H less its mean over the nodes of its graph. That constant part is what no step changes, so where μ/β is
-            large it is nearly all that is left of H.
+        encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
+            between them; ``hidden_channels`` by default.
+        centre: take the mean over the nodes of its graph out of H. Neither pairs nor edges charge for a constant, so with
+            a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
         dropout: rate.
 
     Shapes: see :class:`GraphModel`.
@@ -63,6 +64,7 @@ class CertifiedDIFFormer(GraphModel):
         *,
         penalty: Penalty | str | None = "simple",
         constraint: Constraint | str | None = "ball",
+        lam: float = 1e-3,
         mu: float = 10.0,
         inputs: Diffusivity | None = None,
         encoder_layers: int = 2,
@@ -74,20 +76,19 @@ class CertifiedDIFFormer(GraphModel):
         super().__init__(in_channels, hidden_channels, out_channels)
         if num_layers is not None:
             check_counts(num_layers=num_layers)
-        encoder_channels = hidden_channels if encoder_channels is None else encoder_channels
-        check_counts(encoder_layers=encoder_layers, encoder_channels=encoder_channels)
+        width = hidden_channels if encoder_channels is None else encoder_channels
+        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
         check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")
         self.num_layers = num_layers
         layers: list[nn.Module] = []
-        widths = [in_channels, *[encoder_channels] * (encoder_layers - 1), hidden_channels]
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+        for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
+            layers += [nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
-        self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, mu=mu, **options)
+        self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
         self.decoder = nn.Linear(hidden_channels, out_channels)
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
