@@ -145,7 +145,7 @@ class CertifiedConv(nn.Module):
         fixed = self._fixed(source, graph, beside)
         if fixed is None:
             return source
-        beta, mu = cast(Positive, self.update.beta)(), self.mu()
+        beta, mu = self.beta(), self.mu()
         rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), self.by_head(source))
         return None if rest is None else rest.flatten(1)
 
