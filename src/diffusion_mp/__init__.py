@@ -64,6 +64,7 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
     certify,
+    certify_step,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -196,6 +197,7 @@ __all__ = [
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
+    "certify_step",
     "cite",
     "commutator",
     "diagnose",

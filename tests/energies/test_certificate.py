@@ -149,7 +149,7 @@ def test_bad_arguments(ball) -> None:
         certify(SimplePenalty(), x, 0.5, leak=-1.0)
     with pytest.raises(ValueError, match="x must be given"):
         certify(SimplePenalty(), None, 0.5)
-    with pytest.raises(TypeError, match="certify takes a Coupling, a Penalty or a diffusivity"):
+    with pytest.raises(TypeError, match="certify takes a Coupling, a Penalty, a diffusivity"):
         certify("simple", x, 0.5)
 
 

@@ -182,6 +182,23 @@ def certify(d: Draw) -> None:
     )
 
 
+def certify_step(d: Draw) -> None:
+    """A certificate of a step down a joint energy."""
+    within = d.pick(["None", "'ball'", "'sphere'"])
+    wrong = [Wrong("None", "None"), Wrong("'gaussian'", "a string"), Wrong("mp.GaussianPenalty()", "a penalty")]
+    given = coupling(d, symmetric=True, optional=True)
+    x = _free(state(d, parameters=False), "a higher rank")
+    d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
+    d.call(
+        "out",
+        "mp.certify_step({args})",
+        finite=False,
+        energy=Arg("energy", wrong),
+        coupling=Arg(given.right or "None", given.wrong),
+        x=x,
+    )
+
+
 def certificate(d: Draw) -> None:
     """The record that `certify` gives."""
     d.call("out", "mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.')", finite=False)
@@ -222,6 +239,7 @@ ENERGIES: dict[str, Strategy] = {
     "EnergyTrace": energy_trace,
     "Certificate": certificate,
     "certify": certify,
+    "certify_step": certify_step,
     "energy_bounds": bounds,
 }
 

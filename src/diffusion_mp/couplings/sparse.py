@@ -26,6 +26,9 @@ class SparseCoupling(Coupling):
             for the graph's own weights by the graph, so that the next coupling on it need not look again.
         row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
 
+    Attributes:
+        own: whether the weights are the graph's own.
+
     Raises:
         TypeError, ValueError: no graph, or weights that do not fit its edges.
     """
@@ -70,7 +73,7 @@ class SparseCoupling(Coupling):
             nonnegative=nonnegative,
             metric=metric,
         )
-        self.graph, self.weight = graph, by_head
+        self.graph, self.weight, self.own = graph, by_head, own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)

@@ -1,13 +1,8 @@
 """What a diffusion descends: penalties δ, energies built from them, and certificates that a step goes down."""
 
-from diffusion_mp.energies.certificate import (
-    Certificate,
-    EnergyBounds,
-    certify,
-    energy_bounds,
-    theorem1,
-    theorem7,
-)
+from diffusion_mp.energies.bounds import EnergyBounds, energy_bounds
+from diffusion_mp.energies.certificate import Certificate
+from diffusion_mp.energies.certification import certify
 from diffusion_mp.energies.constraints import (
     Ball,
     Constraint,
@@ -18,6 +13,7 @@ from diffusion_mp.energies.constraints import (
 )
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.joint import JointEnergy
+from diffusion_mp.energies.joint_certificate import certify_step
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
@@ -27,6 +23,7 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
+from diffusion_mp.energies.theorems import theorem1, theorem7
 
 __all__ = [
     "Ball",
@@ -45,6 +42,7 @@ __all__ = [
     "Sphere",
     "Unconstrained",
     "certify",
+    "certify_step",
     "energy_bounds",
     "get_constraint",
     "get_penalty",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from types import NoneType
 from typing import Any
 
@@ -11,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Constraint, JointEnergy, Penalty
-from diffusion_mp.errors import check_counts, check_kind, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
@@ -35,10 +36,14 @@ class CertifiedDIFFormer(GraphModel):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``penalty=None`` is the model without attention, everything else the same.
+            ``penalty=None`` is the model without attention, everything else the same. λ weighs every pair, so what a node
+            hears of all others together is about Nλ beside β.
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
-        encoder_layers: linear layers that make H, with ReLU and dropout after each.
+        encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
+            between them; ``hidden_channels`` by default.
+        centre: take the mean over the nodes of its graph out of H. Neither pairs nor edges charge for a constant, so with
+            a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
         dropout: rate.
 
     Shapes: see :class:`GraphModel`.
@@ -59,25 +64,31 @@ class CertifiedDIFFormer(GraphModel):
         *,
         penalty: Penalty | str | None = "simple",
         constraint: Constraint | str | None = "ball",
+        lam: float = 1e-3,
         mu: float = 10.0,
         inputs: Diffusivity | None = None,
         encoder_layers: int = 2,
+        encoder_channels: int | None = None,
+        centre: bool = False,
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         if num_layers is not None:
             check_counts(num_layers=num_layers)
-        check_counts(encoder_layers=encoder_layers)
+        width = hidden_channels if encoder_channels is None else encoder_channels
+        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
+        check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")
         self.num_layers = num_layers
         layers: list[nn.Module] = []
-        for channels in [in_channels, *[hidden_channels] * (encoder_layers - 1)]:
-            layers += [nn.Linear(channels, hidden_channels), nn.ReLU(), nn.Dropout(dropout)]
+        for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
+            layers += [nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
+        self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
-        self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, mu=mu, **options)
+        self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
         self.decoder = nn.Linear(hidden_channels, out_channels)
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
@@ -120,7 +131,10 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
-        return self.encoder(x), None if self.inputs is None else self.inputs(x, graph)
+        source = self.encoder(x)
+        if self.mean is not None:
+            source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
+        return source, None if self.inputs is None else self.inputs(x, graph)
 
     def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, record: Record) -> Iterator[Tensor]:
         """Z⁰, Z¹, …, Z^K; or Z⁰ and where it comes to rest."""

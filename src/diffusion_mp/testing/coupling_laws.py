@@ -97,6 +97,7 @@ def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> 
         (".diagonal()", "entries", coupling.diagonal(), dense.diagonal(dim1=1, dim2=2).T),
         (".at(pairs)", "entries", coupling.at(case.pairs), dense_entries(dense, case.pairs)),
         (".dirichlet(v)", "dirichlet", coupling.dirichlet(v), dense_dirichlet(dense, v)),
+        (".laplacian(v)", "dirichlet", coupling.laplacian(v), dense_product(dense_laplacian(dense), v)),
     ]
 
 
@@ -173,6 +174,19 @@ def _dirichlet(case: CouplingCase) -> None:
     for x in (flat, headed):
         what = f"S.dirichlet(x) of a {x.dim()}-dimensional x"
         expect_close(case.coupling.dirichlet(x), dense_dirichlet(case.dense, x), "dirichlet", what)
+
+
+def _majorant(case: CouplingCase) -> None:
+    """p = S.majorant(convex) of a symmetric, nonnegative S bounds D − S: 2 diag(p) ⪰ D − S if convex, else diag(p)"""
+    if not (case.coupling.symmetric and case.coupling.nonnegative):
+        return
+    rtol, atol = tolerance("degree", case.coupling.dtype)
+    for convex, factor in ((True, 2.0), (False, 1.0)):
+        bound = factor * torch.diag_embed(case.coupling.majorant(convex).detach().double().T)
+        least = torch.linalg.eigvalsh(bound - dense_laplacian(case.dense.detach().double()))
+        low = float(least.min()) if least.numel() else 0.0
+        limit = -atol - rtol * float(bound.max()) if least.numel() else 0.0
+        expect(low >= limit, f"{factor:g} S.majorant({convex}) less the Laplacian has the eigenvalue {low:.6g}")
 
 
 def _linearity(case: CouplingCase) -> None:
@@ -353,6 +367,7 @@ COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
     _at,
     _log_at,
     _dirichlet,
+    _majorant,
     _linearity,
     _declared_properties,
     _metric,
@@ -385,6 +400,11 @@ def dense_dirichlet(dense: Tensor, x: Tensor) -> Tensor:
     x = x.unsqueeze(1) if x.dim() == 2 else x
     squared = (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)
     return (dense * squared).sum((1, 2))
+
+
+def dense_laplacian(dense: Tensor) -> Tensor:
+    """D − S of every head, D the row sums."""
+    return torch.diag_embed(dense.sum(-1)) - dense
 
 
 def leaf_tensors(*outputs: Tensor) -> list[Tensor]:
