@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
-from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, SoftmaxPenalty, get_penalty
+from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, SoftmaxPenalty, Unconstrained, get_penalty
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
@@ -134,6 +134,20 @@ class CertifiedConv(nn.Module):
             projection=self.projection,
             ptr=graph.segments,
         )
+
+    def at_rest(
+        self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
+    ) -> Float[Tensor, "N C"] | None:
+        """Where the steps come to rest, (β + μL)⁻¹ βH, if there is neither attention nor constraint and A knows the
+        eigenvectors of L (``Coupling.laplacian_function``), or nothing couples; else ``None``."""
+        if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
+            return None
+        fixed = self._fixed(source, graph, beside)
+        if fixed is None:
+            return source
+        beta, mu = self.beta(), self.mu()
+        rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), self.by_head(source))
+        return None if rest is None else rest.flatten(1)
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
         """A state as the step and the energy take it: cut into heads, or whole where heads have projections."""

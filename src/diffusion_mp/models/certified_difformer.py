@@ -36,14 +36,14 @@ class CertifiedDIFFormer(GraphModel):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``penalty=None`` is the model without attention, everything else the same. λ weighs every pair, so what a node
-            hears of all others together is about Nλ beside β.
+            ``penalty=None`` is the model without attention, everything else the same. λ weighs every pair: of all
+            others together a node hears about Nλ, beside β of its source.
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
         encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
             between them; ``hidden_channels`` by default.
-        centre: take the mean over the nodes of its graph out of H. Neither pairs nor edges charge for a constant, so with
-            a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
+        centre: take the mean over the nodes of its graph out of H. A constant costs neither pairs nor edges anything,
+            so with a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
         dropout: rate.
 
     Shapes: see :class:`GraphModel`.
@@ -131,7 +131,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
-        source = self.encoder(x)
+        source = self.encoder(x).to(self.decoder.weight.dtype)  # autocast makes it coarser than an energy can be
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, None if self.inputs is None else self.inputs(x, graph)
@@ -145,12 +145,18 @@ class CertifiedDIFFormer(GraphModel):
                 state = recorded(record, self.conv, state, graph, source=source, beside=beside)
                 yield state
             return
+        rest = self.conv.at_rest(graph, source, beside)
+        if rest is None:
+            rest = self._iterated(state, source, beside, graph)
+        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
+
+    def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
+        """Where the steps from a state come to rest."""
         energy = self.conv.energy(graph, source, beside)
-        rest = fixed_point(
+        return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
             energy=lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )
-        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
