@@ -43,6 +43,7 @@ from diffusion_mp.diffusivities import (
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    MixtureDiffusivity,
     NeumannDiffusivity,
     Positive,
     RelationalBias,
@@ -95,6 +96,7 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
 )
 
@@ -319,6 +321,9 @@ class StateFriction(torch.nn.Module):
 
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
+    "mixture": MixtureDiffusivity,
+    "mixture-heads": lambda: MixtureDiffusivity(6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"),
+    "mixture-symmetric": lambda: MixtureDiffusivity(4, projection="tied", widths=(0.7,), row_stochastic=False),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
     "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),
     "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(
@@ -509,6 +514,15 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "generic-backtracking": (
         lambda: DiffusionConv(
             4, 4, SigmoidDiffusivity(normalize=None, form="distance"), Backtracking(SigmoidPenalty(), 8.0), bias=False
+        ),
+        {},
+    ),
+    "generic-momentum": (
+        lambda: DiffusionConv(
+            4,
+            3,
+            AdjacencyDiffusivity("sym", direction="undirected"),
+            MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2),
         ),
         {},
     ),

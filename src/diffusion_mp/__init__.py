@@ -29,6 +29,7 @@ from diffusion_mp.diagnostics import (
     lipschitz,
     perturbation_bound,
     roughness,
+    smoothing_floor,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -109,6 +110,7 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
 )
 
@@ -162,6 +164,7 @@ __all__ = [
     "MLPConv",
     "MixtureDiffusivity",
     "MixturePenalty",
+    "MomentumStep",
     "MultiHeadConv",
     "NeumannCoupling",
     "NeumannDiffusivity",
@@ -211,4 +214,5 @@ __all__ = [
     "lipschitz",
     "perturbation_bound",
     "roughness",
+    "smoothing_floor",
 ]

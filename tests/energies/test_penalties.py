@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from diffusion_mp.energies import (
     GaussianPenalty,
+    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
@@ -25,6 +26,7 @@ PENALTIES = [
     SoftmaxPenalty(dim=5),
     GaussianPenalty(),
     GaussianPenalty(bandwidth=0.4),
+    MixturePenalty([0.3, 1.5], [2.0, 0.4]).requires_grad_(False),
 ]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 

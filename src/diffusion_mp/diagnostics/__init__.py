@@ -8,12 +8,14 @@ from diffusion_mp.diagnostics.perturbation import Perturbation, perturbation_bou
 from diffusion_mp.diagnostics.placement_report import PlacementReport, diagnose
 from diffusion_mp.diagnostics.plotting import plot_attention
 from diffusion_mp.diagnostics.roughness import roughness
+from diffusion_mp.diagnostics.smoothing_floor import SmoothingFloor, smoothing_floor
 
 __all__ = [
     "Commutator",
     "EnergyTrace",
     "Perturbation",
     "PlacementReport",
+    "SmoothingFloor",
     "commutator",
     "diagnose",
     "kernel_error",
@@ -21,4 +23,5 @@ __all__ = [
     "perturbation_bound",
     "plot_attention",
     "roughness",
+    "smoothing_floor",
 ]

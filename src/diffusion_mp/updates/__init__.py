@@ -6,6 +6,7 @@ from diffusion_mp.updates.certified_step import CertifiedStep
 from diffusion_mp.updates.explicit_euler import ExplicitEuler, teleport
 from diffusion_mp.updates.heat_kernel import HeatKernel
 from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler
+from diffusion_mp.updates.momentum import MomentumStep
 
 __all__ = [
     "Backtracking",
@@ -17,6 +18,7 @@ __all__ = [
     "HeatKernel",
     "ImplicitEuler",
     "LaplacianUpdate",
+    "MomentumStep",
     "StateUpdate",
     "teleport",
 ]
