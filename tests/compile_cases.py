@@ -27,6 +27,7 @@ from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, G
 from diffusion_mp.models import DIFFormer, DiffusionGNN, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
 from diffusion_mp.testing import check_diffusivity, tolerance
 from diffusion_mp.updates import CertifiedStep, CrankNicolson, ExplicitEuler, HeatKernel
+from reading_features import ReadsInputs
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "readme-graph": (readme, True),
     "certified-sphere-graph": (lambda: certified("sphere"), True),
     "certified-ball-graph": (lambda: certified("ball"), True),
+    "reads-features-graph": (lambda: ReadsInputs(8, 3), True),
     "gin-graph": (lambda: DiffusionGNN(8, 6, 3, conv="gin"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
@@ -96,6 +98,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 QUICK = ("readme-graph", "difformer-s-graph")
 EXHAUSTIVE = (
     "certified-sphere-graph",
+    "reads-features-graph",
     "difformer-s",
     "nodeformer-graph",
     "sgformer-graph",

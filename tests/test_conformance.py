@@ -31,6 +31,8 @@ from diffusion_mp.couplings import (
     UniformCoupling,
     distance_features,
     row_normalized,
+    symmetric_normalized,
+    without_diagonal,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -52,6 +54,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
     SparseFlowDiffusivity,
+    SymmetricDiffusivity,
     UniformDiffusivity,
 )
 from diffusion_mp.energies import Ball, GaussianPenalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty, Sphere
@@ -116,7 +119,8 @@ def features(heads: int, *, positive: bool = False, dtype: torch.dtype = torch.f
 
 def tied(score: str, normalize: bool) -> Coupling:
     query, key = distance_features(leaf(11, 2, 3))
-    return PairwiseCoupling(query, key, PTR, score, normalize=normalize, symmetric=not normalize)  # type: ignore
+    kind = "reversible" if normalize else "symmetric"
+    return PairwiseCoupling(query, key, PTR, score, normalize=normalize, **{kind: True})  # type: ignore
 
 
 def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = torch.float64, **options: Any) -> Coupling:
@@ -127,6 +131,21 @@ def flow(heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = torch
 def symmetric_low_rank() -> Coupling:
     query = leaf(11, 2, 3)
     return LowRankCoupling(query, query, PTR, symmetric=True)
+
+
+def silent() -> Tensor:
+    """Node 10 couples with nobody, not even with itself."""
+    return (leaf(11, 1, positive=True) * (torch.arange(11) < 10).unsqueeze(1)).detach().requires_grad_()
+
+
+def mutual_graph() -> Graph:
+    edges = torch.cat([EDGES, EDGES.flip(0)], dim=1)
+    return Graph(11, edges[:, edges.amax(0) < 10], torch.arange(1.0, 11.0, dtype=torch.float64).repeat(2), ptr=PTR)
+
+
+def symmetric_positive() -> Coupling:
+    query = leaf(11, 2, 3, positive=True)
+    return LowRankCoupling(query, query, PTR, symmetric=True, nonnegative=True)
 
 
 def graph(weighted: bool = False) -> Graph:
@@ -170,6 +189,12 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "linear-attention-one-graph": lambda: LinearAttentionCoupling(*features(1), constant=2.0, own=0.5, unit=True),
     "linear-attention-float32": lambda: LinearAttentionCoupling(
         *features(2, dtype=torch.float32), PTR, constant=1.0, unit=True, nonnegative=True
+    ),
+    "linear-attention-tied": lambda: LinearAttentionCoupling(
+        *2 * features(2, positive=True)[:1], PTR, constant=0.5, own=0.25, nonnegative=True
+    ),
+    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(
+        *2 * features(2, dtype=torch.float32)[:1], PTR, constant=1.0, unit=True, nonnegative=True
     ),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(*distance_features(leaf(11, 2, 3)), PTR, symmetric=True),
@@ -217,9 +242,30 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "row-normalized-ragged": lambda: row_normalized(
         LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)
     ),
+    "row-normalized-symmetric-ragged": lambda: row_normalized(
+        ReweightedCoupling(UniformCoupling(11, PTR, normalize=False, dtype=torch.float64), *2 * [silent()]) * 0.5
+        + 2.0 * SparseCoupling(mutual_graph(), nonnegative=True)
+    ),
+    "polynomial-reversible": lambda: PolynomialCoupling(
+        row_normalized(SparseCoupling(mutual_graph(), nonnegative=True)), leaf(2)
+    ),
     "row-normalized-sum": lambda: row_normalized(
         IdentityCoupling(11, dtype=torch.float64) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
     ),
+    "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
+    "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(tied("exp", False), diagonal=False),
+    "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(symmetric_positive(), diagonal=False),
+    "symmetric-sum-off-diagonal": lambda: symmetric_normalized(
+        0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True), diagonal=False
+    ),
+    "symmetric-float32": lambda: symmetric_normalized(
+        PairwiseCoupling(*2 * features(2, dtype=torch.float32)[:1], PTR, normalize=False, symmetric=True),
+        diagonal=False,
+    ),
+    "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=torch.float64)),
+    "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
+    "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
+    "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
     "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
     "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
     "polynomial-by-head-ragged": lambda: PolynomialCoupling(
@@ -382,6 +428,12 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "neumann-drop": lambda: NeumannDiffusivity(strides=(3,), boundary="drop"),
     "neumann-replicate": lambda: NeumannDiffusivity(2, strides=(2, 3), boundary="replicate"),
     "neumann-causal": lambda: NeumannDiffusivity(boundary="causal", budget=1.0),
+    "symmetric-attention": lambda: SymmetricDiffusivity(SimpleDiffusivity(6, heads=2, row_stochastic=False)),
+    "symmetric-off-diagonal": lambda: SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False),
+    "symmetric-graph": lambda: SymmetricDiffusivity(AdjacencyDiffusivity("sum", direction="undirected")),
+    "symmetric-sum": lambda: SymmetricDiffusivity(
+        SigmoidDiffusivity(row_stochastic=False) + AdjacencyDiffusivity("sum", direction="undirected"), diagonal=False
+    ),
     "simple-in-ball": lambda: SimpleDiffusivity(
         normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)
     ),
@@ -434,6 +486,11 @@ def test_every_public_diffusivity_is_listed() -> None:
 def source(x: Tensor) -> dict[str, Tensor]:
     """A source as a function of the state, so that it is renamed and batched with it."""
     return {"source": 1 - x.cos()}
+
+
+def features_of(x: Tensor) -> dict[str, Tensor]:
+    """Features for a diffusivity to read, likewise."""
+    return {"features": 1 - x.cos()}
 
 
 def mlp(channels: int) -> torch.nn.Module:
@@ -491,6 +548,10 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     ),
     "generic-keep-state": (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"), {}),
     "generic-reads-values": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"), {}),
+    "generic-reads-features": (
+        lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
+        {"extra": features_of},
+    ),
     "generic-steps": (lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3), {}),
     "generic-dropout": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5), {}),
     "generic-residual": (lambda: DiffusionConv(4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")), {}),
@@ -612,6 +673,11 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "gat-concat": (lambda: GATConv(4, 3, 2, negative_slope=0.1), {}),
     "gat-mean": (lambda: GATConv(4, 3, 2, concat=False, self_loops="add", bias=False), {}),
     "appnp": (lambda: APPNPConv(4, K=4, alpha=0.2), {}),
+    "appnp-all-pairs": (lambda: APPNPConv(4, K=2, diffusivity=SoftmaxDiffusivity(4, heads=2)), {}),
+    "appnp-limit": (
+        lambda: APPNPConv(4, K=None, diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False))),
+        {},
+    ),
     "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), {"extra": source}),
     "gcnii-plain": (lambda: GCNIIConv(4), {}),
     "difformer": (lambda: DIFFormer(4, 6, 3), {}),
@@ -680,7 +746,7 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
 def test_layers_obey_the_laws(name: str) -> None:
     build, options = LAYERS[name]
     skip = {}
-    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium"):
+    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit"):
         skip["poisoned batch mate"] = "a linear solve of the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
         skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"

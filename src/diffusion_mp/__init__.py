@@ -28,6 +28,7 @@ from diffusion_mp.diagnostics import (
     kernel_error,
     lipschitz,
     perturbation_bound,
+    posterior_variance,
     roughness,
     smoothing_floor,
 )
@@ -50,6 +51,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
     SparseFlowDiffusivity,
+    SymmetricDiffusivity,
     UniformDiffusivity,
     auxiliary_loss,
     edge_loss,
@@ -58,6 +60,7 @@ from diffusion_mp.energies import (
     Certificate,
     Energy,
     GaussianPenalty,
+    JointEnergy,
     MixturePenalty,
     Penalty,
     QuadraticPenalty,
@@ -73,6 +76,7 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, Singula
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -92,6 +96,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -105,6 +110,7 @@ from diffusion_mp.models import (
 )
 from diffusion_mp.updates import (
     Backtracking,
+    CertifiedStep,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
@@ -112,6 +118,7 @@ from diffusion_mp.updates import (
     ImplicitEuler,
     MomentumStep,
     StateUpdate,
+    fixed_point,
 )
 
 __version__ = "0.1.0"
@@ -123,6 +130,9 @@ __all__ = [
     "AdjacencyEnhancedDiffusivity",
     "Backtracking",
     "Certificate",
+    "CertifiedConv",
+    "CertifiedDIFFormer",
+    "CertifiedStep",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
@@ -155,6 +165,7 @@ __all__ = [
     "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
+    "JointEnergy",
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LaplacianEncoder",
@@ -198,6 +209,7 @@ __all__ = [
     "SparseFlowDiffusivity",
     "StateUpdate",
     "SumCoupling",
+    "SymmetricDiffusivity",
     "UniformCoupling",
     "UniformDiffusivity",
     "auxiliary_loss",
@@ -209,10 +221,12 @@ __all__ = [
     "diagnose",
     "edge_loss",
     "energy_bounds",
+    "fixed_point",
     "full_graph_inference",
     "kernel_error",
     "lipschitz",
     "perturbation_bound",
+    "posterior_variance",
     "roughness",
     "smoothing_floor",
 ]

@@ -19,6 +19,7 @@ from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.collectives import contact
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from reading_features import ReadsInputs
 
 NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
 
@@ -27,6 +28,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, CLASSES, normalize="frobenius", graph="mean"),
     "SGFormer": lambda: SGFormer(FEATURES, 8, CLASSES),
     "SGFormer, Frobenius": lambda: SGFormer(FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat"),
+    "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
     "NodeFormer": lambda: NodeFormer(FEATURES, 8, CLASSES, heads=2, num_features=5, num_samples=3, hops=2),
     **{
         name: lambda name=name: DiffusionGNN(FEATURES, 8, CLASSES, conv=name, dropout=0.0)

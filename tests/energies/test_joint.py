@@ -84,6 +84,18 @@ def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
     assert energy(inside) == math.inf
 
 
+def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
+    x, at = randn(9, 2, 3), get_constraint("ball").project(randn(9, 2, 3, seed=1))
+    penalty = get_penalty("gaussian")
+    expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
+    energy = JointEnergy(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
+    torch.testing.assert_close(energy(x), expected)
+    torch.testing.assert_close(energy.surrogate(at, at), energy(at))
+    assert energy.surrogate(x, at) > energy(x)
+    torch.testing.assert_close(JointEnergy(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
+    assert "mean" in repr(energy)
+
+
 def test_no_nodes_cost_nothing() -> None:
     x = torch.zeros(0, 3)
     assert JointEnergy("gaussian", source=x, metric=torch.ones(0), constraint="sphere")(x) == 0

@@ -442,6 +442,13 @@ def plot_attention(d: Draw) -> None:
     )
 
 
+def posterior_variance(d: Draw) -> None:
+    """How uncertain every node is."""
+    right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
+    wrong = [*NOT_A_COUPLING, Wrong("mp.SimpleDiffusivity()(torch.ones(2, 2))", "one with normalised rows")]
+    d.call("out", "mp.posterior_variance({args})", coupling=options(d, *right, wrong=wrong), leak=number(d, 0.5, 0.1))
+
+
 def record(source: str) -> Strategy:
     """A record that the library makes; its properties are read."""
     return lambda d: d.call("out", source)
@@ -456,6 +463,7 @@ FUNCTIONS: dict[str, Strategy] = {
     "lipschitz": lipschitz,
     "roughness": roughness,
     "smoothing_floor": smoothing_floor,
+    "posterior_variance": posterior_variance,
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,

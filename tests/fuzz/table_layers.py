@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .arguments import (
     SELF_LOOPS,
     Arg,
@@ -15,6 +17,7 @@ from .arguments import (
     module,
     number,
     probability,
+    real,
     state,
     tensor,
     update,
@@ -22,9 +25,11 @@ from .arguments import (
 from .program import Draw, Strategy, Wrong
 
 
-def called(d: Draw, *, needed: bool, source: bool = True, channels: int | None = None) -> None:
+def called(
+    d: Draw, *, needed: bool, source: bool = True, channels: int | None = None, features: Arg | None = None
+) -> None:
     """``layer(x, edge_index, …)``."""
-    rest = {"return_coupling": flag(d)}
+    rest = {"return_coupling": flag(d)} | ({} if features is None else {"features": features})
     if source:
         wide = d.nodes, d.channels if channels is None else channels
         wrong = [w for w in tensor(d, *wide).wrong if w.source != "None"]
@@ -98,6 +103,7 @@ def positive(d: Draw) -> Arg:
 
 def diffusion_conv(d: Draw) -> None:
     """The generic layer."""
+    reads = choice(d, "state", "values", "features")
     d.call(
         "layer",
         f"mp.DiffusionConv({{args}}){cast(d)}",
@@ -108,12 +114,17 @@ def diffusion_conv(d: Draw) -> None:
         heads=count(d, 1, 2, optional=True),
         bias=flag(d),
         keep=choice(d, "values", "state"),
-        reads=choice(d, "state", "values"),
+        reads=reads,
         steps=count(d, 1, 3, optional=True),
         dropout=probability(d),
         validate=flag(d),
     )
-    called(d, needed=True)
+    read = reads.right == "'features'"
+    called(
+        d,
+        needed=True,
+        features=state(d) if read else Arg(None, [Wrong(real(d, d.nodes, 3), "features nobody reads")], True),
+    )
 
 
 def gin(d: Draw) -> None:
@@ -200,13 +211,18 @@ def gps_block(d: Draw) -> None:
 
 
 def appnp(d: Draw) -> None:
-    """Personalised PageRank."""
+    """Personalised PageRank, over a graph or all pairs, for some steps or without end."""
+    forever = d.maybe(0.2)
+    steps = count(d, 10, 1, optional=True, none=True)
+    spread = diffusivity(d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))")
+    spread = replace(spread, optional=True).without("None")
     d.call(
         "layer",
         f"mp.APPNPConv({{args}}){cast(d)}",
         channels=count(d, d.channels),
-        K=count(d, 10, 1, optional=True),
-        alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+        K=replace(steps, right="None") if forever else steps,
+        alpha=number(d, 0.1, *([] if forever else [0.0]), optional=True, zero=not forever, below="1.0"),
+        diffusivity=replace(spread, right=spread.right if forever or d.maybe(0.5) else None),
     )
     called(d, needed=True)
 

@@ -13,6 +13,7 @@ from diffusion_mp.couplings import PooledCoupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
 from diffusion_mp.testing import tolerance
+from reading_features import ReadsInputs
 
 NODES, FEATURES = 57, 5
 
@@ -25,6 +26,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
     "DIFFormer-a": lambda: DIFFormer(FEATURES, 8, 3, kernel="sigmoid"),
     "SGFormer": lambda: SGFormer(FEATURES, 8, 3, gnn="appnp"),
+    "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
     "NodeFormer": lambda: NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
     **{
         name: lambda name=name: DiffusionGNN(FEATURES, 8, 3, conv=name)

@@ -16,6 +16,7 @@ from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.couplings.score import Score
 from diffusion_mp.couplings.sparse import SparseCoupling
 from diffusion_mp.couplings.sparse_flow import SparseFlowCoupling
+from diffusion_mp.couplings.symmetric import symmetric_normalized, without_diagonal
 
 __all__ = [
     "Coupling",
@@ -39,5 +40,7 @@ __all__ = [
     "distance_features",
     "merged",
     "row_normalized",
+    "symmetric_normalized",
     "with_constant",
+    "without_diagonal",
 ]

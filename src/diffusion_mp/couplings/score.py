@@ -83,14 +83,17 @@ class Score:
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
             return kind(one, one, ptr, symmetric=True, nonnegative=True)
         offset = self.offset if measure == "distance" else self.offset - 1
-        symmetric = q is k and not normalize
+        mutual = q is k
+        symmetric = mutual and not normalize
         fused = self.g == "linear" and normalize
         if unit and (measure == "distance" or not fused):
             (q, k), unit = unit_rows(q, k), False
         if measure == "distance":
             q, k = distance_features(q, k)
         if fused:  # the scale cancels
-            return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative)
+            return LinearAttentionCoupling(
+                q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative, reversible=mutual
+            )
         if offset:
             # Half of the constant on either side, so that equal queries and keys stay one tensor.
             root = math.sqrt(abs(offset))
@@ -106,7 +109,14 @@ class Score:
         # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
         definite = symmetric and self.g == "exp" and self.scale > 0
         return PairwiseCoupling(
-            q, k, ptr, self.g, normalize=normalize, symmetric=symmetric, positive_semidefinite=definite
+            q,
+            k,
+            ptr,
+            self.g,
+            normalize=normalize,
+            symmetric=symmetric,
+            positive_semidefinite=definite,
+            reversible=mutual,
         )
 
 

@@ -18,6 +18,7 @@ from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
+from diffusion_mp.diffusivities.symmetric import SymmetricDiffusivity
 from diffusion_mp.positive import Positive
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SoftmaxDiffusivity",
     "SparseFlowDiffusivity",
     "SumDiffusivity",
+    "SymmetricDiffusivity",
     "UniformDiffusivity",
     "auxiliary_loss",
     "edge_loss",

@@ -46,23 +46,26 @@ def precision(dtype: torch.dtype) -> Precision:
 
 
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
-    """Δ = D̄ − S or I − S of one head of a symmetric S, by ``form``; a dense matrix for small graphs."""
+    """Δ = D̄ − S or I − S of one head, by ``form``, made symmetric where S is reversible; dense for small graphs."""
     n = coupling.num_nodes
+    metric = None if coupling.symmetric else coupling.metric  # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
+    root = np.ones((n, 1)) if metric is None else metric[:, head, None].sqrt().cpu().numpy()
     if n <= DENSE_NODES:
-        s = _dense(coupling, head)
-        return np.eye(n) - s if form == "residual" else _differences(s)
+        s = _dense(coupling, head, root)
+        return np.eye(n) - s if form == "residual" else _differences(s, root)
     product = coupling.as_linear_operator(head)
     diagonal = product @ np.ones((n, 1)) if form == "conservative" else np.ones((1, 1))
-    return _operator(n, lambda v: diagonal * v - product @ v, rounding=EPS * float(diagonal.max()))
+    return _operator(n, lambda v: diagonal * v - root * (product @ (v / root)), rounding=EPS * float(diagonal.max()))
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """I − D̄^-½ Ω D̄^-½ of one head; its spectrum is that of I − D̄⁻¹Ω. Degrees must be positive."""
     n = coupling.num_nodes
     if n <= DENSE_NODES:
-        s = _dense(coupling, head)
+        one = np.ones((n, 1))
+        s = _dense(coupling, head, one)
         scale = s.sum(1, keepdims=True) ** -0.5
-        return scale * _differences(s) * scale.T
+        return scale * _differences(s, one) * scale.T
     product = coupling.as_linear_operator(head)
     scale = (product @ np.ones((n, 1))) ** -0.5
     return _operator(n, lambda v: v - scale * (product @ (scale * v)), rounding=EPS)
@@ -121,7 +124,7 @@ def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
 
 @torch.no_grad()
 def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of Δ over all heads of a symmetric coupling."""
+    """Smallest and largest eigenvalue of Δ over all heads of a reversible coupling."""
     lowest, highest = zip(
         *(extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)), strict=True
     )
@@ -160,16 +163,16 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     return max(bound, 0.0)
 
 
-def _dense(coupling: Coupling, head: int) -> Array:
-    """One head of a symmetric coupling, symmetric to the last digit."""
-    s: Array = coupling.to_dense()[head].detach().double().cpu().numpy()
+def _dense(coupling: Coupling, head: int, root: Array) -> Array:
+    """diag(r) S diag(1/r) of one head, r the root [N, 1] of the metric of S: symmetric, to the last digit."""
+    s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
     return (s + s.T) / 2
 
 
-def _differences(s: Array) -> Array:
-    """D̄ − S without the diagonal of S, which cancels: where it is heavy, the digits of the rest would go with it."""
+def _differences(s: Array, root: Array) -> Array:
+    """diag(r) (D̄ − S) diag(1/r), the diagonal of S left out, as it cancels: the digits of the rest would go with it."""
     s = s - np.diag(np.diag(s))
-    return np.diag(s.sum(1)) - s
+    return np.diag((s @ root / root)[:, 0]) - s
 
 
 def _components(coupling: Coupling, head: int) -> Array:
@@ -183,7 +186,7 @@ def _components(coupling: Coupling, head: int) -> Array:
 
     n = coupling.num_nodes
     if n <= DENSE_NODES:
-        entries = _dense(coupling, head) > 0
+        entries = _dense(coupling, head, np.ones((n, 1))) > 0
     elif isinstance(coupling, SparseCoupling):
         positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].cpu().numpy()
         entries = csr_array((np.ones(positive.shape[1]), tuple(positive)), shape=(n, n))

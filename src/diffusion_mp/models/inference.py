@@ -175,3 +175,8 @@ class BlockwiseCoupling(Coupling):
             "a coupling by blocks of rows has no transpose unless it is symmetric; ask the model itself, "
             "model(x, graph, return_coupling=True), on a graph that fits into memory."
         )
+
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        if self.row_stochastic:  # it is divided by a sum over all nodes
+            return super().diagonal()
+        return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)
