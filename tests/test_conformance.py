@@ -57,7 +57,15 @@ from diffusion_mp.diffusivities import (
     SymmetricDiffusivity,
     UniformDiffusivity,
 )
-from diffusion_mp.energies import Ball, GaussianPenalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty, Sphere
+from diffusion_mp.energies import (
+    Ball,
+    GaussianPenalty,
+    MixturePenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+    Sphere,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
@@ -368,6 +376,7 @@ class StateFriction(torch.nn.Module):
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
     "mixture": MixtureDiffusivity,
+    "mixture-edges": lambda: EdgeDiffusivity(MixturePenalty([0.5, 2.0])),
     "mixture-heads": lambda: MixtureDiffusivity(6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"),
     "mixture-symmetric": lambda: MixtureDiffusivity(4, projection="tied", widths=(0.7,), row_stochastic=False),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),

@@ -62,7 +62,7 @@ class MixturePenalty(nn.Module, Penalty):
         return self.log_weights.exp()
 
     @property
-    def score(self) -> MixtureScore:  # type: ignore[override]  # it answers what a Score does
+    def score(self) -> MixtureScore:
         return MixtureScore(self.widths, self.weights)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
