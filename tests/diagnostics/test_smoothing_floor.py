@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, LowRankCoupling
+from diffusion_mp.couplings import Coupling, LowRankCoupling, SparseCoupling
 from diffusion_mp.diagnostics import smoothing_floor
 from diffusion_mp.energies import (
     GaussianPenalty,
@@ -17,6 +17,7 @@ from diffusion_mp.energies import (
     get_constraint,
 )
 from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import path_problem
 
 PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), GaussianPenalty(0.3)]
@@ -87,9 +88,19 @@ def test_one_graph_of_rows_and_channels() -> None:
     assert found.spread == pytest.approx(found.source, rel=1e-6)
 
 
+def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
+    edges = torch.tensor([[0, 1], [1, 0]])
+    omega = SparseCoupling(Graph(3, edges), torch.ones(2, dtype=torch.float64), symmetric=True, nonnegative=True)
+    x = torch.tensor([[1.0], [3.0], [100.0]], dtype=torch.float64)
+    assert smoothing_floor(omega, x, x).spread == pytest.approx(2**0.5)
+    assert smoothing_floor(0.0 * omega, x, x).spread == 0
+
+
 def test_refusals() -> None:
     x = draw(0)
-    with pytest.raises(CouplingMismatchError, match="symmetric and nonnegative, with positive row sums; got Pairwise"):
+    with pytest.raises(ValueError, match=r"source must have the shape \[11, 2, 3\] of the state x"):
+        smoothing_floor(SigmoidPenalty().coupling(x), x, x[..., :2])
+    with pytest.raises(CouplingMismatchError, match="symmetric and nonnegative; got Pairwise"):
         smoothing_floor(SigmoidPenalty().coupling(x, normalize=True), x, x)
     with pytest.raises(CouplingMismatchError, match="got LowRankCoupling"):
         smoothing_floor(LowRankCoupling(x, x, symmetric=True), x, x)

@@ -10,7 +10,15 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.energies.pairs import State, by_head, check_heads
-from diffusion_mp.errors import CouplingMismatchError, check_device, check_number, check_positive, check_values
+from diffusion_mp.errors import (
+    CouplingMismatchError,
+    check_device,
+    check_number,
+    check_positive,
+    check_values,
+    describe,
+)
+from diffusion_mp.kernels.unit import quotient
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,13 @@ def smoothing_floor(
     residual comes off. Ω may be the one at this very state.
 
     Args:
-        coupling: Ω, symmetric and nonnegative, with positive row sums d̄ (not yet normalised).
+        coupling: Ω, symmetric and nonnegative, with row sums d̄, not yet normalised. A node that nobody sends to weighs
+            nothing.
         x, source: Z and H, [N, C] or [N, H, D]; heads and graphs are summed over.
         beta, leak: β and κ ≥ 0.
 
     Raises:
-        CouplingMismatchError: Ω is not symmetric, not nonnegative, or has a row without a positive sum.
+        CouplingMismatchError: Ω does not promise to be symmetric and nonnegative.
         TypeError, ValueError: arguments of another kind, shapes that do not fit.
     """
     check_coupling_kind(coupling)
@@ -53,14 +62,16 @@ def smoothing_floor(
         check_heads(state, name)
         check_values(by_head(state), coupling.num_nodes, coupling.heads, name)
         check_device(state, name, coupling.device, "the coupling")
-    z, h = torch.broadcast_tensors(by_head(x).double(), by_head(source).double())
-    degree = coupling.exact_degree(torch.float64).unsqueeze(2)
-    if not (coupling.symmetric and coupling.nonnegative and bool((degree > 0).all())):
+    z, h = by_head(x).double(), by_head(source).double()
+    if z.shape != h.shape:
+        raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {describe(source)}.")
+    if not (coupling.symmetric and coupling.nonnegative):
         raise CouplingMismatchError(
-            f"the floor needs a coupling that is symmetric and nonnegative, with positive row sums; got {coupling!r}. "
-            f"Take row_stochastic=False in all-pair diffusivities."
+            f"the floor needs a coupling that is symmetric and nonnegative; got {coupling!r}. Take "
+            f"row_stochastic=False in all-pair diffusivities."
         )
-    residual = coupling.laplacian(z) / degree + leak * z - beta * h
+    degree = coupling.exact_degree(torch.float64).unsqueeze(2)
+    residual = quotient(coupling.laplacian(z), degree) + leak * z - beta * h
     spread, apart, left = (_spread(part, degree, coupling.ptr) for part in (z, h, residual))
     return SmoothingFloor(spread, apart, left, floor=max(0.0, abs(beta) * apart - left) / (2 + leak))
 
@@ -71,6 +82,6 @@ def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:
     total = 0.0
     for rows, weight in zip(x.split(sizes), degree.split(sizes), strict=True):
         if len(rows):
-            mean = (weight * rows).sum(0) / weight.sum(0)
+            mean = quotient((weight * rows).sum(0), weight.sum(0))
             total += float((weight * (rows - mean).square()).sum())
     return total**0.5
