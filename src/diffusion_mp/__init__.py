@@ -71,6 +71,7 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, Singula
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -90,6 +91,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -120,6 +122,8 @@ __all__ = [
     "AdjacencyEnhancedDiffusivity",
     "Backtracking",
     "Certificate",
+    "CertifiedConv",
+    "CertifiedDIFFormer",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
