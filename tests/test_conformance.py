@@ -661,6 +661,11 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "gat-concat": (lambda: GATConv(4, 3, 2, negative_slope=0.1), {}),
     "gat-mean": (lambda: GATConv(4, 3, 2, concat=False, self_loops="add", bias=False), {}),
     "appnp": (lambda: APPNPConv(4, K=4, alpha=0.2), {}),
+    "appnp-all-pairs": (lambda: APPNPConv(4, K=2, diffusivity=SoftmaxDiffusivity(4, heads=2)), {}),
+    "appnp-limit": (
+        lambda: APPNPConv(4, K=None, diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False))),
+        {},
+    ),
     "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), {"extra": source}),
     "gcnii-plain": (lambda: GCNIIConv(4), {}),
     "difformer": (lambda: DIFFormer(4, 6, 3), {}),
@@ -758,7 +763,7 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
 def test_layers_obey_the_laws(name: str) -> None:
     build, options = LAYERS[name]
     skip = {}
-    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "certified-at-rest"):
+    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit", "certified-at-rest"):
         skip["poisoned batch mate"] = "a solve for the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
         skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"

@@ -42,6 +42,7 @@ from diffusion_mp.diffusivities import (
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    MixtureDiffusivity,
     NeumannDiffusivity,
     RelationalBias,
     SGFormerDiffusivity,
@@ -58,6 +59,8 @@ from diffusion_mp.energies import (
     Certificate,
     Energy,
     GaussianPenalty,
+    JointEnergy,
+    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
@@ -65,6 +68,7 @@ from diffusion_mp.energies import (
     SoftmaxPenalty,
     certify,
     certify_step,
+    certify_trajectory,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -105,12 +109,14 @@ from diffusion_mp.models import (
 )
 from diffusion_mp.updates import (
     Backtracking,
+    CertifiedStep,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
     StateUpdate,
+    fixed_point,
 )
 
 __version__ = "0.1.0"
@@ -124,6 +130,7 @@ __all__ = [
     "Certificate",
     "CertifiedConv",
     "CertifiedDIFFormer",
+    "CertifiedStep",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
@@ -156,6 +163,7 @@ __all__ = [
     "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
+    "JointEnergy",
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LaplacianEncoder",
@@ -163,6 +171,8 @@ __all__ = [
     "LogLowRankCoupling",
     "LowRankCoupling",
     "MLPConv",
+    "MixtureDiffusivity",
+    "MixturePenalty",
     "MultiHeadConv",
     "NeumannCoupling",
     "NeumannDiffusivity",
@@ -202,11 +212,13 @@ __all__ = [
     "auxiliary_loss",
     "certify",
     "certify_step",
+    "certify_trajectory",
     "cite",
     "commutator",
     "diagnose",
     "edge_loss",
     "energy_bounds",
+    "fixed_point",
     "full_graph_inference",
     "kernel_error",
     "lipschitz",

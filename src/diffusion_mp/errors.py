@@ -60,7 +60,8 @@ def _check_real(value: object, name: str) -> None:
 def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
     _check_real(value, name)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+    finite = torch.compiler.is_compiling() or math.isfinite(value)  # it may be a symbol there
+    if not finite or value < 0 or (value == 0 and not allow_zero):
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
 
 

@@ -112,6 +112,20 @@ def test_where_the_diagonal_was_everything_rounding_is_nobodys_neighbour(generat
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("normalize", [True, "symmetric"])
+def test_who_needs_no_gradient_takes_it_from_nobody_else(normalize, generator: torch.Generator) -> None:
+    """Sums of rows are kept from the first who asks, a solver that wants no gradient for instance."""
+    x, pairs = torch.rand(5, 1, 3, generator=generator).requires_grad_(), torch.tensor([[0, 1], [2, 0]])
+    grads = []
+    for asks in (False, True):
+        coupling = PairwiseCoupling(x, x, normalize=normalize)
+        if asks:
+            with torch.no_grad():
+                coupling.at(pairs)
+        grads += torch.autograd.grad(coupling.at(pairs).sum(), x)
+    torch.testing.assert_close(*grads)
+
+
 def test_of_a_graph_it_is_the_normalised_adjacency(generator: torch.Generator) -> None:
     edge_index = torch.randint(9, (2, 30), generator=generator)
     x, graph = torch.rand(9, 2), Graph(9, edge_index, torch.rand(30, generator=generator))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .arguments import (
     SELF_LOOPS,
     Arg,
@@ -237,13 +239,18 @@ def gps_block(d: Draw) -> None:
 
 
 def appnp(d: Draw) -> None:
-    """Personalised PageRank."""
+    """Personalised PageRank, over a graph or all pairs, for some steps or without end."""
+    forever = d.maybe(0.2)
+    steps = count(d, 10, 1, optional=True, none=True)
+    spread = diffusivity(d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))")
+    spread = replace(spread, optional=True).without("None")
     d.call(
         "layer",
         f"mp.APPNPConv({{args}}){cast(d)}",
         channels=count(d, d.channels),
-        K=count(d, 10, 1, optional=True),
-        alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+        K=replace(steps, right="None") if forever else steps,
+        alpha=number(d, 0.1, *([] if forever else [0.0]), optional=True, zero=not forever, below="1.0"),
+        diffusivity=replace(spread, right=spread.right if forever or d.maybe(0.5) else None),
     )
     called(d, needed=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .arguments import (
     NOT_A_MODULE,
@@ -167,18 +168,22 @@ def from_dfi(d: Draw) -> None:
 
 
 def label_propagation(d: Draw) -> None:
-    """Labels that spread."""
-    n = d.nodes
+    """Labels that spread, over a graph or what features say, for some steps or without end."""
+    n, forever, reads = d.nodes, d.maybe(0.2), d.maybe(0.3)
+    steps = count(d, 3, 10, optional=True, none=True)
+    undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
+    attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
+    observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
     d.call(
         "layer",
         "mp.LabelPropagation({args})",
-        num_layers=count(d, 3, 10, optional=True),
-        alpha=number(d, 0.9, 1.0, optional=True, below="1.5"),
+        num_layers=replace(steps, right="None") if forever else steps,
+        alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
         diffusivity=options(
             d,
-            "mp.AdjacencyDiffusivity('row')",
+            attention if reads else observed,
             wrong=[Wrong("'sym'", "a string"), Wrong("3", "a number"), Wrong("nn.Linear(2, 2)", "a module")],
-            optional=True,
+            optional=not (reads or forever),
         ),
     )
     wrong = [
@@ -216,7 +221,8 @@ def label_propagation(d: Draw) -> None:
         ],
         optional=True,
     )
-    d.call("out", "layer({args})", y=options(d, *y, wrong=wrong), **given, mask=mask, batch=batch)
+    features = state(d) if reads else Arg(None, [Wrong(real(d, n, 3), "features nobody reads")], True)
+    d.call("out", "layer({args})", y=options(d, *y, wrong=wrong), **given, mask=mask, batch=batch, features=features)
 
 
 def laplacian_encoder(d: Draw) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .arguments import (
     NOT_A_DIFFUSIVITY,
@@ -360,7 +361,7 @@ COUPLINGS: dict[str, Strategy] = {
         },
     ),
     "PairwiseCoupling": by_features(
-        "PairwiseCoupling", more={"score": lambda d: choice(d, "exp", "sigmoid"), "normalize": flag}
+        "PairwiseCoupling", more={"score": lambda d: choice(d, "exp", "sigmoid"), "normalize": flag, "loops": flag}
     ),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
@@ -476,6 +477,11 @@ def composed(name: str) -> Strategy:
                 "gamma": positive(d),
                 "self_loops": loops(d),
             }
+        elif name == "SymmetricDiffusivity":
+            whole = "mp.GaussianDiffusivity(row_stochastic=False)", "mp.SigmoidDiffusivity(row_stochastic=False)"
+            divided = Wrong("mp.GaussianDiffusivity()", "rows divided by their sums")
+            inner = diffusivity(d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')")
+            own = {"diffusivity": replace(inner, wrong=[*inner.wrong, divided]), "diagonal": flag(d)}
         else:
             own = {
                 "attention": diffusivity(d, "mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
@@ -580,6 +586,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         self_loops=loops,
         direction=DIRECTION,
     ),
+    "SymmetricDiffusivity": composed("SymmetricDiffusivity"),
     "AdjacencyEnhancedDiffusivity": composed("AdjacencyEnhancedDiffusivity"),
     "GraphAugmentedDiffusivity": composed("GraphAugmentedDiffusivity"),
 }

@@ -50,7 +50,7 @@ class PairwiseCoupling(Coupling):
         check_features(query, key)
         if normalize != "symmetric":
             check_flags(normalize=normalize)
-        check_flags(loops=loops)
+        check_flags(loops=loops, reversible=reversible)
         super().__init__(
             query.size(0),
             query.size(1),
@@ -71,13 +71,17 @@ class PairwiseCoupling(Coupling):
     def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
         """Row and column shifts of s_ij = exp(log f(q_i·k_j) + a_i + b_j); entries and the transpose need them."""
         if self._shifts is None:
-            zero = self.query.new_zeros(self.num_nodes, self.heads)
-            lse = zero
-            if self.normalize:
-                lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
-                lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row, whose entries are zero at any shift
-            self._shifts = (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
+            with torch.enable_grad():  # also where the first who asks needs no gradient
+                self._shifts = self._normalizing_shifts()
         return self._shifts
+
+    def _normalizing_shifts(self) -> tuple[Tensor, Tensor]:
+        zero = self.query.new_zeros(self.num_nodes, self.heads)
+        if not self.normalize:
+            return zero, zero
+        lse = pairwise_logsumexp(self.query, self.key, self.ptr, score=self.score, loops=self.loops)
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)  # an empty row, whose entries are zero at any shift
+        return (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         if self.heads == 1:  # one head weighs all of the values: they are channels of it
