@@ -152,11 +152,12 @@ class CertifiedDIFFormer(GraphModel):
 
     def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
         """Where the steps from a state come to rest."""
-        energy = self.conv.energy(graph, source, beside)
+        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex: one place of rest
+        energy = None if alone else self.conv.energy(graph, source, beside)
         return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
-            energy=lambda z: energy(self.conv.by_head(z)),
+            energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )
