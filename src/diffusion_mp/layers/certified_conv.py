@@ -131,9 +131,28 @@ class CertifiedConv(nn.Module):
             check_device(source, "source", x.device, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         state = self.update.constraint.project(self.by_head(x))
-        coupling = self._coupling(state, graph, beside)
+        coupling = self.coupling(state, graph, beside)
         out = self.update.step(state, coupling, source=state if source is None else self.by_head(source)).flatten(1)
         return (out, coupling) if return_coupling else out
+
+    def coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None = None) -> Coupling:
+        """W at a state by head (:meth:`by_head`) of this graph."""
+        terms: list[Coupling] = []
+        fixed = self._fixed(state.flatten(1), graph, beside)
+        if fixed is not None:
+            terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
+        if self.attention is not None and self.lam is not None:
+            projection = self.projection
+            if projection is None:
+                pairs = self.attention(state.flatten(1), graph)
+            else:
+                with without_autocast(state):
+                    seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
+                pairs = ProjectedCoupling(self.attention(seen.flatten(1), graph), projection)
+            terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
+        if not terms:
+            return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
+        return terms[0] if len(terms) == 1 else SumCoupling(terms)
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
         """F, for states by head (:meth:`by_head`) of this graph with this source."""
@@ -179,25 +198,6 @@ class CertifiedConv(nn.Module):
             return None
         wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return wide / torch.linalg.matrix_norm(wide, 2, keepdim=True).clamp(min=1)
-
-    def _coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None) -> Coupling:
-        """W at a state."""
-        terms: list[Coupling] = []
-        fixed = self._fixed(state.flatten(1), graph, beside)
-        if fixed is not None:
-            terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
-        if self.attention is not None and self.lam is not None:
-            projection = self.projection
-            if projection is None:
-                pairs = self.attention(state.flatten(1), graph)
-            else:
-                with without_autocast(state):
-                    seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
-                pairs = ProjectedCoupling(self.attention(seen.flatten(1), graph), projection)
-            terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
-        if not terms:
-            return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
-        return terms[0] if len(terms) == 1 else SumCoupling(terms)
 
     def _fixed(self, x: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
         """A, what stands beside it, or both."""
