@@ -101,6 +101,13 @@ def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(option
     assert abs(slope + 0.5) < 0.1, (slope, errors)
 
 
+def test_where_the_features_do_not_resolve_the_kernel_more_of_them_hardly_help(generator):
+    """Queries and keys of norm 2 at τ = ¼: the relative variance of a feature reaches e^64."""
+    x = torch.randn(60, 6, generator=generator, dtype=DOUBLE)
+    errors = kernel_error(build(projection=None), 2 * x / x.norm(dim=1, keepdim=True), [16, 4096], draws=5)
+    assert errors[4096] > 0.6 * errors[16] > 0.5
+
+
 def test_the_error_is_measured_at_the_stated_temperature(generator):
     """exact() is the softmax of q·k/τ (or q·k/(τ√d)); a factor in the temperature would leave an error at any m."""
     x = torch.randn(30, 6, generator=generator, dtype=DOUBLE) / 5
