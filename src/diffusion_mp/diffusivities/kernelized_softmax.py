@@ -36,8 +36,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     Only keys carry the noise; from the queries, which Algorithm 1 multiplies too, it cancels. Everything is computed in
     log space and in at least float32: rows sum to one, for any τ and any norm, where those of the released code
-    overflow or lose their mass. Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory
-    O(N (m + D)): the samples are accumulated.
+    overflow or lose their mass. Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D),
+    memory O(N (m + D)): the samples are accumulated.
 
     The features and the state of the noise are buffers: they move, save and load with the module, and a resumed run
     repeats. The noise is a function of that state, which every training call advances; the global random state is never
