@@ -28,6 +28,7 @@ from diffusion_mp.diagnostics import (
     kernel_error,
     lipschitz,
     perturbation_bound,
+    posterior_variance,
     roughness,
 )
 from diffusion_mp.diffusivities import (
@@ -41,6 +42,7 @@ from diffusion_mp.diffusivities import (
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    MixtureDiffusivity,
     NeumannDiffusivity,
     RelationalBias,
     SGFormerDiffusivity,
@@ -57,18 +59,23 @@ from diffusion_mp.energies import (
     Certificate,
     Energy,
     GaussianPenalty,
+    JointEnergy,
+    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
     SimplePenalty,
     SoftmaxPenalty,
     certify,
+    certify_step,
+    certify_trajectory,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -88,6 +95,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -101,12 +109,14 @@ from diffusion_mp.models import (
 )
 from diffusion_mp.updates import (
     Backtracking,
+    CertifiedStep,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
     StateUpdate,
+    fixed_point,
 )
 
 __version__ = "0.1.0"
@@ -118,6 +128,9 @@ __all__ = [
     "AdjacencyEnhancedDiffusivity",
     "Backtracking",
     "Certificate",
+    "CertifiedConv",
+    "CertifiedDIFFormer",
+    "CertifiedStep",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
@@ -150,6 +163,7 @@ __all__ = [
     "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
+    "JointEnergy",
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LaplacianEncoder",
@@ -157,6 +171,8 @@ __all__ = [
     "LogLowRankCoupling",
     "LowRankCoupling",
     "MLPConv",
+    "MixtureDiffusivity",
+    "MixturePenalty",
     "MultiHeadConv",
     "NeumannCoupling",
     "NeumannDiffusivity",
@@ -195,14 +211,18 @@ __all__ = [
     "UniformDiffusivity",
     "auxiliary_loss",
     "certify",
+    "certify_step",
+    "certify_trajectory",
     "cite",
     "commutator",
     "diagnose",
     "edge_loss",
     "energy_bounds",
+    "fixed_point",
     "full_graph_inference",
     "kernel_error",
     "lipschitz",
     "perturbation_bound",
+    "posterior_variance",
     "roughness",
 ]

@@ -182,6 +182,23 @@ def certify(d: Draw) -> None:
     )
 
 
+def certify_step(d: Draw) -> None:
+    """A certificate of a step down a joint energy."""
+    within = d.pick(["None", "'ball'", "'sphere'"])
+    wrong = [Wrong("None", "None"), Wrong("'gaussian'", "a string"), Wrong("mp.GaussianPenalty()", "a penalty")]
+    given = coupling(d, symmetric=True, optional=True)
+    x = _free(state(d, parameters=False), "a higher rank")
+    d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
+    d.call(
+        "out",
+        "mp.certify_step({args})",
+        finite=False,
+        energy=Arg("energy", wrong),
+        coupling=Arg(given.right or "None", given.wrong),
+        x=x,
+    )
+
+
 def certificate(d: Draw) -> None:
     """The record that `certify` gives."""
     d.call("out", "mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.')", finite=False)
@@ -222,6 +239,7 @@ ENERGIES: dict[str, Strategy] = {
     "EnergyTrace": energy_trace,
     "Certificate": certificate,
     "certify": certify,
+    "certify_step": certify_step,
     "energy_bounds": bounds,
 }
 
@@ -379,7 +397,7 @@ def diagnose(d: Draw) -> None:
         tol=number(d, 1e-2),
     )
     wrong = [Wrong("'nonsense'", "no column"), Wrong("None", "None"), Wrong("3", "a number")]
-    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'bound'", wrong=wrong, optional=True))
+    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True))
 
 
 def plot_attention(d: Draw) -> None:
@@ -395,6 +413,13 @@ def plot_attention(d: Draw) -> None:
     )
 
 
+def posterior_variance(d: Draw) -> None:
+    """How uncertain every node is."""
+    right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
+    wrong = [*NOT_A_COUPLING, Wrong("mp.SimpleDiffusivity()(torch.ones(2, 2))", "one with normalised rows")]
+    d.call("out", "mp.posterior_variance({args})", coupling=options(d, *right, wrong=wrong), leak=number(d, 0.5, 0.1))
+
+
 def record(source: str) -> Strategy:
     """A record that the library makes; its properties are read."""
     return lambda d: d.call("out", source)
@@ -408,12 +433,13 @@ FUNCTIONS: dict[str, Strategy] = {
     "kernel_error": kernel_error,
     "lipschitz": lipschitz,
     "roughness": roughness,
+    "posterior_variance": posterior_variance,
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
     "diagnostics.plot_attention": plot_attention,
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
-    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).bound"),
+    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
 }
 

@@ -670,5 +670,8 @@ UPDATES: dict[str, Strategy] = {
         shrink=lambda d: number(d, 0.5, optional=True, below="1.0"),
         max_steps=lambda d: count(d, 30, optional=True),
         form=lambda d: choice(d, "conservative"),
+        exact=lambda d: options(
+            d, False, wrong=[Wrong("True", "not for this penalty"), Wrong("'yes'", "a string")], optional=True
+        ),
     ),
 }

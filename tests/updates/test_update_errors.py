@@ -73,7 +73,7 @@ def test_asymmetric_coupling(update: StateUpdate) -> None:
     directed = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
     x = torch.zeros(3, 1, 1)
     sentence = (
-        "needs a symmetric coupling.*got a SparseCoupling that declares symmetric=False. Use AdjacencyDiffusivity"
+        "needs a reversible coupling.*got a SparseCoupling that declares symmetric=False and knows no metric. Use Adja"
     )
     with pytest.raises(CouplingMismatchError, match=type(update).__name__ + " " + sentence):
         update(x, directed)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import check_flags, describe
 
 
@@ -56,6 +57,8 @@ class ScaledCoupling(Coupling):
             row_stochastic=one and (lambda: coupling.row_stochastic),
             nonnegative=positive and (lambda: coupling.nonnegative),
             positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
+            low_rank=lambda: coupling.low_rank,
+            metric=lambda: coupling.metric,
         )
         self.scale, self.coupling, self._positive = scale, coupling, positive
 
@@ -84,6 +87,12 @@ class ScaledCoupling(Coupling):
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        if form is None:
+            return None
+        return form.reweighted(self._by_head(torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device), 1))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_head(self.coupling.to_dense(), 0)
@@ -129,7 +138,10 @@ class SumCoupling(Coupling):
             row_stochastic=lambda: _sums_to_one(flat),
             nonnegative=lambda: all(term.nonnegative for term in flat),
             positive_semidefinite=lambda: all(term.positive_semidefinite for term in flat),
+            low_rank=lambda: all(term.low_rank for term in flat) and _same_graphs(flat),
+            metric=lambda: _common_metric(flat),
         )
+        self.quadratic = any(term.quadratic for term in flat)
         self.terms: list[Coupling] = flat
         self.dtype = dtype
 
@@ -154,6 +166,11 @@ class SumCoupling(Coupling):
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        forms = [term.low_rank_form(dtype) for term in self.terms]
+        known = [form for form in forms if form is not None]
+        return LowRankForm.total(known) if known and _same_graphs(self.terms) else None
+
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return reduce(add, [term.to_dense() for term in self.terms])
 
@@ -167,6 +184,28 @@ def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
         common, other = sorted((common, term.ptr), key=len)
         common = common[torch.isin(common, other)]
     return common
+
+
+def _reaching(terms: Sequence[Coupling]) -> list[Coupling]:
+    """The terms that couple a node with another one."""
+    return [term for term in terms if term.ptr is None or bool((term.ptr.diff() > 1).any())]
+
+
+def _same_graphs(terms: Sequence[Coupling]) -> bool:
+    """Whether all terms that reach beyond a node reach over the same graphs."""
+    bounds = [term.ptr for term in _reaching(terms)]
+    return all(
+        ptr is bounds[0] or (ptr is not None and bounds[0] is not None and torch.equal(ptr, bounds[0]))
+        for ptr in bounds
+    )
+
+
+def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
+    """The metric of all terms; one that couples every node with itself alone is self-adjoint in any."""
+    metrics = [term.metric for term in _reaching(terms)]
+    first = metrics[0]  # were there no such term, the sum would be diagonal, and symmetric
+    same = first is not None and all(metric is not None and bool((metric == first).all()) for metric in metrics)
+    return first if same else None
 
 
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:

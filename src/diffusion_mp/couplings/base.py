@@ -15,11 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import (
     CouplingMismatchError,
     check_counts,
     check_device,
     check_flags,
+    check_function,
     check_kind,
     check_pairs,
     check_values,
@@ -55,8 +57,11 @@ class Coupling(ABC):
             leaves the node alone, a residual one shrinks it.)
         nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which is promised along with it.
+        low_rank: S is a diagonal plus a product of features, all of it (:meth:`low_rank_form`).
+        metric: a function that finds d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` where there is none; for a
+            symmetric S nobody asks it.
 
-    ``ptr`` and the four promises may also be questions, functions without arguments: whoever asks for
+    ``ptr`` and the promises may also be questions, functions without arguments: whoever asks for
     ``coupling.symmetric`` first has it found out, and nobody pays for what nobody asks (:class:`Fact`).
 
     Raises:
@@ -68,6 +73,8 @@ class Coupling(ABC):
     row_stochastic = Fact[bool]()
     nonnegative = Fact[bool]()
     positive_semidefinite = Fact[bool]()
+    low_rank = Fact[bool]()
+    _metric = Fact[Tensor | None]()
 
     def __init__(
         self,
@@ -80,6 +87,8 @@ class Coupling(ABC):
         row_stochastic: Promise = False,
         nonnegative: Promise = False,
         positive_semidefinite: Promise = False,
+        low_rank: Promise = False,
+        metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not torch.compiler.is_compiling():  # they may be symbols there
             if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
@@ -91,10 +100,14 @@ class Coupling(ABC):
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        self._questions: dict[str, Callable[[], Any]] = {}
+        if metric is not None:
+            check_function(metric, "metric", "that finds the metric, or None")
+        self._questions: dict[str, Callable[[], Any]] = {"_metric": metric or _no_metric}
+        #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
+        self.quadratic: bool = isinstance(like, Coupling) and like.quadratic
         symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
-        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite)
-        for name, promise in zip(PROMISES, given, strict=True):
+        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank)
+        for name, promise in zip((*PROMISES, "low_rank"), given, strict=True):
             if type(promise) is bool:
                 setattr(self, name, promise)
             elif callable(promise) and not isinstance(promise, nn.Module):
@@ -244,6 +257,30 @@ class Coupling(ABC):
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
 
+    @property
+    def metric(self) -> Float[Tensor, "N heads"] | None:
+        """d̄ > 0 with diag(d̄) S symmetric; ``None`` where none is known. Found out when first asked, without gradient.
+
+        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i (*reversible*, as a Markov chain is), so its spectrum is
+        real, and conjugate gradients work in this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
+        """
+        if self.symmetric:
+            return torch.ones(self.num_nodes, self.heads, dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            return None if self._metric is None else self._metric.expand(-1, self.heads)
+
+    @property
+    def reversible(self) -> bool:
+        """Whether S is symmetric, or self-adjoint in a known `metric`."""
+        return self.symmetric or self.metric is not None
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` where there is none.
+
+        It is all of S where ``low_rank`` is promised.
+        """
+        return None
+
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
@@ -292,6 +329,10 @@ class Coupling(ABC):
         promises = [name for name in PROMISES if vars(self).get(name)]  # what nobody asked for is not found out here
         facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
         return f"{type(self).__name__}({', '.join(facts)})"
+
+
+def _no_metric() -> None:
+    """No metric is known."""
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:

@@ -29,6 +29,8 @@ class PairwiseCoupling(Coupling):
             D^-½SD^-½ (for a symmetric S).
         loops: whether a node couples with itself; else s_ii = 0, and sums of rows are over the other nodes.
         symmetric, positive_semidefinite: promises about S as it is in the end.
+        reversible: the promise that the scores q_i·k_j are symmetric, made anyway where q and k are one tensor. Rows
+            divided by their sums are then self-adjoint in the ``metric`` of these.
     """
 
     def __init__(
@@ -42,12 +44,13 @@ class PairwiseCoupling(Coupling):
         loops: bool = True,
         symmetric: bool = False,
         positive_semidefinite: bool = False,
+        reversible: bool = False,
     ) -> None:
         check_choice(score, "score", SCORES)
         check_features(query, key)
         if normalize != "symmetric":
             check_flags(normalize=normalize)
-        check_flags(loops=loops)
+        check_flags(loops=loops, reversible=reversible)
         super().__init__(
             query.size(0),
             query.size(1),
@@ -57,7 +60,9 @@ class PairwiseCoupling(Coupling):
             row_stochastic=normalize is True,
             nonnegative=True,
             positive_semidefinite=positive_semidefinite,
+            metric=(lambda: _row_sums(query, key, ptr, score, loops)) if reversible or query is key else None,
         )
+        self.quadratic = True
         self.query, self.key, self.score = query, key, score
         self.normalize, self.loops = normalize, loops
         self._shifts: tuple[Tensor, Tensor] | None = None
@@ -119,3 +124,11 @@ class PairwiseCoupling(Coupling):
             s = s.masked_fill(torch.eye(self.num_nodes, dtype=torch.bool, device=self.device), -torch.inf)
         row_shift, col_shift = self.shifts
         return (log_score(s, self.score) + row_shift.t().unsqueeze(2) + col_shift.t().unsqueeze(1)).exp()
+
+
+def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool) -> Tensor:
+    """Σ_j f(q_i·k_j) in double, as multiples of the largest one; 1 for an empty row."""
+    log_sums = pairwise_logsumexp(query.double(), key.double(), ptr, score=score, loops=loops)
+    largest = log_sums.amax(0) if len(log_sums) else 0.0
+    sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
+    return sums.masked_fill(log_sums == -torch.inf, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,7 +24,10 @@ class SparseCoupling(Coupling):
         weight: [E] or [E, H] in the order of ``graph.edge_index``; ``None`` takes the graph's own weights.
         symmetric: a promise, or ``None`` to look at the entries when somebody asks (O(E log E)). The answer is kept,
             for the graph's own weights by the graph, so that the next coupling on it need not look again.
-        row_stochastic, nonnegative: promises about S.
+        row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
+
+    Attributes:
+        own: whether the weights are the graph's own.
 
     Raises:
         TypeError, ValueError: no graph, or weights that do not fit its edges.
@@ -36,6 +41,7 @@ class SparseCoupling(Coupling):
         symmetric: Promise | None = None,
         row_stochastic: bool = False,
         nonnegative: bool = False,
+        metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not isinstance(graph, Graph):
             check_kind(graph, "graph", Graph, "a Graph")
@@ -65,8 +71,9 @@ class SparseCoupling(Coupling):
             symmetric=looks_symmetric if symmetric is None else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
+            metric=metric,
         )
-        self.graph, self.weight = graph, by_head
+        self.graph, self.weight, self.own = graph, by_head, own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.reweighted import ReweightedCoupling
 from diffusion_mp.couplings.sparse import SparseCoupling
@@ -99,6 +100,8 @@ class OffDiagonalCoupling(Coupling):
             coupling,
             symmetric=lambda: coupling.symmetric,
             nonnegative=lambda: coupling.nonnegative,
+            low_rank=lambda: coupling.low_rank,
+            metric=lambda: coupling.metric,
         )
         self.coupling = coupling
 
@@ -124,6 +127,10 @@ class OffDiagonalCoupling(Coupling):
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         return self.coupling._at(edge_index).masked_fill((source == target).unsqueeze(1), 0.0)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        return None if form is None else form._replace(diagonal=-(form.left * form.right).sum(2))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         loops = torch.eye(self.num_nodes, dtype=torch.bool, device=self.device)

@@ -7,6 +7,7 @@ from diffusion_mp.diagnostics.lipschitz import lipschitz
 from diffusion_mp.diagnostics.perturbation import Perturbation, perturbation_bound
 from diffusion_mp.diagnostics.placement_report import PlacementReport, diagnose
 from diffusion_mp.diagnostics.plotting import plot_attention
+from diffusion_mp.diagnostics.posterior_variance import posterior_variance
 from diffusion_mp.diagnostics.roughness import roughness
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "lipschitz",
     "perturbation_bound",
     "plot_attention",
+    "posterior_variance",
     "roughness",
 ]

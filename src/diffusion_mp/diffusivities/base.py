@@ -132,8 +132,8 @@ class SumDiffusivity(Diffusivity):
 
     depends_on = "parts"
     why_no_penalty = (
-        "a sum of diffusivities: its energy is the sum of theirs (Eq. 25), "
-        "Energy(penalty, graph_term=...) evaluates it, but no step size is certified for it."
+        "a sum of diffusivities: terms that are normalised one by one do not descend the sum of their energies "
+        "(Eq. 25; D24 in docs/errata.md). CertifiedStep on symmetric, unnormalised terms descends a JointEnergy."
     )
 
     def __init__(self, terms: Sequence[Diffusivity]) -> None:

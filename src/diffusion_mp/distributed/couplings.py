@@ -8,13 +8,14 @@ from typing import NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
+from diffusion_mp.couplings.facts import Promise
 from diffusion_mp.couplings.log_low_rank import LogTerms
-from diffusion_mp.distributed.collectives import all_merged
+from diffusion_mp.distributed.collectives import all_merged, all_reduce
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read
 
 Exchange = Callable[[Tensor], Tensor]
@@ -24,13 +25,15 @@ Exchange = Callable[[Tensor], Tensor]
 class _OverRanks(Coupling):
     """Rows of this rank, columns of all ranks."""
 
-    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange) -> None:
+    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise) -> None:
         super().__init__(
             num_nodes,
             coupling.heads,
             torch.empty(0, dtype=coupling.dtype, device=coupling.device),
+            symmetric=symmetric,
             row_stochastic=coupling.row_stochastic,
             nonnegative=coupling.nonnegative,
+            positive_semidefinite=lambda: coupling.positive_semidefinite,
         )
         self.exchange = exchange
 
@@ -46,15 +49,12 @@ class _OverRanks(Coupling):
             "features. Export attention in one process: the state dict is the same."
         )
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
-
 
 class SummedCoupling(_OverRanks):
     """An O(N) coupling: the sums over the senders of every rank are added up over ranks, and read by each."""
 
     def __init__(self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None) -> None:
-        super().__init__(coupling.num_nodes, coupling, exchange)
+        super().__init__(coupling.num_nodes, coupling, exchange, lambda: coupling.symmetric)
         self.coupling, self.group = coupling, group
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -84,8 +84,10 @@ class SummedCoupling(_OverRanks):
 class HaloCoupling(_OverRanks):
     """A sparse coupling of a rank's nodes and its halo: what the halo sends is fetched, and the product is local."""
 
-    def __init__(self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange) -> None:
-        super().__init__(num_nodes, coupling, exchange)
+    def __init__(
+        self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange, group: ProcessGroup | None
+    ) -> None:
+        super().__init__(num_nodes, coupling, exchange, lambda: _is_symmetric(coupling, num_nodes, exchange, group))
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -96,3 +98,27 @@ class HaloCoupling(_OverRanks):
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         return self.coupling.diagonal()[: self.num_nodes]
+
+
+def _is_symmetric(coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None) -> bool:
+    """Whether S = Sᵀ over all ranks: as promised, or found out, of a graph's own weights once.
+
+    A rank has the rows of S only. But Sv = Sᵀv for a random v says it with probability one, and Sᵀv is a derivative of
+    the product. Every rank gets the same answer.
+    """
+    if "symmetric" not in coupling._questions:
+        return coupling.symmetric
+    graph, kept = coupling.graph, coupling.own and not coupling.weight.requires_grad
+    if kept and graph._symmetric is not None:
+        return graph._symmetric
+    generator = torch.Generator().manual_seed(distributed.get_rank(group))
+    v = 0.5 + torch.rand(num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64).to(coupling.device)
+    same = SparseCoupling(graph, coupling.weight.detach())
+    with torch.enable_grad():
+        forth = same.matmul(exchange(v.requires_grad_()))[:num_nodes]
+        (back,) = torch.autograd.grad(forth, v, v.detach())
+    away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
+    answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
+    if kept:
+        graph._symmetric = answer
+    return answer

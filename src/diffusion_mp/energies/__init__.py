@@ -1,13 +1,8 @@
 """What a diffusion descends: penalties δ, energies built from them, and certificates that a step goes down."""
 
-from diffusion_mp.energies.certificate import (
-    Certificate,
-    EnergyBounds,
-    certify,
-    energy_bounds,
-    theorem1,
-    theorem7,
-)
+from diffusion_mp.energies.bounds import EnergyBounds, energy_bounds
+from diffusion_mp.energies.certificate import Certificate
+from diffusion_mp.energies.certification import certify
 from diffusion_mp.energies.constraints import (
     Ball,
     Constraint,
@@ -18,6 +13,8 @@ from diffusion_mp.energies.constraints import (
 )
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.joint import JointEnergy
+from diffusion_mp.energies.joint_certificate import certify_step
+from diffusion_mp.energies.mixture import MixturePenalty
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
@@ -27,6 +24,8 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
+from diffusion_mp.energies.theorems import theorem1, theorem7
+from diffusion_mp.energies.trajectory import certify_trajectory
 
 __all__ = [
     "Ball",
@@ -36,6 +35,7 @@ __all__ = [
     "EnergyBounds",
     "GaussianPenalty",
     "JointEnergy",
+    "MixturePenalty",
     "Nonnegative",
     "Penalty",
     "QuadraticPenalty",
@@ -45,6 +45,8 @@ __all__ = [
     "Sphere",
     "Unconstrained",
     "certify",
+    "certify_step",
+    "certify_trajectory",
     "energy_bounds",
     "get_constraint",
     "get_penalty",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -123,7 +124,12 @@ class Sphere(_Round):
         return (excess.abs() <= rounding).all()
 
 
-CONSTRAINTS = {None: Unconstrained, "nonnegative": Nonnegative, "ball": Ball, "sphere": Sphere}
+CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
+    None: lambda radius: Unconstrained(),
+    "nonnegative": lambda radius: Nonnegative(),
+    "ball": Ball,
+    "sphere": Sphere,
+}
 
 
 def get_constraint(constraint: str | Constraint | None, radius: float = 1.0) -> Constraint:
@@ -132,5 +138,4 @@ def get_constraint(constraint: str | Constraint | None, radius: float = 1.0) -> 
         return constraint
     check_choice(constraint, "constraint", CONSTRAINTS)
     check_positive(radius, "radius")
-    kind = CONSTRAINTS[constraint]
-    return kind(radius) if issubclass(kind, _Round) else kind()
+    return CONSTRAINTS[constraint](radius)

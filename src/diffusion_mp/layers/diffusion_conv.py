@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
@@ -110,6 +111,7 @@ class DiffusionConv(nn.Module):
     def reset_parameters(self) -> None:
         """Draw every parameter anew; the bias is zero."""
         self.diffusivity.reset_parameters()
+        reset(self.update)
         if self.value is not None:
             self.value.reset_parameters()
         if self.bias is not None:

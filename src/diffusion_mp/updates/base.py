@@ -41,8 +41,9 @@ class StateUpdate(nn.Module, ABC):
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
     """
 
-    #: Whether S = Sᵀ is needed: conjugate gradients and a spectrum on the real line are for symmetric operators.
-    needs_symmetric: ClassVar[bool] = False
+    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra are those of self-adjoint
+    #: operators, closed forms for features.
+    needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
     #: β, the weight of the source; where it is not zero, a source must come.
@@ -80,11 +81,12 @@ class StateUpdate(nn.Module, ABC):
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
-        if self.needs_symmetric and not coupling.symmetric:
+        if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
             raise CouplingMismatchError(
-                f"{type(self).__name__} needs a symmetric coupling (S = Sᵀ); got a {type(coupling).__name__} that "
-                f"declares symmetric=False. Use AdjacencyDiffusivity('sym') on an undirected graph, or an all-pair "
-                f"diffusivity with row_stochastic=False and no or tied projections; ExplicitEuler takes any coupling."
+                f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
+                f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
+                f"AdjacencyDiffusivity on an undirected graph, an all-pair diffusivity with no or tied projections, or "
+                f"SimpleDiffusivity, which is solved in closed form; ExplicitEuler takes any coupling."
             )
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
