@@ -61,6 +61,7 @@ from diffusion_mp.energies import Ball, GaussianPenalty, SigmoidPenalty, SimpleP
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -80,6 +81,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -691,6 +693,35 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer-softmax": (lambda: DIFFormer(4, 6, 3, 1, kernel="softmax", projection="tied", self_loops="add"), {}),
     "difformer-gaussian": (lambda: DIFFormer(4, 6, 3, 1, kernel="gaussian", heads=2), {}),
     "difformer-frobenius": (lambda: DIFFormer(4, 6, 3, 1, projection="separate", normalize="frobenius"), {}),
+    "certified-conv": (lambda: CertifiedConv(4), {}),
+    "certified-conv-no-edges": (lambda: CertifiedConv(4, heads=2), {"edges": False}),
+    "certified-conv-source": (
+        lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2, projection="tied"),
+        {"extra": source},
+    ),
+    "certified-conv-sphere": (
+        lambda: CertifiedConv(4, constraint="sphere", graph=AdjacencyDiffusivity("sum", direction="undirected")),
+        {"extra": source},
+    ),
+    "certified-conv-no-attention": (lambda: CertifiedConv(4, penalty=None, constraint=None), {}),
+    "certified": (lambda: CertifiedDIFFormer(4, 6, 3, 3), {}),
+    "certified-no-edges": (lambda: CertifiedDIFFormer(4, 6, 3, 2, constraint="sphere", lam=0.5), {"edges": False}),
+    "certified-heads": (
+        lambda: CertifiedDIFFormer(
+            4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2, projection="tied", dropout=0.2
+        ),
+        {},
+    ),
+    "certified-inputs": (
+        lambda: CertifiedDIFFormer(
+            4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False), graph=False, encoder_layers=1
+        ),
+        {},
+    ),
+    "certified-at-rest": (
+        lambda: CertifiedDIFFormer(4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0),
+        {},
+    ),
     "nodeformer": (lambda: NodeFormer(4, 6, 3, heads=2), {}),
     "nodeformer-no-edges": (lambda: NodeFormer(4, 6, 3, 1), {"edges": False}),
     "nodeformer-max": (lambda: NodeFormer(4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2), {}),
@@ -746,8 +777,8 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
 def test_layers_obey_the_laws(name: str) -> None:
     build, options = LAYERS[name]
     skip = {}
-    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit"):
-        skip["poisoned batch mate"] = "a linear solve of the whole batch refuses NaN anywhere in it"
+    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit", "certified-at-rest"):
+        skip["poisoned batch mate"] = "a solve for the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
         skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"
     if name == "sfi-conv-published-scale":

@@ -345,6 +345,19 @@ def lipschitz(d: Draw) -> None:
     )
 
 
+def fixed_point(d: Draw) -> None:
+    """Where a step comes to rest."""
+    d.call(
+        "out",
+        "mp.fixed_point({args})",
+        step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=NOT_A_FUNCTION),
+        x0=_free(tensor(d, d.pick([4, 1, 0])), "a lower rank", "a higher rank"),
+        tol=number(d, 1e-3, 1e-2, optional=True),
+        max_iter=count(d, 1000, optional=True),
+        memory=count(d, 10, 0, optional=True, zero=True),
+    )
+
+
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> tuple[Arg, Arg]:
     """x [B, L, C] and its mask."""
     size, length = d.pick([2, 1, 3]), d.pick([5, 1, 7])
@@ -458,6 +471,7 @@ FUNCTIONS: dict[str, Strategy] = {
     "auxiliary_loss": of_module("auxiliary_loss"),
     "cite": of_module("cite"),
     "edge_loss": edge_loss,
+    "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
     "kernel_error": kernel_error,
     "lipschitz": lipschitz,

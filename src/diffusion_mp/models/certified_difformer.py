@@ -131,7 +131,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
-        source = self.encoder(x).to(self.decoder.weight.dtype)  # autocast makes it coarser than an energy can be
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # autocast makes it coarser than an energy can be
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, None if self.inputs is None else self.inputs(x, graph)
@@ -152,11 +152,12 @@ class CertifiedDIFFormer(GraphModel):
 
     def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
         """Where the steps from a state come to rest."""
-        energy = self.conv.energy(graph, source, beside)
+        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex: one place of rest
+        energy = None if alone else self.conv.energy(graph, source, beside)
         return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
-            energy=lambda z: energy(self.conv.by_head(z)),
+            energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )
