@@ -242,7 +242,40 @@ def bounds(d: Draw) -> None:
     )
 
 
+def joint_energy(d: Draw) -> None:
+    """An energy of source, graph, pairs and constraint at a state."""
+    like = d.nodes, d.channels
+    source, metric = (tensor(d, *shape, optional=True, positive=True) for shape in (like, (d.nodes,)))
+    weight = [w for w in number(d, zero=True).wrong if w.valid is False]
+    d.call(
+        "energy",
+        "mp.JointEnergy({args})",
+        penalty=options(
+            d,
+            "'simple'",
+            "'gaussian'",
+            "None",
+            "mp.SigmoidPenalty()",
+            wrong=[w for w in NOT_A_PENALTY if w.source != "None"],
+        ),
+        **{
+            name: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=weight, optional=True)
+            for name in ("lam", "mu", "beta")
+        },
+        graph_term=coupling(d, symmetric=True, optional=True),
+        source=source,
+        metric=metric.without("a higher rank").or_left_out(),
+        constraint=choice(d, None, "nonnegative", "ball", "sphere"),
+        radius=number(d, 1.0, 2.0, optional=True),
+        ptr=ptr(d),
+        mean=flag(d),
+    )
+    x = _free(state(d, parameters=False), "a higher rank")
+    d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=x, finite=False)
+
+
 ENERGIES: dict[str, Strategy] = {
+    "JointEnergy": joint_energy,
     "Penalty": own_penalty,
     "QuadraticPenalty": penalty("QuadraticPenalty"),
     "SimplePenalty": penalty("SimplePenalty"),

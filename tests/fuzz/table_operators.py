@@ -290,6 +290,19 @@ def reweighted(d: Draw) -> None:
     used(d)
 
 
+def projected(d: Draw) -> None:
+    """Heads that look at a state through projections."""
+    projection = tensor(d, d.pick([1, 2]), 2, d.channels).without("a longer last dimension")
+    d.call(
+        "coupling",
+        "mp.ProjectedCoupling({args})",
+        coupling=coupling(d, symmetric=True, other_size=None),
+        projection=projection,
+    )
+    v = tensor(d, d.nodes, 1, d.channels)
+    d.call("out", "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]", v=v)
+
+
 def scaled(d: Draw) -> None:
     """A multiple."""
     wrong = [
@@ -369,6 +382,7 @@ COUPLINGS: dict[str, Strategy] = {
     "NeumannCoupling": neumann,
     "PolynomialCoupling": polynomial,
     "ReweightedCoupling": reweighted,
+    "ProjectedCoupling": projected,
     "ScaledCoupling": scaled,
     "SumCoupling": summed,
 }
@@ -527,7 +541,16 @@ MIXTURE: Options = {
     "weights": lambda d: options(d, "[1.0, 0.2]", wrong=[*NOT_WIDTHS, Wrong("[1.0]", "too few")], optional=True),
 }
 DISTANCE_ONLY = {name: make for name, make in ALL_PAIR.items() if name not in ("measure", "form")}
+
+
+def positive_number(d: Draw) -> None:
+    """A learnable number."""
+    d.call("positive", "mp.Positive({args})", initial=number(d, 1.0, 0.01, optional=True))
+    d.call("out", "(positive.reset_parameters(), positive())[1]")
+
+
 DIFFUSIVITIES: dict[str, Strategy] = {
+    "Positive": positive_number,
     "Diffusivity": own_diffusivity,
     "SimpleDiffusivity": of_state("SimpleDiffusivity", channels=False, **ALL_PAIR),
     "SigmoidDiffusivity": of_state("SigmoidDiffusivity", channels=False, **ALL_PAIR),
@@ -615,7 +638,7 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **make: Cal
         own = {key: value(d) for key, value in make.items()}
         d.call("update", f"mp.{name}({{args}})", **own)
         weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
-        if name == "Equilibrium":
+        if name in ("Equilibrium", "CertifiedStep"):  # whose sources weigh one by default
             weighs = own["beta"].right != "0.0"
         wide = d.nodes, 1, d.channels
         x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
@@ -674,6 +697,15 @@ UPDATES: dict[str, Strategy] = {
         leak=lambda d: number(d, 0.5, 0.2, zero=True),
         tol=TOL,
         max_iter=STEPS,
+    ),
+    "CertifiedStep": step(
+        "CertifiedStep",
+        symmetric=True,
+        beta=lambda d: options(
+            d, 1.0, "mp.Positive(0.5)", wrong=[w for w in number(d, zero=True).wrong if w.valid is False], optional=True
+        ),
+        constraint=lambda d: choice(d, None, "nonnegative", "ball", "sphere"),
+        radius=lambda d: number(d, 1.0, 2.0, optional=True),
     ),
     "Backtracking": step(
         "Backtracking",

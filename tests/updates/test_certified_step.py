@@ -158,6 +158,9 @@ def test_projected_heads_move_one_state_together() -> None:
         x = moved
     with pytest.raises(CouplingMismatchError, match="has no row sums: it mixes channels"):
         ProjectedCoupling(omega, w).degree()
+    lost = ProjectedCoupling(omega, torch.full_like(w, torch.nan))
+    assert lost.laplacian(x).isnan().all(), "NaN goes on as NaN"
+    assert lost.majorant(False).isnan().all()
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
