@@ -528,12 +528,6 @@ def own_diffusivity(d: Draw) -> None:
     _used_by(d)
 
 
-def positive_number(d: Draw) -> None:
-    """A learnable number."""
-    d.call("positive", "mp.Positive({args})", initial=number(d, 1.0, 0.01, optional=True))
-    d.call("out", "(positive.reset_parameters(), positive())[1]")
-
-
 NOT_WIDTHS = [
     Wrong("[]", "none"),
     Wrong("[0.0]", "zero"),
@@ -547,6 +541,14 @@ MIXTURE: Options = {
     "weights": lambda d: options(d, "[1.0, 0.2]", wrong=[*NOT_WIDTHS, Wrong("[1.0]", "too few")], optional=True),
 }
 DISTANCE_ONLY = {name: make for name, make in ALL_PAIR.items() if name not in ("measure", "form")}
+
+
+def positive_number(d: Draw) -> None:
+    """A learnable number."""
+    d.call("positive", "mp.Positive({args})", initial=number(d, 1.0, 0.01, optional=True))
+    d.call("out", "(positive.reset_parameters(), positive())[1]")
+
+
 DIFFUSIVITIES: dict[str, Strategy] = {
     "Positive": positive_number,
     "Diffusivity": own_diffusivity,
