@@ -25,7 +25,6 @@ from torch import Tensor
 
 from diffusion_mp.kernels.sparse_flow import solve_rows
 from diffusion_mp.kernels.sparse_flow.newton import newton
-from diffusion_mp.kernels.sparse_flow.reference import scaled_rows
 
 
 def batch(graphs: int, size: int, repeats: int) -> None:
@@ -72,7 +71,8 @@ def main() -> None:
         s, u = (args.spread * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
         log_c, theta = s + (-s).logsumexp(1, keepdim=True), args.lam / n * u.softmax(1)
         exact, _ = solve_rows(log_c, theta, args.alpha)
-        _, passes = newton(*scaled_rows(log_c, theta, args.alpha)[:4])
+        top = log_c.amax(-1, keepdim=True)  # in units of the largest conductance
+        _, passes = newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / args.alpha)
         cells = [f"{n:,}", f"{(exact > 0).double().mean():.0%}", str(passes)]
         for step_size in ("corrected", "barzilai_borwein", "published"):
             z, steps = proximal(

@@ -42,6 +42,7 @@ from diffusion_mp.diffusivities import (
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    MixtureDiffusivity,
     NeumannDiffusivity,
     RelationalBias,
     SGFormerDiffusivity,
@@ -58,6 +59,8 @@ from diffusion_mp.energies import (
     Certificate,
     Energy,
     GaussianPenalty,
+    JointEnergy,
+    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
@@ -65,12 +68,14 @@ from diffusion_mp.energies import (
     SoftmaxPenalty,
     certify,
     certify_step,
+    certify_trajectory,
     energy_bounds,
 )
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -90,6 +95,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -103,12 +109,14 @@ from diffusion_mp.models import (
 )
 from diffusion_mp.updates import (
     Backtracking,
+    CertifiedStep,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
     StateUpdate,
+    fixed_point,
 )
 
 __version__ = "0.1.0"
@@ -120,6 +128,9 @@ __all__ = [
     "AdjacencyEnhancedDiffusivity",
     "Backtracking",
     "Certificate",
+    "CertifiedConv",
+    "CertifiedDIFFormer",
+    "CertifiedStep",
     "ConvergenceError",
     "Coupling",
     "CouplingMismatchError",
@@ -152,6 +163,7 @@ __all__ = [
     "IdentityCoupling",
     "IdentityDiffusivity",
     "ImplicitEuler",
+    "JointEnergy",
     "KernelizedSoftmaxDiffusivity",
     "LabelPropagation",
     "LaplacianEncoder",
@@ -159,6 +171,8 @@ __all__ = [
     "LogLowRankCoupling",
     "LowRankCoupling",
     "MLPConv",
+    "MixtureDiffusivity",
+    "MixturePenalty",
     "MultiHeadConv",
     "NeumannCoupling",
     "NeumannDiffusivity",
@@ -198,11 +212,13 @@ __all__ = [
     "auxiliary_loss",
     "certify",
     "certify_step",
+    "certify_trajectory",
     "cite",
     "commutator",
     "diagnose",
     "edge_loss",
     "energy_bounds",
+    "fixed_point",
     "full_graph_inference",
     "kernel_error",
     "lipschitz",

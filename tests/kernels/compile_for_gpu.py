@@ -59,9 +59,10 @@ def main(dtype: torch.dtype, width: int) -> None:
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
     if width <= op.WIDEST:
-        features, terms = Features(q, k, q, k), RowTerms(row, row, row)
+        features = Features(q, k, q, k)
+        terms = RowTerms(row, row, row, row, row, row.long())
         solution = sparse_flow.potentials(features, row, row, ptr)
-        sparse_flow.potentials_backward(row, row, row, features, row, row, solution, ptr)
+        sparse_flow.potentials_backward(*5 * [row], features, row, row, solution, ptr)
         for transpose in (False, True):
             sparse_flow.product(features, v, terms, ptr, transpose)
             sparse_flow.product_backward(v, features, v, terms, ptr, transpose)

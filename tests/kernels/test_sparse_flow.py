@@ -23,7 +23,8 @@ from diffusion_mp.kernels.sparse_flow import (
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.newton import newton
-from diffusion_mp.kernels.sparse_flow.reference import on_support, scaled_rows
+from diffusion_mp.kernels.sparse_flow.reference import entries
+from diffusion_mp.kernels.sparse_flow.solve import solve
 from diffusion_mp.testing import tolerance
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
@@ -45,29 +46,26 @@ def problem(s: Tensor, u: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     return s + (-s).logsumexp(-1, keepdim=True), lam * u.softmax(-1)
 
 
-def tiled_rows(s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
-    """z and μ by the routine inside a tile."""
+def newton_rows(s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
+    """z and μ by Newton's method, from the scores."""
     one = torch.ones_like(s[..., :1])
-    a, w, log_mu, *_ = tiled.solve(s, u, lam * one, one / alpha)
-    return (s + a).exp() * (1 - lam * (u - w).exp()).clamp_min(0), log_mu.exp().squeeze(-1)
+    norms = (-s).logsumexp(-1, keepdim=True), u.logsumexp(-1, keepdim=True)
+    rows = solve(s, u, *norms, lam * one, one / alpha)
+    z = entries(s, u, rows.terms, torch.arange(s.size(-1)) == rows.best)
+    return z, rows.log_mu.exp().squeeze(-1)
 
 
-def solve_rows_by_newton(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The same as `solve_rows` by Newton's method."""
-    rows = scaled_rows(log_conductance, threshold, alpha)
-    weight, shifted, leak, total, *_ = (row.detach() for row in rows)
-    root, _ = newton(weight, shifted, leak, total)
-    return on_support((shifted < root) & (weight > 0), rows)
+def newton_steps(log_c: Tensor, theta: Tensor, alpha: float) -> int:
+    """Of the first search, whose unit is the largest conductance."""
+    top = log_c.amax(-1, keepdim=True)
+    return newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / alpha)[1]
 
 
 def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
-    if method == "tiled":
-        return tiled_rows(s, u, lam, alpha)
-    solve = solve_rows if method == "sort" else solve_rows_by_newton
-    return solve(*problem(s, u, lam), alpha)
+    return newton_rows(s, u, lam, alpha) if method == "newton" else solve_rows(*problem(s, u, lam), alpha)
 
 
-METHODS = ["sort", "newton", "tiled"]
+METHODS = ["sort", "newton"]
 
 
 def quadratic_programme(r: np.ndarray, theta: np.ndarray, alpha: float) -> np.ndarray:
@@ -138,20 +136,19 @@ def test_equal_scores_share_the_flow(method: str) -> None:
     torch.testing.assert_close(z, torch.full_like(z, n * (expected - lam / n)), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("solve", [solve_rows, solve_rows_by_newton])
-def test_rows_with_one_partner_and_with_none(solve) -> None:
+def test_rows_with_one_partner_and_with_none() -> None:
     closed = -math.inf
     log_c = torch.tensor([[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE).requires_grad_()
     theta = torch.full((2, 3), 0.2, dtype=DOUBLE).requires_grad_()
-    z, mu = solve(log_c, theta, math.inf)
+    z, mu = solve_rows(log_c, theta, math.inf)
     torch.testing.assert_close(z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE))
     assert mu[1].item() == 0
-    z, mu = solve(log_c, theta, 0.5)
+    z, mu = solve_rows(log_c, theta, 0.5)
     c = math.exp(0.3)
     torch.testing.assert_close(mu.detach(), torch.tensor([(1 + c * 0.2) / (c + 2), 0.5], dtype=DOUBLE))
     for grad in torch.autograd.grad((z * z).sum() + mu.sum(), [log_c, theta]):
         assert grad.isfinite().all()
-    z, mu = solve(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
+    z, mu = solve_rows(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
     assert z.shape == (2, 0)
     assert mu.tolist() == [0.5, 0.5]
 
@@ -191,7 +188,7 @@ def test_the_published_step_diverges_where_the_corrected_one_approaches() -> Non
 def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
-    _, passes = newton(*scaled_rows(-r.log(), theta, alpha)[:4])
+    passes = newton_steps(-r.log(), theta, alpha)
     assert passes <= 7
     for step_size in ("corrected", "barzilai_borwein"):
         _, steps = proximal(r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes)
@@ -201,8 +198,7 @@ def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
 @pytest.mark.parametrize("lam", LAMBDAS)
 def test_newton_ends_after_few_steps(lam: float) -> None:
     log_c, theta = problem(*scores(20, 1000), lam / 1000)
-    _, steps = newton(*scaled_rows(log_c, theta, 0.1)[:4])
-    assert steps <= 15
+    assert newton_steps(log_c, theta, 0.1) <= 15
 
 
 # ------------------------------------------------------------------ the fast path
@@ -231,7 +227,7 @@ def everything(q, k, fq, fk, lam, leak, v, ptr, backend="auto") -> Tensor:
     """Product, transposed product and log-potentials side by side."""
     rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
     there, back = (
-        sparse_flow_product(q, k, fq, fk, v, lam, rows.a, rows.w, ptr, transpose=transpose, backend=backend)
+        sparse_flow_product(q, k, fq, fk, v, rows.terms, ptr, transpose=transpose, backend=backend)
         for transpose in (False, True)
     )
     return torch.cat([there, back, rows.log_mu.unsqueeze(2)], dim=2)
@@ -295,9 +291,8 @@ def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
 def test_rows_differentiate_twice_on_the_support() -> None:
     log_c, theta = (t.detach().requires_grad_() for t in problem(*scores(2, 5), 0.3))
     alpha = torch.tensor(0.4, dtype=DOUBLE, requires_grad=True)
-    for solve in (solve_rows, solve_rows_by_newton):
-        assert torch.autograd.gradcheck(solve, (log_c, theta, alpha))
-        assert torch.autograd.gradgradcheck(solve, (log_c, theta, alpha))
+    assert torch.autograd.gradcheck(solve_rows, (log_c, theta, alpha))
+    assert torch.autograd.gradgradcheck(solve_rows, (log_c, theta, alpha))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -319,7 +314,7 @@ def test_wild_scores_stay_finite_and_conserve_the_flow(dtype, spread, alpha, gen
     lam, leak = torch.full((n, 1), 1 / n, dtype=dtype), torch.full((n, 1), 1 / alpha, dtype=dtype)
     rows = sparse_flow_potentials(*features, lam, leak)
     assert all(t.isfinite().all() for t in rows)
-    z = sparse_flow_product(*features, torch.eye(n, dtype=dtype).unsqueeze(1), lam, rows.a, rows.w)
+    z = sparse_flow_product(*features, torch.eye(n, dtype=dtype).unsqueeze(1), rows.terms)
     assert z.isfinite().all()
     assert z.ge(0).all()
     rounding = 10 * torch.finfo(dtype).eps * spread**2
@@ -340,8 +335,9 @@ def test_registered_operations_pass_opcheck(ragged, generator) -> None:
     ops = torch.ops.diffusion_mp
     torch.library.opcheck(ops.sparse_flow_potentials.default, (*arguments, ptr, "auto"))
     rows = sparse_flow_potentials(*arguments, ptr)
-    a, w = (t.detach().requires_grad_() for t in (rows.a, rows.w))
+    terms = [t.detach().requires_grad_() for t in rows.terms[:4]]
     for transpose in (False, True):
         torch.library.opcheck(
-            ops.sparse_flow_product.default, (*arguments[:4], v, arguments[4], a, w, ptr, transpose, "auto")
+            ops.sparse_flow_product.default,
+            (*arguments[:4], v, *terms, rows.lift, rows.best, ptr, transpose, "auto"),
         )

@@ -21,6 +21,7 @@ from diffusion_mp.errors import (
     check_counts,
     check_device,
     check_flags,
+    check_function,
     check_kind,
     check_pairs,
     check_values,
@@ -99,6 +100,8 @@ class Coupling(ABC):
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
+        if metric is not None:
+            check_function(metric, "metric", "that finds the metric, or None")
         self._questions: dict[str, Callable[[], Any]] = {"_metric": metric or _no_metric}
         #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
         self.quadratic: bool = isinstance(like, Coupling) and like.quadratic

@@ -58,8 +58,8 @@ class LinearAttentionCoupling(PooledCoupling):
         reversible: bool = False,
     ) -> None:
         check_features(query, key)
-        if type(unit) is not bool:
-            check_flags(unit=unit)
+        if type(unit) is not bool or type(reversible) is not bool:
+            check_flags(unit=unit, reversible=reversible)
         for name, value in (("constant", constant), ("own", own)):
             # Numbers may be symbols while torch traces.
             if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):

@@ -50,7 +50,7 @@ class PairwiseCoupling(Coupling):
         check_features(query, key)
         if normalize != "symmetric":
             check_flags(normalize=normalize)
-        check_flags(loops=loops)
+        check_flags(loops=loops, reversible=reversible)
         super().__init__(
             query.size(0),
             query.size(1),

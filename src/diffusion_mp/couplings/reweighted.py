@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.kernels.unit import reciprocal
 
 
@@ -40,6 +40,7 @@ class ReweightedCoupling(Coupling):
         positive: bool = False,
     ) -> None:
         check_coupling_kind(coupling)
+        check_flags(positive=positive)
         heads = coupling.heads
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
@@ -115,5 +116,4 @@ def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | 
     if metric is None:
         return None
     metric = metric if column is None else metric * column.detach().double()
-    zero = torch.zeros_like(metric, dtype=torch.bool) if row is None else (row == 0).expand(-1, metric.size(1))
-    return torch.where(zero, 1.0, metric if row is None else metric / row.detach().double())
+    return metric if row is None else torch.where(row == 0, 1.0, metric / row.detach().double())

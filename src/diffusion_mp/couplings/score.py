@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import distance_features, unit_rows, with_constant
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.reweighted import row_normalized
 from diffusion_mp.kernels.pairwise import log_score
 
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,6 +26,7 @@ _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "constant": torch.ones_like,
 }
+_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class Score:
     def log(self, s: Tensor) -> Tensor:
         """log f(s), elementwise, also where f(s) itself underflows; not for a linear f, which may be negative."""
         return torch.zeros_like(s) if self.g == "constant" else log_score(self.scale * (s + self.offset), self.g)
+
+    def inverse(self, f: Tensor) -> Tensor:
+        """The s with this f(s), elementwise; not for a constant."""
+        return _INVERSE[self.g](f) / self.scale - self.offset
 
     def on_sphere(self, radius: float) -> Score:
         """The score of unit vectors that this one is of vectors of that norm: a (r²s + c) = ar² (s + c/r²)."""
@@ -111,3 +118,56 @@ class Score:
             positive_semidefinite=definite,
             reversible=mutual,
         )
+
+
+class MixtureScore:
+    """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance; answers what a `Score` does.
+
+    Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of those
+    of the Gaussians, with all that they promise.
+    """
+
+    def __init__(self, widths: Float[Tensor, " M"], weights: Float[Tensor, " M"]) -> None:
+        self.widths, self.weights = widths, weights
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """f(s), elementwise."""
+        widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
+        return (weights * (s.unsqueeze(-1) / widths.square()).exp()).sum(-1)
+
+    @torch.no_grad()
+    def inverse(self, f: Tensor) -> Tensor:
+        """The s ≤ 0 with this f(s), elementwise, by bisection; −∞ where f is zero."""
+        low = self.widths.max().to(f.dtype) ** 2 * (f / self.weights.sum()).log().clamp(max=0)
+        high = torch.zeros_like(f)
+        for _ in range(100):
+            middle = (low + high) / 2
+            above = self(middle) > f
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return low
+
+    def on_sphere(self, radius: float) -> MixtureScore:
+        """The score of unit vectors that this one is of vectors of that norm."""
+        return MixtureScore(self.widths / radius, self.weights)
+
+    def coupling(
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
+        if unit:
+            q, k = unit_rows(q, k)
+        terms = []
+        for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
+            scaled = q / width
+            other = scaled if k is q else k / width
+            terms.append(ScaledCoupling(weight, Score("exp").coupling(scaled, other, ptr), nonnegative=True))
+        total = SumCoupling(terms)
+        return row_normalized(total) if normalize else total

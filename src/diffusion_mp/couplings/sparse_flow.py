@@ -89,8 +89,7 @@ class SparseFlowCoupling(Coupling):
         self.lam = self._by_row(lam, "lam", q)
         leak = self._by_row(1 / alpha, "alpha", q)
         solved = sparse_flow_potentials(q, k, friction_q, friction_k, self.lam, leak, self.ptr)
-        # s_ij = e^{q_i·k_j + a_i} max(1 − λ_i e^{q̃_i·k̃_j − w_i}, 0)
-        self.row_shift, self.threshold, self.log_potentials = solved.a, solved.w, solved.log_mu
+        self._terms, self.log_potentials = solved.terms, solved.log_mu
         self._work, self._support = solved.work, solved.support
 
     def _by_row(self, value: float | Tensor, name: str, like: Tensor) -> Tensor:
@@ -111,8 +110,8 @@ class SparseFlowCoupling(Coupling):
         """S v, or Sᵀ v, for values with the heads of S or, where S has one, any number of them."""
         heads = v.size(1)
         q, k, friction_q, friction_k = (t.expand(-1, heads, -1) for t in self._features)
-        lam, a, w = (t.expand(-1, heads) for t in (self.lam, self.row_shift, self.threshold))
-        return sparse_flow_product(q, k, friction_q, friction_k, v, lam, a, w, self.ptr, transpose=transpose)
+        terms = RowTerms(*(t.expand(-1, heads) for t in self._terms))
+        return sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.moved(v)
@@ -125,13 +124,14 @@ class SparseFlowCoupling(Coupling):
             return super().degree()
         return torch.ones(self.num_nodes, self.heads, dtype=self.dtype, device=self.device)
 
-    def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """s and u of listed pairs, and λ, a and w of their rows."""
-        target = edge_index[1]
+    def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
+        """s and u of listed pairs, the terms of their rows, and which are the best conductor of their row."""
+        source, target = edge_index
         q, k, friction_q, friction_k = self._features
         s = listed_products(q, k, edge_index, self.ptr, across=-math.inf)
         u = listed_products(friction_q, friction_k, edge_index, self.ptr, across=0.0)
-        return s, u, self.lam[target], self.row_shift[target], self.threshold[target]
+        terms = RowTerms(*(t[target] for t in self._terms))
+        return s, u, terms, terms.best == source.unsqueeze(1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return entries(*self._listed(edge_index)).to(self.dtype)
@@ -144,8 +144,8 @@ class SparseFlowCoupling(Coupling):
         q, k, friction_q, friction_k = self._features
         s = all_products(q, k, self.ptr, across=-math.inf)
         u = all_products(friction_q, friction_k, self.ptr, across=0.0)
-        lam, a, w = (t.t().unsqueeze(2) for t in (self.lam, self.row_shift, self.threshold))
-        return entries(s, u, lam, a, w).to(self.dtype)
+        terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
+        return entries(s, u, terms, terms.best == torch.arange(self.num_nodes, device=s.device)).to(self.dtype)
 
     # ---------------------------------------------------------------- the circuit
 
@@ -178,8 +178,7 @@ class SparseFlowCoupling(Coupling):
         below one tenth. Gradients flow through the stored entries.
         """
         with torch.no_grad():
-            terms = RowTerms(self.lam, self.row_shift, self.threshold)
-            edge_index = support(Features(*self._features), terms, self.ptr)
+            edge_index = support(Features(*self._features), self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
         return SparseCoupling(
             graph, self._at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True

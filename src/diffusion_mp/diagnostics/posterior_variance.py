@@ -59,7 +59,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     if entries > DENSE:
         raise CouplingMismatchError(
             f"posterior_variance inverts a {type(coupling).__name__} densely, up to {DENSE:,} entries; got "
-            f"{entries:,}. Take a low-rank coupling, such as SimpleDiffusivity(row_stochastic=False) makes, or fewer nodes."
+            f"{entries:,}. Take a low-rank coupling, such as that of SimpleDiffusivity(row_stochastic=False)."
         )
     factor = dense_factor(coupling, diagonal)
     if factor is None:

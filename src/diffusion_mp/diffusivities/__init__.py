@@ -3,6 +3,7 @@
 from diffusion_mp.diffusivities.all_pair import (
     AllPairDiffusivity,
     GaussianDiffusivity,
+    MixtureDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
     SoftmaxDiffusivity,
@@ -34,6 +35,7 @@ __all__ = [
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
     "KernelizedSoftmaxDiffusivity",
+    "MixtureDiffusivity",
     "NeumannDiffusivity",
     "Positive",
     "RelationalBias",

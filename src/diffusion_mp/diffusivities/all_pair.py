@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Literal, cast
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
 from diffusion_mp.energies.constraints import Constraint
+from diffusion_mp.energies.mixture import MixturePenalty
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
 from diffusion_mp.errors import check_choice, check_flags, check_kind, check_positive
 from diffusion_mp.graph import Graph
@@ -145,3 +147,22 @@ class GaussianDiffusivity(AllPairDiffusivity):
 
     def penalty_of(self, dim: int | None) -> Penalty:
         return GaussianPenalty(self.bandwidth)
+
+
+class MixtureDiffusivity(AllPairDiffusivity):
+    """f = Σ_m c_m exp(−z²/2σ_m²) with learned weights and widths, see `MixturePenalty`; of the actual distance."""
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        *,
+        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        weights: Sequence[float] | None = None,
+        normalize: Normalization = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, normalize=normalize, measure="distance", **options)
+        self.mixture = MixturePenalty(widths, weights)
+
+    def penalty_of(self, dim: int | None) -> Penalty:
+        return self.mixture

@@ -14,6 +14,7 @@ from diffusion_mp.energies.constraints import (
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.joint import JointEnergy
 from diffusion_mp.energies.joint_certificate import certify_step
+from diffusion_mp.energies.mixture import MixturePenalty
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
@@ -24,6 +25,7 @@ from diffusion_mp.energies.penalties import (
     get_penalty,
 )
 from diffusion_mp.energies.theorems import theorem1, theorem7
+from diffusion_mp.energies.trajectory import certify_trajectory
 
 __all__ = [
     "Ball",
@@ -33,6 +35,7 @@ __all__ = [
     "EnergyBounds",
     "GaussianPenalty",
     "JointEnergy",
+    "MixturePenalty",
     "Nonnegative",
     "Penalty",
     "QuadraticPenalty",
@@ -43,6 +46,7 @@ __all__ = [
     "Unconstrained",
     "certify",
     "certify_step",
+    "certify_trajectory",
     "energy_bounds",
     "get_constraint",
     "get_penalty",

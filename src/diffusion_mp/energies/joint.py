@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import NoneType
 
 import torch
@@ -13,7 +14,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.energies.penalties import Penalty, get_penalty
-from diffusion_mp.errors import check_device, check_kind, check_positive, check_tensor, describe
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph_checks import as_ptr
 
 
@@ -34,6 +35,8 @@ class JointEnergy:
         constraint, radius: C, as `CertifiedStep` takes it.
         projection: W [H, D, C], for a state of one head.
         ptr: bounds [B + 1] of the graphs of a ragged batch.
+        mean: divide what the pairs of a graph cost by its number of nodes: λ then means the same in graphs of any size.
+            The Ω of the step is divided by it too.
 
     Shapes:
         x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
@@ -56,11 +59,13 @@ class JointEnergy:
         radius: float = 1.0,
         projection: Float[Tensor, "H D C"] | None = None,
         ptr: Tensor | None = None,
+        mean: bool = False,
     ) -> None:
+        check_flags(mean=mean)
         for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
             if isinstance(number, Tensor) and number.dim():
                 raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(number)}.")
-            check_positive(float(number) if isinstance(number, Tensor) else number, name, allow_zero=True)
+            check_positive(_number(number), name, allow_zero=True)
         check_kind(graph_term, "graph_term", (Coupling, NoneType), "a Coupling or None")
         if source is not None:
             check_heads(source, "source")
@@ -74,33 +79,39 @@ class JointEnergy:
         self.lam, self.mu, self.beta = lam, mu, beta
         self.graph_term, self.source, self.metric = graph_term, source, metric
         self.constraint, self.projection = get_constraint(constraint, radius), projection
-        self.ptr = None if ptr is None else as_ptr(ptr)
+        self.ptr, self.mean = None if ptr is None else as_ptr(ptr), mean
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """F(x); ``x_prev`` plays no part, it is there for whoever calls energies of a step."""
         self._check(x, "x")
-        pairs = x.new_zeros((), dtype=torch.float64)
-        if self.penalty is not None:
-            pairs = self.penalty.total(self._seen(x), self.ptr)
-        return self._assemble(x, pairs)
+        return self._assemble(x, self._pairs(_total, x))
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
         """The majoriser Q(x) ≥ F(x) of the proof, with δ replaced by its tangents at the distances of ``at``."""
         self._check(x, "x")
         self._check(at, "at")
-        pairs = x.new_zeros((), dtype=torch.float64)
-        if self.penalty is not None:
-            seen, there = self._seen(x), self._seen(at)
-            omega = self.penalty.coupling(there, self.ptr)
-            pairs = self.penalty.total(there, self.ptr) + (omega.dirichlet(seen) - omega.dirichlet(there)).sum()
-        return self._assemble(x, pairs)
+        return self._assemble(x, self._pairs(_tangents, x, at))
 
     def __repr__(self) -> str:
-        terms = [repr(self.penalty), f"lam={float(self.lam):g}"]
-        terms += [] if self.graph_term is None else [f"mu={float(self.mu):g}"]
-        terms += [] if self.source is None else [f"beta={float(self.beta):g}"]
+        terms = [repr(self.penalty), f"lam={_number(self.lam):g}"]
+        terms += [] if self.graph_term is None else [f"mu={_number(self.mu):g}"]
+        terms += [] if self.source is None else [f"beta={_number(self.beta):g}"]
         given = [name for name in ("metric", "projection", "ptr") if getattr(self, name) is not None]
+        given += ["mean"] if self.mean else []
         return f"JointEnergy({', '.join([*terms, f'constraint={self.constraint}', *given])})"
+
+    def _pairs(self, cost: Callable[..., Tensor], *states: Tensor) -> Tensor:
+        """What pairs cost by ``cost(penalty, *states, ptr)``, of the batch or, for a mean, graph by graph."""
+        total = states[0].new_zeros((), dtype=torch.float64)
+        if self.penalty is None:
+            return total
+        seen = [self._seen(x) for x in states]
+        if not self.mean:
+            return cost(self.penalty, *seen, self.ptr)
+        sizes = [len(seen[0])] if self.ptr is None else self.ptr.diff().tolist()
+        for size, *part in zip(sizes, *(x.split(sizes) for x in seen), strict=True):
+            total = total + cost(self.penalty, *part, None) / max(size, 1)
+        return total
 
     def _assemble(self, x: Tensor, pairs: Tensor) -> Tensor:
         """All terms, given the sum over pairs."""
@@ -111,7 +122,8 @@ class JointEnergy:
         if self.source is not None:
             squares = (wide - by_head(self.source).double()).square().sum(2)
             if self.metric is not None:
-                squares = self.metric.double().reshape(len(x), -1) * squares
+                metric = self.metric.unsqueeze(1) if self.metric.dim() == 1 else self.metric
+                squares = metric.double() * squares
             energy = energy + self.beta * squares.sum()
         return torch.where(self.constraint.holds(by_head(x)), energy, math.inf)
 
@@ -139,3 +151,18 @@ class JointEnergy:
                 f"{name} must have one head and the {self.projection.size(2)} channels that the projection reads; got "
                 f"{describe(x)}."
             )
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else value
+
+
+def _total(penalty: Penalty, x: Tensor, ptr: Tensor | None) -> Tensor:
+    """Σ_ij δ(‖x_i − x_j‖²)."""
+    return penalty.total(x, ptr)
+
+
+def _tangents(penalty: Penalty, x: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
+    """Σ_ij of the tangent of δ at ‖at_i − at_j‖², taken at ‖x_i − x_j‖²."""
+    omega = penalty.coupling(at, ptr)
+    return penalty.total(at, ptr) + (omega.dirichlet(x) - omega.dirichlet(at)).sum()

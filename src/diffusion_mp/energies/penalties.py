@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
+from diffusion_mp.couplings.score import MixtureScore
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import (
     State,
@@ -25,9 +26,6 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
-
-#: The inverse of g, by the name that `Score` has for it.
-_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
 
 
 class Penalty(ABC):
@@ -46,7 +44,7 @@ class Penalty(ABC):
 
     @property
     @abstractmethod
-    def score(self) -> Score:
+    def score(self) -> Score | MixtureScore:
         """f as a score of s = −½z², which makes its couplings."""
 
     def reach(self, dtype: torch.dtype) -> float:
@@ -92,11 +90,8 @@ class Penalty(ABC):
         """
         check_tensor(omega, "omega", "of values of f")
         steepest = self.f(torch.zeros_like(omega))
-        score = self.score
-        if score.g == "constant":
-            return torch.where(omega < steepest, -math.inf, -self.delta(torch.zeros_like(omega)))
         slope = omega.clamp(min=0).minimum(steepest)
-        s = (2 * (score.offset - _INVERSE[score.g](slope) / score.scale)).clamp(min=0)
+        s = (-2 * self.score.inverse(slope)).clamp(min=0)
         product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never gets to zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
@@ -117,6 +112,11 @@ class QuadraticPenalty(Penalty):
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
+
+    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """0 for ω ≥ 1 and −∞ below: a single slope has a single line."""
+        check_tensor(omega, "omega", "of values of f")
+        return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         return sum_squared_distances(x, ptr)

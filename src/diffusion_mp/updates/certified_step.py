@@ -89,4 +89,4 @@ def _by_head(metric: Tensor, x: Tensor) -> Float[Tensor, "N H 1"]:
     if metric.dim() not in (1, 2) or metric.size(0) != x.size(0):
         raise ValueError(f"metric must be [{x.size(0)}] or [{x.size(0)}, heads]; got {describe(metric)}.")
     check_device(metric, "metric", x.device, "the state")
-    return metric.reshape(x.size(0), -1, 1)
+    return metric[:, None, None] if metric.dim() == 1 else metric.unsqueeze(2)

@@ -14,8 +14,8 @@ from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of
 
-# What a solution may leave of its system, relative to its parts: beyond, digits were lost in the middle.
-LOST = 1e-6
+# What a solution may leave of its right-hand side; beyond, rounding has more to say about it than the system.
+LEFT_OVER = 1e-6
 
 
 class LowRankInverse:
@@ -49,21 +49,19 @@ class LowRankInverse:
         """The same, and looked at.
 
         Raises:
-            ConvergenceError: the system is singular, or something in it is not finite.
+            ConvergenceError: the system is singular to working precision, or something in it is not finite.
         """
         x = self(b)
         with torch.no_grad():
             moved = _by_graph(
                 self.form, lambda left, right, x: left @ (right.mT @ x), self.form.left, self.form.right, x
             )
-            kept = self.diagonal * x
-            left_over = (kept - moved - b).norm(dim=0)
-            allowed = LOST * (kept.norm(dim=0) + moved.norm(dim=0) + b.norm(dim=0))
-        if not bool((left_over <= allowed).all()):  # NaN is not
+            left_over, size = (self.diagonal * x - moved - b).norm(dim=0), b.norm(dim=0)
+        if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
+            relative = torch.where(size > 0, left_over / size, left_over).max().item()
             raise ConvergenceError(
-                f"a low-rank system is singular, or holds NaN or infinity: its solution misses the right-hand side by "
-                f"{left_over.max().item():.3g}, expected up to {allowed.max().item():.3g}. Raise the leak, lower tau, "
-                f"or use ExplicitEuler."
+                f"a low-rank system is singular, nearly so, or holds NaN or infinity: the solution misses the "
+                f"right-hand side by {relative:.3g} of it, expected up to {LEFT_OVER:g}. Raise the leak, or lower tau."
             )
         return x
 

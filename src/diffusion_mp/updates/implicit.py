@@ -193,15 +193,15 @@ class Equilibrium(SolvedUpdate):
         super().check(coupling)
         if self.leak > 0.0:
             return
-        if not coupling.reversible:
-            raise SingularSystemError(
-                f"{self} has a steady state for sure only where a leak is lost: for a coupling that is not reversible "
-                f"no eigenvalue of I − S is computed. Pass leak > 0."
-            )
         if self.form == "conservative":
             raise SingularSystemError(
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
+            )
+        if not coupling.reversible:
+            raise SingularSystemError(
+                f"Equilibrium(form='residual', leak=0) needs I − S regular, which only reversible couplings are asked; "
+                f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
             )
         smallest, _ = laplacian_extremes(coupling, self.form)
         regular = precision(coupling.dtype).regular

@@ -1,8 +1,8 @@
-"""The row problem of sparse flow by Newton's method: no sort, on dense rows or on segments of edges."""
+"""The row problem of sparse flow by Newton's method: no sort, on rows of a tile or on segments of edges."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,27 +10,56 @@ from torch import Tensor
 # Newton needs three to six steps on random rows; no row needs more than it has entries.
 MAX_STEPS = 100
 
-Sum = Callable[[Tensor], Tensor]
+
+class Layout(Protocol):
+    """How entries lie in rows."""
+
+    def add(self, entries: Tensor) -> Tensor:
+        """The sum of every row."""
+
+    def top(self, entries: Tensor) -> Tensor:
+        """The largest entry of every row."""
+
+    def best(self, entries: Tensor) -> Tensor:
+        """The place of the largest entry of every row."""
+
+    def at(self, entries: Tensor, place: Tensor) -> Tensor:
+        """One entry of every row."""
+
+    def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        """The entries, with a zero at one place of every row; may write over them."""
+
+    def spread(self, row: Tensor) -> Tensor:
+        """The number of its row beside every entry."""
 
 
-def sum_of_row(entries: Tensor) -> Tensor:
-    """[..., n] → [..., 1]."""
-    return entries.sum(-1, keepdim=True)
+class Dense:
+    """Rows along the last dimension, [..., n]; their numbers are [..., 1]."""
+
+    def add(self, entries: Tensor) -> Tensor:
+        return entries.sum(-1, keepdim=True)
+
+    def top(self, entries: Tensor) -> Tensor:
+        return entries.amax(-1, keepdim=True)
+
+    def best(self, entries: Tensor) -> Tensor:
+        return entries.argmax(-1, keepdim=True)
+
+    def at(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.gather(-1, place)
+
+    def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.scatter_(-1, place, 0.0)
+
+    def spread(self, row: Tensor) -> Tensor:
+        return row
 
 
-def same(row: Tensor) -> Tensor:
-    """Row scalars [..., 1] stand beside entries [..., n] as they are."""
-    return row
+DENSE = Dense()
 
 
 def newton(
-    weight: Tensor,
-    threshold: Tensor,
-    leak: Tensor,
-    total: Tensor | float = 1.0,
-    *,
-    add: Sum = sum_of_row,
-    spread: Sum = same,
+    weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0, rows: Layout = DENSE
 ) -> tuple[Tensor, int]:
     r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row, and the number of steps that it took.
 
@@ -41,20 +70,20 @@ def newton(
     Args:
         weight, threshold: p ≥ 0 and t.
         leak: κ ≥ 0 per row. total: b.
-        add: sums entries over their row; spread: gives every entry its row's number.
+        rows: how entries lie in rows.
 
     A row in which nothing is active and that has no leak keeps the ν that it had; 0 if it has no weight at all.
     """
     moment = weight * threshold
-    slope = add(weight) + leak
-    root = torch.where(slope > 0, (total + add(moment)) / slope.clamp_min(torch.finfo(slope.dtype).tiny), 0.0)
-    active = torch.empty_like(weight)
+    slope = rows.add(weight) + leak
+    root = torch.where(slope > 0, (total + rows.add(moment)) / slope.clamp_min(torch.finfo(slope.dtype).tiny), 0.0)
+    active, taken = torch.empty_like(weight), torch.empty_like(weight)
     steps = 0
     while steps < MAX_STEPS:
         steps += 1
-        torch.lt(threshold, spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
-        slope = add(weight * active) + leak
-        following = (total + add(moment * active)) / slope
+        torch.lt(threshold, rows.spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
+        slope = rows.add(torch.mul(weight, active, out=taken)) + leak
+        following = (total + rows.add(torch.mul(moment, active, out=taken))) / slope
         # Rounding may leave a last step of a few units: what does not fall has arrived (and so has a row with NaN).
         falls = (slope > 0) & (following < root)
         root = torch.where(falls, following, root)

@@ -7,7 +7,7 @@ from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 
 TRITON = "diffusion_mp.kernels.sparse_flow.triton"
 # The gradient's program holds tiles of all three kinds of features: wider ones do not fit into shared memory.
@@ -22,7 +22,7 @@ WIDEST = 128
     triton=gpu.kernel(TRITON, "potentials", WIDEST),
 )
 def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
-    return RowPotentials(*empty_like(*7 * [lam]))
+    return empty_potentials(lam)
 
 
 @operation(
@@ -34,6 +34,8 @@ def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -
 def _potentials_backward(
     grad_a: Tensor,
     grad_w: Tensor,
+    grad_rho: Tensor,
+    grad_nu: Tensor,
     grad_log_mu: Tensor,
     features: Features,
     lam: Tensor,
@@ -64,12 +66,12 @@ def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None,
 )
 def _product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return empty_like(*features, v, *terms)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return empty_like(*features, v, *terms[:4])
 
 
 _potentials.derivatives({"features lam leak": _potentials_backward})
-_product.derivatives({"features v terms": _product_backward})
+_product.derivatives({"features v terms.a terms.w terms.rho terms.nu": _product_backward})
 for backward in (_potentials_backward, _product_backward):
     backward.derivatives(
         once_differentiable(
@@ -114,18 +116,16 @@ def sparse_flow_product(
     friction_q: Float[Tensor, "N H G"],
     friction_k: Float[Tensor, "N H G"],
     v: Float[Tensor, "N H D"],
-    lam: Float[Tensor, "N H"],
-    a: Float[Tensor, "N H"],
-    w: Float[Tensor, "N H"],
+    terms: RowTerms,
     ptr: Tensor | None = None,
     *,
     transpose: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j z_ij v_j with z_ij = e^{q_i·k_j + a_i} max(1 − λ_i e^{q̃_i·k̃_j − w_i}, 0).
+    r"""out_i = Σ_j z_ij v_j, with z_ij from the scores q_i·k_j and q̃_i·k̃_j and the ``terms`` of row i: `RowTerms`.
 
-    ``transpose``: out_i = Σ_j z_ji v_j; λ, a and w still belong to the rows of z. O(N²) time, O(N) memory, also in the
+    ``transpose``: out_i = Σ_j z_ji v_j; the terms still belong to the rows of z. O(N²) time, O(N) memory, also in the
     backward pass; once differentiable; the result has the dtype of ``v``.
     """
     features = Features(q, k, friction_q, friction_k)
-    return _product(features, v, RowTerms(lam, a, w), ptr, transpose, backend=backend)
+    return _product(features, v, terms, ptr, transpose, backend=backend)

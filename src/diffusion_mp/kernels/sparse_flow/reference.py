@@ -6,44 +6,42 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
+from diffusion_mp.kernels.sparse_flow.solve import units
 
 
-def scaled_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, ...]:
-    r"""p = c/c_max, t = c_max (θ − θ₀), κ = 1/(α c_max), b = 1 − θ₀/α, θ₀, log c_max and 1/α of every row.
+def flowing(log_conductance: Tensor, threshold: Tensor, inverse: Tensor) -> Tensor:
+    """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α, a sum of positive terms and so without cancellation, is < 1."""
+    top = pad(log_conductance, (0, 1), value=-math.inf).amax(-1, keepdim=True).clamp_min(torch.finfo(threshold.dtype).min)
+    conductance, one = (log_conductance - top).exp(), (-top).exp()  # in units of the largest
+    order = threshold.masked_fill(conductance == 0, math.inf).argsort(-1)
+    theta = threshold.gather(-1, order)
+    through = conductance.gather(-1, order).cumsum(-1) + inverse * one
+    steps = torch.cat([inverse * one * theta[..., :1], theta.diff(dim=-1) * through[..., :-1]], -1)
+    active = torch.zeros_like(conductance).bool().scatter(-1, order, steps.cumsum(-1) < one)
+    return active & (conductance > 0)
 
-    θ₀ is the smallest threshold of an entry that conducts: then Σ_j c_j max(μ − θ_j, 0) + μ/α = 1 reads
-    Σ_j p_j max(ν − t_j, 0) + κν = b with ν = c_max (μ − θ₀), and neither side cancels.
+
+def on_support(
+    active: Tensor, log_conductance: Tensor, threshold: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Flow, ζ and the place of o, given who flows: a linear equation, and so differentiable any number of times.
+
+    The potential is measured from the threshold of the best conductor o, ζ = c_o(μ − θ_o): see ``solve.py``.
     """
-    inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
-    open_ = log_conductance.detach() > -math.inf
-    shape = (*threshold.shape[:-1], 1)
-    if threshold.size(-1):
-        top = log_conductance.detach().amax(-1, keepdim=True)
-        top = top.masked_fill(top == -math.inf, 0.0)
-        lowest = threshold.detach().masked_fill(~open_, math.inf).amin(-1, keepdim=True)
-        lowest = lowest.masked_fill(lowest == math.inf, 0.0)
-    else:
-        top = lowest = threshold.new_zeros(shape)
-    weight = (log_conductance - top).exp()
-    shifted = (threshold - lowest) * top.exp()
-    return weight, shifted, (inverse * (-top).exp()).expand(shape), 1 - inverse * lowest, lowest, top, inverse
-
-
-def on_support(active: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Flow and potential, given who flows: a linear equation, and so differentiable any number of times."""
-    weight, shifted, leak, total, lowest, top, inverse = rows
-    weight, shifted = weight.masked_fill(~active, 0.0), shifted.masked_fill(~active, 0.0)
-    slope = weight.sum(-1, keepdim=True) + leak
-    root = (total + (weight * shifted).sum(-1, keepdim=True)) / slope.masked_fill(slope == 0, math.inf)
-    flow = (weight * (root - shifted)).masked_fill(~active, 0.0)
-    # Where nothing flows μ is α, or unknown (0) when the flow is conserved but nothing conducts.
-    idle = 1 / inverse.masked_fill(inverse == 0, math.inf)
-    potential = torch.where(active.any(-1, keepdim=True), lowest + root * (-top).exp(), idle)
-    return flow, potential.squeeze(-1)
+    # With a closed entry more, since there is no largest of none.
+    best = pad(log_conductance.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(-1, keepdim=True)
+    log_c, theta = log_conductance.gather(-1, best), threshold.gather(-1, best)
+    share = (log_conductance - log_c).masked_fill(~active, -math.inf).exp()
+    above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
+    dammed = log_conductance.masked_fill(~active, -math.inf).exp() * above
+    slope = share.sum(-1, keepdim=True) + inverse * (-log_c).exp()
+    zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
+    return (share * zeta - dammed).masked_fill(~active, 0.0), zeta, best
 
 
 def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -56,28 +54,32 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
         log_conductance: log c [..., n] with c = 1/r. threshold: θ = λf ≥ 0, [..., n].
         alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
     """
-    rows = scaled_rows(log_conductance, threshold, alpha)
+    inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
+    # Where nothing flows μ is α, or unknown (0) when the flow is conserved but nothing conducts.
+    alone = (1 / inverse.masked_fill(inverse == 0, math.inf)).expand(*threshold.shape[:-1], 1)
+    if threshold.size(-1) == 0:
+        return log_conductance + threshold, alone.squeeze(-1)
     with torch.no_grad():
-        weight, shifted, leak, total, *_ = rows
-        order = shifted.masked_fill(weight == 0, math.inf).argsort(-1)
-        p, t = weight.gather(-1, order), shifted.gather(-1, order)
-        # The entry is active where the left side, evaluated at its threshold, is still below the right.
-        before = t * (p.cumsum(-1) + leak) - (p * t).cumsum(-1) < total
-        active = torch.zeros_like(before).scatter(-1, order, before & (p > 0))
-    return on_support(active, rows)
+        active = flowing(log_conductance, threshold, inverse)
+    idle = ~active.any(-1, keepdim=True)
+    # A row in which nothing flows is solved as one of zeros, and its solution not used: its gradient is finite.
+    flow, zeta, best = on_support(active, log_conductance.masked_fill(idle, 0.0), threshold, inverse)
+    log_c, theta = log_conductance.masked_fill(idle, 0.0).gather(-1, best), threshold.gather(-1, best)
+    return flow.masked_fill(idle, 0.0), torch.where(idle, alone, theta + zeta * (-log_c).exp()).squeeze(-1)
 
 
-def entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tensor:
-    """z = e^{s + a} max(1 − λe^{u − w}, 0) of listed pairs, from their scores and the numbers of their rows."""
+def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
+    """z of listed pairs, from their scores, the terms of their rows and which pairs are the best of their row."""
+    return log_entries(s, u, terms, is_best).exp()
+
+
+def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
+    """log z, −∞ where nothing flows: see :class:`RowTerms`."""
     limit = exp_limit(s.dtype)
-    return (s + a).clamp(max=limit).exp() * (1 - lam * (u - w).clamp(max=limit).exp()).clamp_min(0)
-
-
-def log_entries(s: Tensor, u: Tensor, lam: Tensor, a: Tensor, w: Tensor) -> Tensor:
-    """log z, −∞ where nothing flows."""
-    theta = lam * (u - w).clamp(max=exp_limit(s.dtype)).exp()
-    flows = theta < 1
-    return (s + a + (-theta.masked_fill(~flows, 0.0)).log1p()).masked_fill(~flows, -math.inf)
+    above = (u - terms.w).masked_fill(is_best, 0.0)
+    driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
+    flows = driven > 0
+    return (s + terms.a + terms.lift * (above < 0) + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
@@ -91,15 +93,31 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
     parts = []
     for rows in slices(ptr, q.size(0)):
         s, u = _scores(q, k, rows), _scores(fq, fk, rows)
-        resistance, friction = (-s).logsumexp(2), u.logsumexp(2)
-        theta = lam[rows].t().unsqueeze(2) * u.softmax(2)
-        flow, mu = solve_rows(s + resistance.unsqueeze(2), theta, 1 / leak[rows].t().unsqueeze(2))
-        log_mu = mu.log()
-        conductance = (s + resistance.unsqueeze(2)).masked_fill(flow == 0, -math.inf).exp()
-        slope = mu * (conductance.sum(2) + leak[rows].t())
-        known = (resistance, slope, (theta * flow).sum(2), (flow > 0).sum(2).to(flow))
-        parts.append(torch.stack([resistance + log_mu, friction + log_mu, log_mu, *(x.detach() for x in known)]))
-    return RowPotentials(*torch.cat(parts, dim=2).transpose(1, 2))
+        resistance, friction = ((-s).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True))
+        lams, leaks = (x[rows].t().unsqueeze(2) for x in (lam, leak))
+        log_c, theta = s + resistance, lams * (u - friction).exp()
+        with torch.no_grad():
+            active = flowing(log_c, theta, leaks)
+        idle = ~active.any(2, keepdim=True)
+        flow, zeta, best = on_support(active, log_c, theta, leaks)
+        flow, zeta = flow.masked_fill(idle, 0.0), zeta.masked_fill(idle, 0.0)
+        s_best, w, log_c_best = (x.gather(2, best) for x in (s, u, log_c))
+        with torch.no_grad():
+            unit, lift, rise = units(log_c_best + lams.log() + w - friction)
+        w = w + rise
+        log_drag = log_c_best + w - friction
+        a, nu = unit - s_best, (lams * (log_drag - unit - lift).exp()).masked_fill(idle, 0.0)
+        mu = torch.where(idle, 1 / leaks, theta.gather(2, best) + zeta * (-log_c_best).exp())
+        with torch.no_grad():
+            through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).exp()
+            share = (u - w).exp()
+            slope = through.sum(2, keepdim=True) + leaks * (unit - log_c_best).exp()
+            drag = (nu * through * share).scatter(2, best, 0.0).sum(2, keepdim=True)
+            known = (slope.masked_fill(idle, 1.0), drag, (theta * flow).sum(2, keepdim=True), active.sum(2, True).to(s))
+        row = (a, w, zeta * (-unit).exp(), nu, lift, best + rows.start, mu.log())
+        row = (*row, resistance.detach(), friction.detach(), *known)
+        parts.append(RowPotentials(*(x.squeeze(2).t() for x in row)))
+    return RowPotentials(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
@@ -107,7 +125,8 @@ def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Ten
     q, k, fq, fk = features
     parts = []
     for rows in slices(ptr, q.size(0)):
-        of_rows = (x[rows].t().unsqueeze(2) for x in terms)
-        z = entries(_scores(q, k, rows), _scores(fq, fk, rows), *of_rows)
+        of_rows = RowTerms(*(x[rows].t().unsqueeze(2) for x in terms))
+        is_best = torch.arange(rows.start, rows.stop, device=q.device) == of_rows.best
+        z = entries(_scores(q, k, rows), _scores(fq, fk, rows), of_rows, is_best)
         parts.append(torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows]))
     return torch.cat(parts)

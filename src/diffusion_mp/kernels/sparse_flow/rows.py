@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import Narrow, Wide
+from diffusion_mp.kernels.operation import Narrow, Wide, empty_like
 
 
 class Features(NamedTuple):
@@ -17,28 +18,56 @@ class Features(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """With the scores of a row it gives z_ij = e^{s_ij + a_i} max(1 − λ_i e^{u_ij − w_i}, 0); [N, H]."""
+    """With the scores of a row it gives z_ij = e^{s_ij + a_i} max(ρ_i + ν_i(1 − e^{u_ij − w_i}), 0); [N, H].
 
-    lam: Wide
+    The potential is measured from the threshold of the best conductor o among the senders that flow (``best``):
+    w = u_io, ν is its friction and ρ the potential above it, so a potential that hardly exceeds the friction of a good
+    conductor keeps all its digits. At o itself 1 − e^{u − w} is zero, however u is rounded. The unit of ρ and ν is free
+    and such that neither leaves the range; where it has no such unit, a is larger by ``lift`` for senders with u < w.
+    """
+
     a: Wide
     w: Wide
+    rho: Wide
+    nu: Wide
+    lift: Wide
+    best: Tensor
+    """o, the number of a node."""
 
 
 class RowPotentials(NamedTuple):
-    """The solved problem of every row, [N, H]; ``a`` and ``w`` give its entries, see :class:`RowTerms`.
+    """The solved problem of every row, [N, H]; the first six are its :class:`RowTerms`.
 
-    What comes after ``log_mu`` has no gradient.
+    ``lift``, ``best`` and what comes after ``log_mu`` have no gradient.
     """
 
     a: Tensor
     w: Tensor
+    rho: Tensor
+    nu: Tensor
+    lift: Tensor
+    best: Tensor
     log_mu: Tensor
     """log μ, of the potential."""
     resistance: Tensor
     """M = log Σ_j e^{−s_ij}."""
+    friction: Tensor
+    """U = log Σ_j e^{u_ij}."""
     slope: Tensor
-    """A = μ(Σ_J c + 1/α) over the entries J that flow, c their conductances."""
+    """Σ_J e^{s + a} + e^{a − M}/α over the entries J that flow: what ρ is divided by."""
+    drag: Tensor
+    """Σ_J ν e^{s + a + u − w} over those beside o."""
     work: Tensor
     """Σ_j θ_ij z_ij, the work of the frictions."""
     support: Tensor
     """The size of J."""
+
+    @property
+    def terms(self) -> RowTerms:
+        """What gives the entries."""
+        return RowTerms(*self[:6])
+
+
+def empty_potentials(lam: Tensor) -> RowPotentials:
+    """Without values, for rows with λ [N, H]."""
+    return RowPotentials(*empty_like(*13 * [lam]))._replace(best=torch.empty(lam.shape, dtype=torch.long, device=lam.device))

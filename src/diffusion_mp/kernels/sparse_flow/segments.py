@@ -8,7 +8,9 @@ from torch import Tensor
 
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.sparse_flow.newton import newton
+from diffusion_mp.kernels.sparse_flow.reference import log_entries
+from diffusion_mp.kernels.sparse_flow.rows import RowTerms
+from diffusion_mp.kernels.sparse_flow.solve import solve
 
 
 class EdgeFlow(NamedTuple):
@@ -18,35 +20,71 @@ class EdgeFlow(NamedTuple):
     potential: Tensor
 
 
-def _found_by_newton(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, target: Tensor) -> Tensor:
-    root, _ = newton(
-        weight,
-        threshold,
-        leak,
-        total,
-        add=lambda entries: torch.zeros_like(leak).index_add_(0, target, entries),
-        spread=lambda row: row[target],
-    )
-    return (threshold < root[target]) & (weight > 0)
+class Segments:
+    """Entries [E, H] of the rows that ``target`` numbers; what a row has is [N, H], and 0 where it has no entry."""
+
+    def __init__(self, target: Tensor, like: Tensor) -> None:
+        self.target, self.zeros = target, torch.zeros_like(like)
+
+    def add(self, entries: Tensor) -> Tensor:
+        return self.zeros.index_add(0, self.target, entries)
+
+    def top(self, entries: Tensor) -> Tensor:
+        return self._reduce(entries, "amax")
+
+    def best(self, entries: Tensor) -> Tensor:
+        number = torch.arange(len(entries), device=entries.device).unsqueeze(1)
+        return self._reduce(number.where(entries == self.spread(self.top(entries)), len(entries)), "amin")
+
+    def at(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.gather(0, place) if len(entries) else self.zeros
+
+    def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.masked_fill(self.is_at(place), 0.0)
+
+    def spread(self, row: Tensor) -> Tensor:
+        return row[self.target]
+
+    def is_at(self, place: Tensor) -> Tensor:
+        """Which entries stand at the place of their row."""
+        return self.spread(place) == torch.arange(len(self.target), device=place.device).unsqueeze(1)
+
+    def _reduce(self, entries: Tensor, how: str) -> Tensor:
+        index = self.target.unsqueeze(1).expand_as(entries)
+        return self.zeros.to(entries).scatter_reduce(0, index, entries, how, include_self=False)
+
+
+class Support(NamedTuple):
+    """Whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
+
+    active: Tensor
+    best: Tensor
+
+
+def _solved(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> Support:
+    rows = Segments(target, lam)
+    solution = solve(s, u, resistance, friction, lam, leak, rows)
+    terms = RowTerms(*map(rows.spread, solution.terms))
+    return Support(log_entries(s, u, terms, rows.is_at(solution.best)) > -torch.inf, solution.best)
 
 
 # An operation, so that torch.compile need not look inside: Newton ends when the values say so.
-@operation("sparse_flow_support", cpu=_found_by_newton)
-def _support(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor, target: Tensor) -> Tensor:
-    return empty_like(weight).bool()
+@operation("sparse_flow_support", cpu=_solved)
+def _support(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> Support:
+    return Support(torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long))
 
 
-def _extreme(x: Tensor, target: Tensor, like: Tensor, reduce: str) -> Tensor:
-    """The largest or smallest entry of every row, 0 where a row has none."""
-    index = target.unsqueeze(1).expand_as(x)
-    return torch.zeros_like(like).scatter_reduce(0, index, x, reduce, include_self=False)
-
-
-def _log_sum(x: Tensor, prior: Tensor, top: Tensor, target: Tensor) -> Tensor:
-    """log Σ_e a_e e^{x_e} at every target, 0 where a row has no weight."""
-    exp = prior * (x - top[target]).masked_fill(prior == 0, 0.0).exp()
-    total = torch.zeros_like(top).index_add(0, target, exp)
-    return (total + (total == 0)).log() + top
+def _log_sum(x: Tensor, prior: Tensor, rows: Segments) -> Tensor:
+    """log Σ_e a_e e^{x_e} of every row, 0 where a row has no weight."""
+    closed = prior == 0
+    with torch.no_grad():
+        top = rows.top(x.masked_fill(closed, torch.finfo(x.dtype).min))
+    total = rows.add(prior * (x - rows.spread(top)).masked_fill(closed, 0.0).exp())
+    return torch.where(total == 0, 0.0, (total + (total == 0)).log() + top)
 
 
 def sparse_flow_edges(
@@ -70,37 +108,24 @@ def sparse_flow_edges(
     O(E H) time and memory; in at least float32.
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
+    rows = Segments(target, lam)
+    resistance, friction = _log_sum(-s, prior, rows), _log_sum(u, prior, rows)
     with torch.no_grad():
-        open_ = (prior > 0).expand_as(s)
-        info = torch.finfo(s.dtype)
-        low, high = s.masked_fill(~open_, info.max), s.masked_fill(~open_, info.min)
-        bottom, top = _extreme(low, target, lam, "amin"), _extreme(high, target, lam, "amax")
-        easiest = _extreme(u.masked_fill(~open_, info.min), target, lam, "amax")
-        none = torch.zeros_like(lam).index_add(0, target, open_.to(lam.dtype)) == 0
-        bottom, top, easiest = (t.masked_fill(none, 0.0) for t in (bottom, top, easiest))
-    log_scale = _log_sum(-s, prior, -bottom, target) + top  # log of the largest conductance of weight one
-    friction = _log_sum(u, prior, easiest, target)
-    weight = prior * (s - top[target]).masked_fill(~open_, 0.0).exp()
-    exponent = (u + (log_scale - friction)[target]).clamp(max=exp_limit(s.dtype))
-    threshold = lam[target] * exponent.masked_fill(~open_, 0.0).exp()
-    leak_scaled = leak * (-log_scale).exp()
-    with torch.no_grad():
-        lowest = _extreme(threshold.masked_fill(~open_, info.max), target, lam, "amin").masked_fill(none, 0.0)
-    # Relative to the least threshold of the row, where neither side cancels.
-    threshold, total = threshold - lowest[target], 1 - leak_scaled * lowest
-    with torch.no_grad():
-        active = _support(weight, threshold, leak_scaled, total, target)
-        idle = torch.zeros_like(lam).index_add(0, target, active.to(lam.dtype)) == 0
-        # From here on relative to the largest conductance that carries flow: it may be tiny beside the others of its
-        # row, and the square of its inverse, which is in the gradient, out of range.
-        carried = _extreme(s.masked_fill(~active, info.min), target, lam, "amax").masked_fill(idle, 0.0)
-        lower = (carried - top).masked_fill(idle, 0.0)
-    weight = (prior * (s - carried[target]).masked_fill(~active, 0.0).exp()).masked_fill(~active, 0.0)
-    threshold = (threshold * lower.exp()[target]).masked_fill(~active, 0.0)
-    slope = torch.zeros_like(lam).index_add(0, target, weight) + leak * (-log_scale - lower).exp()
-    driven = total + torch.zeros_like(lam).index_add(0, target, weight * threshold)
-    root = driven / slope.masked_fill(slope == 0, torch.inf)
-    flow = (weight * (root[target] - threshold)).clamp_min(0)
-    height = root * (-log_scale - lower).exp() + lowest * (-log_scale).exp()
-    potential = torch.where(idle, 1 / leak.masked_fill(leak == 0, torch.inf), height)
-    return EdgeFlow(flow, potential)
+        active, best = _support(s + prior.log(), u, resistance, friction, lam, leak, target)
+        idle, off = rows.add(active.to(lam.dtype)) == 0, ~active
+        best = best.masked_fill(idle, 0)
+    # On the support the equation is linear. As in ``solve.py`` with o the best conductor (but for its weight).
+    s_best, w = (rows.at(x, best).masked_fill(idle, 0.0) for x in (s, u))
+    log_c, f = resistance + s_best, (w - friction).exp()
+    share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
+    # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
+    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), exp_limit(s.dtype)
+    more, less = above.masked_fill(above <= 0, 0.0), above.masked_fill(above > 0, 0.0)
+    at_best = (s + rows.spread(resistance + w - friction)).masked_fill(off, 0.0)  # log of c θ_o/λ
+    dammed = at_best.clamp(max=limit).exp() * less.expm1() - (at_best + more).clamp(max=limit).exp() * (-more).expm1()
+    dammed = rows.spread(lam) * prior * dammed
+    slope = rows.add(share) + leak * (-log_c).exp()
+    height = (1 - leak * lam * f + rows.add(dammed)) / slope.masked_fill(idle, 1.0)  # c_o(μ − θ_o)
+    flow = (share * rows.spread(height) - dammed).clamp_min(0)
+    alone = 1 / leak.masked_fill(leak == 0, torch.inf)
+    return EdgeFlow(flow, torch.where(idle, alone, lam * f + height * (-log_c).exp()))

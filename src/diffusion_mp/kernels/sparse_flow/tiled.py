@@ -1,16 +1,13 @@
 """The fast path: complete rows tile by tile, small graphs of equal size stacked; nothing of size N² is kept.
 
-In logarithms, with M = log Σ e^{−s}, U = log Σ e^{u} and the potential μ of a row,
-
-    z_ij = e^{s_ij + a_i} max(1 − λ_i e^{u_ij − w_i}, 0),   a = M + log μ,   w = U + log μ,
-
-so two numbers per row, a and w, say all about the solution, and no conductance, which may overflow, is ever formed.
+One thing is not read off the scores of a tile but written into it: the friction of the best conductor of a row is the
+one that all others are measured from, whatever a product of features rounds it to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +15,8 @@ from torch import Tensor
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
-from diffusion_mp.kernels.sparse_flow.newton import newton
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
+from diffusion_mp.kernels.sparse_flow.solve import solve
 
 # Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
@@ -48,89 +45,49 @@ def _put(out: Tensor, rows: Rows, value: Tensor) -> None:
     scatter(out.unsqueeze(2), rows, value)
 
 
+def _first(cols: Rows) -> int | Tensor:
+    """The first node of every graph of a tile."""
+    return cols.start if isinstance(cols, slice) else cols[:, :1, None, None]
+
+
 def _together(features: Features, terms: RowTerms, *others: Tensor) -> Any:
     """All in one dtype, float32 at least."""
-    wide, _ = accumulating(*features, *terms, *others)
-    return Features(*wide[:4]), RowTerms(*wide[4:7]), *wide[7:]
+    wide, _ = accumulating(*features, *terms[:5], *others)
+    return Features(*wide[:4]), RowTerms(*wide[4:9], terms.best), *wide[9:]
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
-    """The solved rows; ``leak`` is 1/α.
-
-    Rows are normalised last: given w as it is rounded, a makes the row sum 1 − μ/α to the last bit.
-    """
+    """The solved rows; ``leak`` is 1/α."""
     (q, k, fq, fk, lam, leak), _ = accumulating(*features, lam, leak)
-    out = RowPotentials(*empty_like(*7 * [lam]))
+    out = empty_potentials(lam)
     for rows, cols in tiles(ptr, q):
         s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
-        solution = solve(s, u, _scalar(lam, rows), _scalar(leak, rows))
-        for tensor, value in zip(out, solution, strict=True):
+        solution = solve(s, u, _log_sum(-s), _log_sum(u), _scalar(lam, rows), _scalar(leak, rows))
+        for tensor, value in zip(out, solution._replace(best=solution.best + _first(cols)), strict=True):
             _put(tensor, rows, value)
     return out
 
 
-def solve(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> RowPotentials:
-    """Complete rows of scores [..., n] with λ and 1/α [..., 1]; three tiles of memory are written again and again."""
-    info, limit = torch.finfo(s.dtype), exp_limit(s.dtype)
-    log_lam = lam.log()
-    bottom, top, lowest = s.amin(-1, keepdim=True), s.amax(-1, keepdim=True), u.amin(-1, keepdim=True)
-    resistance = (bottom - s).exp_().sum(-1, keepdim=True).log_() - bottom
-    easiest = u.amax(-1, keepdim=True)
-    friction = (u - easiest).exp_().sum(-1, keepdim=True).log_() + easiest
-
-    # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
-    log_scale = resistance + top
-    weight = (s - top).exp_()
-    threshold = (u + (log_lam - friction + log_scale)).clamp_(max=limit).exp_()
-    scaled, _ = newton(weight, threshold, leak * (-log_scale).exp())
-    log_mu = scaled.log() - log_scale
-
-    # The entry of least friction keeps its flow where the rounding of w would close it.
-    least = lowest + log_lam - friction
-    slack = 8 * info.eps * (1 + lowest.abs() + log_lam.abs() + friction.abs())
-    held = (least.exp() * leak < 1) & (lam > 0)
-    log_mu = torch.where(held, log_mu.maximum(least + slack), log_mu)
-    w = friction + log_mu
-
-    theta = (u - w).clamp_(max=limit).exp_().mul_(lam)  # θ/μ
-    active = torch.lt(theta, 1, out=threshold)  # 1 or 0: several times faster than a mask of booleans
-    weight.mul_(active)
-    through = weight.sum(-1, keepdim=True)
-    if bool((through < info.tiny**0.5).any()):
-        # All that flows conducts far less than the largest conductance: take the largest that flows for the unit.
-        top = torch.where(active > 0, s, -torch.inf).amax(-1, keepdim=True)
-        top = torch.where(top > -torch.inf, top, 0.0)
-        weight = (s - top).clamp_(max=0).exp_().mul_(active)
-        through = weight.sum(-1, keepdim=True)
-    entries = weight.mul_(1 - theta)
-    flow = entries.sum(-1, keepdim=True)
-    work = entries.mul_(theta.mul_(active)).sum(-1, keepdim=True)
-
-    lost = log_mu.exp() * leak  # μ/α
-    kept = (1 - lost).clamp_min(info.tiny)
-    norm = torch.where(flow > 0, kept / flow, 0.0)
-    return RowPotentials(
-        a=torch.where(flow > 0, norm.log() - top, resistance + log_mu),
-        w=w,
-        log_mu=log_mu,
-        resistance=resistance,
-        slope=through * norm + lost,
-        work=work * norm * log_mu.exp(),
-        support=active.sum(-1, keepdim=True),
-    )
+def _log_sum(x: Tensor) -> Tensor:
+    """log Σ_j e^{x_ij}."""
+    top = x.amax(-1, keepdim=True)
+    return (x - top).exp_().sum(-1, keepdim=True).log_() + top
 
 
-def _entries(features: Features, terms: RowTerms, rows: Rows, cols: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One tile of s, u, e^{s + a} on the support (0 elsewhere) and e^{u − w} (cut off beyond it)."""
+def _entries(features: Features, terms: RowTerms, rows: Rows, cols: Rows) -> tuple[Tensor, ...]:
+    """Of one tile s, u, e^{s + a} on the support (0 elsewhere), e^{u − w}, z, and the place of the best conductor."""
     q, k, fq, fk = features
-    lam, a, w = terms
-    limit = exp_limit(q.dtype)
+    limit, w, best = exp_limit(q.dtype), _scalar(terms.w, rows), _scalar(terms.best, rows) - _first(cols)
     s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
-    force = (u - _scalar(w, rows)).clamp_(max=limit).exp_()
-    through = (s + _scalar(a, rows)).clamp_(max=limit).exp_()
-    active = force * _scalar(lam, rows)
-    through.mul_(torch.lt(active, 1, out=active))
-    return s, u, through, force
+    share = (u - w).clamp_(max=limit).exp_().scatter_(3, best, 1.0)
+    driven = (share - 1).mul_(-_scalar(terms.nu, rows)).add_(_scalar(terms.rho, rows)).clamp_min_(0)
+    through = s + _scalar(terms.a, rows)
+    lift = _scalar(terms.lift, rows)
+    if bool(lift.any()):
+        through += torch.lt(share, 1) * lift
+    through.clamp_(max=limit).exp_()
+    flow = driven * through
+    return s, u, through.mul_(torch.gt(driven, 0, out=driven)), share, flow, best
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
@@ -139,8 +96,7 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
     features, terms, v = _together(features, terms, v)
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     for rows, cols in tiles(ptr, features.q):
-        _, _, through, force = _entries(features, terms, rows, cols)
-        flow = through.mul_(1 - force * _scalar(terms.lam, rows))
+        *_, flow, _ = _entries(features, terms, rows, cols)
         if transpose:
             scatter(out, cols, flow.transpose(2, 3) @ gather(v, rows), add=True)
         else:
@@ -151,32 +107,32 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
 def product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, the friction's q and k, v, λ, a and w; every tile is computed anew.
+    """Gradients of q, k, the friction's q and k, v, a, w, ρ and ν; every tile is computed anew.
 
-    With y_ij = λ e^{s + a + u − w} on the support and G_ij = grad_i·v_j (transposed v_i·grad_j):
-    ds = da = zG, du = −dw = −yG, dλ = −(y/λ) G.
+    With y_ij = ν e^{s + a + u − w} on the support, 0 at the best conductor, and G_ij = grad_i·v_j (transposed
+    v_i·grad_j): ds = da = zG, du = −dw = −yG, dρ = e^{s + a} G, dν = e^{s + a}(1 − e^{u − w}) G.
     """
     dtype = v.dtype
     features, terms, v, grad = _together(features, terms, v, grad)
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, v, *terms)]
-    dv, dlam, da, dw = grads[4:]
+    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, v, *terms[:4])]
+    dv, da, dw, drho, dnu = grads[4:]
     left, right = (v, grad) if transpose else (grad, v)
     for rows, cols in tiles(ptr, features.q):
-        _, _, through, force = _entries(features, terms, rows, cols)
-        force = force.mul_(through)  # y/λ, 0 beyond the support
-        drag = force * _scalar(terms.lam, rows)
-        flow = through.sub_(drag)
+        _, _, through, share, flow, best = _entries(features, terms, rows, cols)
         if transpose:
             scatter(dv, rows, flow @ gather(grad, cols), add=True)
         else:
             scatter(dv, cols, flow.transpose(2, 3) @ gather(grad, rows), add=True)
         outer = _inner(left, right, rows, cols)
-        _put(dlam, rows, -(force.mul_(outer)).sum(3, keepdim=True))
-        ds, du = flow.mul_(outer), drag.mul_(outer).neg_()
+        ds = flow.mul_(outer)
+        by_rho = through.mul_(outer)
+        _put(drho, rows, by_rho.sum(3, keepdim=True))
+        _put(dnu, rows, -(by_rho * (share - 1)).sum(3, keepdim=True))
+        du = share.mul_(by_rho).mul_(-_scalar(terms.nu, rows)).scatter_(3, best, 0.0)
         _put(da, rows, ds.sum(3, keepdim=True))
         _put(dw, rows, -du.sum(3, keepdim=True))
         _add_score_gradients(grads, ds, du, features, rows, cols)
-    return *(t.to(dtype) for t in grads[:5]), dlam, da, dw
+    return *(t.to(dtype) for t in grads[:5]), da, dw, drho, dnu
 
 
 def _add_score_gradients(
@@ -190,47 +146,81 @@ def _add_score_gradients(
     scatter(grads[3], cols, du.transpose(2, 3) @ gather(fq, rows), add=True)
 
 
-def pulls(
-    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, leak: Tensor, solution: RowPotentials
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """By how much log μ of a row is wanted to move, what then belongs to r and to f, and the gradient of 1/α; [N, H].
+class Pulls(NamedTuple):
+    """What the gradients of a row's numbers do to its scores, λ and 1/α, [N, H].
 
-    Σ_j z_j + μ/α = 1 says by how much log μ moves with the scores (S3 of docs/errata.md): with y = z's share that
-    friction took, Σ_J y = A − 1,
-
-        A dlog μ = −Σ z (ds + dM) + Σ y (du − dU) + Σ (y/λ) dλ − μ d(1/α),   dM = −Σ r ds,  dU = Σ f du.
+    ds = −step z − by_resistance r, du = step y − by_friction f, and at the best conductor ``at_s`` and ``at_u`` more;
+    dλ = by_lam − step nu Σ e^{s + a}(1 − e^{u − w}), and d(1/α) = ``leak``.
     """
-    moved = (grad_a + grad_w + grad_mu) / solution.slope
-    mu = solution.log_mu.exp()
-    return moved, grad_a - moved * (1 - leak * mu), grad_w - moved * (solution.slope - 1), -moved * mu
+
+    step: Tensor
+    by_resistance: Tensor
+    by_friction: Tensor
+    at_s: Tensor
+    at_u: Tensor
+    nu: Tensor
+    by_lam: Tensor
+    leak: Tensor
+
+
+def pulls(
+    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor, lam: Tensor, leak: Tensor,
+    solution: RowPotentials,
+) -> Pulls:  # fmt: skip
+    """Gradients of a, w, ρ, ν and log μ, passed on to what they are made of.
+
+    In a unit e^h that is held fast a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. How
+    ζ moves, Σ_j z_j + μ/α = 1 says (S3 of docs/errata.md): with y of :func:`product_backward`, D = Σ_J e^{s + a} ν(1 −
+    e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o)
+
+        slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
+        dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
+    """
+    a, w, rho, nu, lift, _, log_mu, resistance, friction, slope, drag, _, support = solution
+    flows, mu, log_f = support > 0, log_mu.exp(), w - friction
+    f, share = log_f.exp(), (log_f - log_mu).exp()  # of the best conductor; θ_o = λf, θ_o/μ = λ share
+    # Where nothing flows μ is α.
+    step = grad_rho / slope + grad_mu * torch.where(flows, (a - resistance - log_mu).exp() / slope, 1.0)
+    drift = torch.where(flows, 1 - leak * lam * f - rho * slope, 0.0)
+    both = grad_nu * nu - step * drift
+    by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
+    by_friction = both - step * leak * lam * f + grad_mu * lam * share
+    nu_of_one = (resistance + log_f - a - lift).clamp_max(exp_limit(a.dtype)).exp()  # ν/λ
+    return Pulls(
+        step,
+        by_resistance,
+        by_friction,
+        at_s=step * (1 - leak * mu) - grad_a + by_resistance,
+        at_u=grad_w - step * drag + by_friction,
+        nu=nu_of_one,
+        by_lam=grad_nu * nu_of_one - step * leak * f + grad_mu * share,
+        leak=-step * mu,
+    )
 
 
 def potentials_backward(
-    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, features: Features, lam: Tensor, leak: Tensor,
-    solution: RowPotentials, ptr: Tensor | None,
+    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor,
+    features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w and log μ.
-
-    ds = −step z − ρ r, du = step y + φ f and dλ = step Σ y/λ, with the row's step, ρ and φ from :func:`pulls`.
-    """
+    """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w, ρ, ν and log μ: see :class:`Pulls`."""
     dtype = features.q.dtype
-    features, terms = _together(features, RowTerms(lam, solution.a, solution.w))
-    *grads, dlam = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, terms.lam))
-    moved, by_resistance, by_friction, dleak = pulls(grad_a, grad_w, grad_mu, leak, solution)
-    log_friction = solution.w - solution.log_mu
+    features, terms, lam = _together(features, solution.terms, lam)
+    *grads, dlam = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, lam))
+    pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     for rows, cols in tiles(ptr, features.q):
-        s, u, through, force = _entries(features, terms, rows, cols)
-        force = force.mul_(through)
-        drag = force * _scalar(terms.lam, rows)
-        flow = through.sub_(drag)
-        step = _scalar(moved, rows)
-        _put(dlam, rows, step * force.sum(3, keepdim=True))
+        s, u, through, share, flow, best = _entries(features, terms, rows, cols)
+        step = _scalar(pull.step, rows)
         r = s.neg_().sub_(_scalar(solution.resistance, rows)).exp_()
-        ds = flow.mul_(-step).sub_(r.mul_(_scalar(by_resistance, rows)))
-        f = u.sub_(_scalar(log_friction, rows)).exp_()
-        du = drag.mul_(step).add_(f.mul_(_scalar(by_friction, rows)))
+        ds = flow.mul_(-step).sub_(r.mul_(_scalar(pull.by_resistance, rows)))
+        f = u.sub_(_scalar(solution.friction, rows)).exp_()
+        moved = (through * (share - 1)).sum(3, keepdim=True) * step * _scalar(pull.nu, rows)
+        _put(dlam, rows, moved + _scalar(pull.by_lam, rows))
+        drag = share.mul_(through).mul_(_scalar(terms.nu, rows) * step).scatter_(3, best, 0.0)
+        du = drag.sub_(f.mul_(_scalar(pull.by_friction, rows)))
+        ds.scatter_add_(3, best, _scalar(pull.at_s, rows))
+        du.scatter_add_(3, best, _scalar(pull.at_u, rows))
         _add_score_gradients(grads, ds, du, features, rows, cols)
-    return *(t.to(dtype) for t in grads), dlam, dleak
+    return *(t.to(dtype) for t in grads), dlam, pull.leak
 
 
 def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
@@ -238,8 +228,8 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
     device = features.q.device
     found = [torch.empty(2, 0, dtype=torch.long, device=device)]
     for rows, cols in tiles(ptr, features.q):
-        through, _ = _entries(features, terms, rows, cols)[2:]
-        graph, target, source = (through > 0).any(1).nonzero().unbind(1)
+        flow = _entries(features, terms, rows, cols)[4]
+        graph, target, source = (flow > 0).any(1).nonzero().unbind(1)
         row, col = (
             torch.arange(r.start, r.stop, device=device)[None] if isinstance(r, slice) else r for r in (rows, cols)
         )

@@ -1,9 +1,9 @@
 """The GPU path: one program per run of rows meets all columns of its graph once per pass; no score is kept.
 
-The row problems are solved as ``tiled.py`` solves them, in its notation: a pass for the normalisers, one for every step
-of Newton's method, which ends when no row of the run falls any more, and one that normalises the rows. In the backward
-passes receivers and senders are gathered by a program each, with the roles exchanged (``TURNED``: λ, a and w belong to
-the columns), so that no sum needs atomics and every one has a fixed order.
+The row problems are solved as ``solve.py`` solves them, in its notation: a pass for the normalisers, one for every step
+of Newton's method, which ends when no row of the run falls any more, and one in between that looks for the best
+conductors. In the backward passes receivers and senders are gathered by a program each, with the roles exchanged
+(``TURNED``: the terms belong to the columns), so that no sum needs atomics and every one has a fixed order.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from diffusion_mp.kernels.gpu import contiguous, padded, tiles
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import exp_limit
-from diffusion_mp.kernels.sparse_flow import newton, tiled
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
+from diffusion_mp.kernels.sparse_flow import newton, solve, tiled
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
-TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 MAX_STEPS = tl.constexpr(newton.MAX_STEPS)
+UNIT = tl.constexpr(solve.UNIT)
 
 
 @triton.jit
@@ -54,12 +54,23 @@ def _add_exp(level, total, x, inside):
 
 @triton.jit
 @no_type_check
+def _best(level, best, w, s, u, col, open_):
+    """Take the columns that are open into the search for the largest s of every row, its column and its u."""
+    largest = tl.max(tl.where(open_, s, float("-inf")), axis=1)
+    place = tl.max(tl.where(open_ & (s == largest[:, None]), col[None, :], -1), axis=1)
+    friction = tl.sum(tl.where(col[None, :] == place[:, None], u, 0.0), axis=1)
+    better = largest > level
+    return tl.maximum(level, largest), tl.where(better, place, best), tl.where(better, friction, w)
+
+
+@triton.jit
+@no_type_check
 def _potentials(
-    q, k, fq, fk, lam, leak, table, a, w, log_mu, resistances, slopes, works, supports, H, F, G,
-    PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    q, k, fq, fk, lam, leak, table, a, w, rho, nu, lift, best, log_mu, resistances, frictions, slopes, drags, works,
+    supports, H, F, G, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """The row problems of one run of rows: see ``tiled.solve``."""
+    """The row problems of one run of rows: see ``solve.py``."""
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     place = row * H + head
     xs = load(q, row, within, head, H * F, F, tl.arange(0, BLOCK_F), F, OPERAND)
@@ -68,96 +79,147 @@ def _potentials(
     leaks = tl.load(leak + place, mask=within, other=0.0)
 
     nothing = tl.zeros([BLOCK_M], tl.float32)
-    # The largest −s, s, u and −u, and sums relative to the first and third.
-    steepest, top, easiest, hardest = nothing + LOWEST, nothing + LOWEST, nothing + LOWEST, nothing + LOWEST
-    resistance, friction = nothing, nothing
+    # The largest −s, u, s and s + u, and sums relative to them.
+    steepest, easiest, top, both = nothing + LOWEST, nothing + LOWEST, nothing + LOWEST, nothing + LOWEST
+    resistance, friction, weights, moments = nothing, nothing, nothing, nothing
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
         s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
         steepest, resistance = _add_exp(steepest, resistance, -s, inside)
         easiest, friction = _add_exp(easiest, friction, u, inside)
-        top = tl.maximum(top, tl.max(tl.where(inside[None, :], s, float("-inf")), axis=1))
-        hardest = tl.maximum(hardest, tl.max(tl.where(inside[None, :], -u, float("-inf")), axis=1))
+        top, weights = _add_exp(top, weights, s, inside)
+        both, moments = _add_exp(both, moments, s + u, inside)
     resistance = tl.log(resistance) + steepest
     friction = tl.log(friction) + easiest
-    log_scale = resistance + top  # log of the largest conductance
     log_lam = tl.where(lams > 0, tl.log(tl.where(lams > 0, lams, 1.0)), float("-inf"))
-    offset = log_lam - friction + log_scale
-    scaled_leak = leaks * tl.exp(-log_scale)
-
     # Newton's method from the right, where every entry is active: see ``newton.py``.
-    root = nothing + float("inf")
-    falling = tl.max(nothing) == 0
-    steps = 0
-    while falling & (steps < MAX_STEPS):
-        slope, driven = scaled_leak, nothing + 1.0
+    moments *= tl.exp(tl.minimum(both + log_lam - friction + resistance, LIMIT))
+    root = (1.0 + moments) / (weights + leaks * tl.exp(-resistance - top))
+
+    ceiling = nothing + float("inf")
+    searching = tl.max(nothing) == 0
+    while searching:
+        offset = log_lam - friction + resistance + top
+        falling = tl.max(nothing) == 0
+        steps = 0
+        while falling & (steps < MAX_STEPS):
+            slope, driven = leaks * tl.exp(-resistance - top), nothing + 1.0
+            for start in range(begin, end, BLOCK_N):
+                col = start + tl.arange(0, BLOCK_N)
+                inside = col < end
+                s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+                threshold = tl.exp(tl.minimum(u + offset[:, None], LIMIT))
+                active = inside[None, :] & (threshold < root[:, None]) & (u < ceiling[:, None])
+                weight = tl.where(active, tl.exp(tl.minimum(s - top[:, None], 0.0)), 0.0)
+                slope += tl.sum(weight, axis=1)
+                driven += tl.sum(weight * threshold, axis=1)
+            following = driven / tl.where(slope > 0, slope, 1.0)
+            falls = (slope > 0) & (following < root)
+            root = tl.where(falls, following, root)
+            falling = tl.max(falls.to(tl.int32)) > 0
+            steps += 1
+        log_root = tl.log(root)
+        slack = 32 * EPS * (1 + tl.abs(log_root) + tl.abs(offset))
+        reach = tl.where(log_root > LIMIT - 1, float("inf"), log_root - offset + slack)
+        reach = tl.minimum(reach, ceiling)
+
+        level, bests, ws = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int32) + begin, nothing
         for start in range(begin, end, BLOCK_N):
             col = start + tl.arange(0, BLOCK_N)
             inside = col < end
             s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-            threshold = tl.exp(tl.minimum(u + offset[:, None], LIMIT))
-            active = inside[None, :] & (threshold < root[:, None])
-            weight = tl.where(active, tl.exp(s - top[:, None]), 0.0)
-            slope += tl.sum(weight, axis=1)
-            driven += tl.sum(weight * threshold, axis=1)
-        following = driven / tl.where(slope > 0, slope, 1.0)
-        falls = (slope > 0) & (following < root)
-        root = tl.where(falls, following, root)
-        falling = tl.max(falls.to(tl.int32)) > 0
-        steps += 1
-    mu = tl.log(root) - log_scale
+            level, bests, ws = _best(level, bests, ws, s, u, col, inside[None, :] & (u < reach[:, None]))
+        some = level > LOWEST
+        level = tl.where(some, level, 0.0)
 
-    # The entry of least friction keeps its flow where the rounding of w would close it.
-    least = log_lam - hardest - friction
-    slack = 8 * EPS * (1 + tl.abs(hardest) + tl.abs(log_lam) + tl.abs(friction))
-    held = (tl.exp(least) * leaks < 1) & (lams > 0)
-    mu = tl.where(held, tl.maximum(mu, least + slack), mu)
-    ws = friction + mu
+        log_c = resistance + level
+        log_drag = log_c + log_lam + ws - friction
+        unit = tl.minimum(tl.maximum(log_drag, 0.0), UNIT)
+        lifts = tl.maximum(log_drag - UNIT, 0.0)
+        ws += tl.where(lams > 0, tl.maximum(-UNIT - log_drag, 0.0), 0.0)
+        log_f = ws - friction
+        shift, nus = unit - level, tl.exp(log_c + log_lam + log_f - unit - lifts)
+        by_leak, total = leaks * tl.exp(unit - log_c), 1 - leaks * lams * tl.exp(log_f)
 
-    level = nothing + LOWEST  # the largest s of an entry that flows
-    through, flow, work, support = nothing, nothing, nothing, nothing
-    for start in range(begin, end, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
-        inside = col < end
-        s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-        theta = tl.exp(tl.minimum(u - ws[:, None], LIMIT)) * lams[:, None]
-        active = inside[None, :] & (theta < 1)
-        above = tl.maximum(level, tl.max(tl.where(active, s, float("-inf")), axis=1))
-        shrink = tl.exp(level - above)
-        level = above
-        weight = tl.where(active, tl.exp(tl.minimum(s - level[:, None], 0.0)), 0.0)
-        through = through * shrink + tl.sum(weight, axis=1)
-        weight *= 1 - theta
-        flow = flow * shrink + tl.sum(weight, axis=1)
-        work = work * shrink + tl.sum(weight * tl.where(active, theta, 0.0), axis=1)
-        support += tl.sum(active.to(tl.float32), axis=1)
-    lost = tl.exp(mu) * leaks
-    flows = flow > 0
-    norm = tl.where(flows, tl.maximum(1 - lost, TINY) / tl.where(flows, flow, 1.0), 0.0)
-    tl.store(a + place, tl.where(flows, tl.log(tl.where(flows, norm, 1.0)) - level, resistance + mu), mask=within)
+        rhos = nothing + float("inf")
+        slope, drag, resisted, support = nothing, nothing, nothing, nothing
+        falling = tl.max(nothing) == 0
+        steps = 0
+        while falling & (steps < MAX_STEPS):
+            slope, driven, drag, resisted, support = by_leak, total, nothing, nothing, nothing
+            for start in range(begin, end, BLOCK_N):
+                col = start + tl.arange(0, BLOCK_N)
+                inside = col < end
+                s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+                share = tl.exp(tl.minimum(u - ws[:, None], LIMIT))
+                threshold = tl.minimum((share - 1) * nus[:, None], 2.0)
+                active = inside[None, :] & (u < reach[:, None]) & (threshold < rhos[:, None])
+                exponent = s + shift[:, None] + tl.where(u < ws[:, None], lifts[:, None], 0.0)
+                weight = tl.where(active, tl.exp(tl.minimum(exponent, LIMIT)), 0.0)
+                slope += tl.sum(weight, axis=1)
+                driven += tl.sum(weight * threshold, axis=1)
+                support += tl.sum(active.to(tl.float32), axis=1)
+                weight = tl.where(col[None, :] == bests[:, None], 0.0, weight * share)
+                drag += tl.sum(weight, axis=1)
+                resisted += tl.sum(weight * threshold, axis=1)
+            following = driven / tl.where(slope > 0, slope, 1.0)
+            falls = (slope > 0) & (following < rhos)
+            rhos = tl.where(falls, following, rhos)
+            falling = tl.max(falls.to(tl.int32)) > 0
+            steps += 1
+
+        closed = some & (rhos <= 0)
+        ceiling = tl.where(closed, ws, ceiling)
+        searching = tl.max(closed.to(tl.int32)) > 0
+        if searching:
+            root, top = nothing + float("inf"), nothing + LOWEST
+            for start in range(begin, end, BLOCK_N):
+                col = start + tl.arange(0, BLOCK_N)
+                inside = col < end
+                s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
+                below = inside[None, :] & (u < ceiling[:, None])
+                top = tl.maximum(top, tl.max(tl.where(below, s, float("-inf")), axis=1))
+
+    # Where nothing flows μ is α.
+    rises = tl.where(some, rhos, 1.0)
+    theta, height = log_lam + log_f, tl.log(rises) + unit - log_c
+    mu = tl.maximum(theta, height) + tl.log(1 + tl.exp(-tl.abs(theta - height)))
+    tl.store(a + place, shift, mask=within)
     tl.store(w + place, ws, mask=within)
-    tl.store(log_mu + place, mu, mask=within)
+    tl.store(rho + place, tl.where(some, rhos, 0.0), mask=within)
+    tl.store(nu + place, tl.where(some, nus, 0.0), mask=within)
+    tl.store(lift + place, lifts, mask=within)
+    tl.store(best + place, bests, mask=within)
+    tl.store(log_mu + place, tl.where(some, mu, -tl.log(leaks)), mask=within)
     tl.store(resistances + place, resistance, mask=within)
-    tl.store(slopes + place, through * norm + lost, mask=within)
-    tl.store(works + place, work * norm * tl.exp(mu), mask=within)
+    tl.store(frictions + place, friction, mask=within)
+    tl.store(slopes + place, tl.where(some, slope, 1.0), mask=within)
+    tl.store(drags + place, nus * drag, mask=within)
+    work = lams * tl.exp(log_f) * (rises * (drag + tl.exp(unit)) - resisted)
+    tl.store(works + place, tl.where(some, work, 0.0), mask=within)
     tl.store(supports + place, support, mask=within)
 
 
 @triton.jit
 @no_type_check
-def _entries(s, u, lam, a, w, place, mask, inside):
-    """e^{s + a} on the support (0 elsewhere), e^{u − w} (cut off beyond it), and λ."""
-    lams = tl.load(lam + place, mask=mask, other=0.0)
-    force = tl.exp(tl.minimum(u - tl.load(w + place, mask=mask, other=0.0), LIMIT))
-    through = tl.exp(tl.minimum(s + tl.load(a + place, mask=mask, other=0.0), LIMIT))
-    return tl.where(inside[None, :] & (lams * force < 1), through, 0.0), force, lams
+def _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node):
+    """e^{s + a} on the support (0 elsewhere), e^{u − w}, z, ν, and which entry is the best of its row."""
+    is_best = tl.load(best + place, mask=mask, other=-1) == node
+    share = tl.exp(tl.minimum(u - tl.load(w + place, mask=mask, other=0.0), LIMIT))
+    share = tl.where(is_best, 1.0, share)
+    nus = tl.load(nu + place, mask=mask, other=0.0)
+    driven = tl.load(rho + place, mask=mask, other=0.0) - (share - 1) * nus
+    lifts = tl.where(share < 1, tl.load(lift + place, mask=mask, other=0.0), 0.0)
+    through = tl.exp(tl.minimum(s + tl.load(a + place, mask=mask, other=0.0) + lifts, LIMIT))
+    through = tl.where(inside[None, :] & (driven > 0), through, 0.0)
+    return through, share, through * driven, nus, is_best
 
 
 @triton.jit
 @no_type_check
 def _product(
-    x, y, fx, fy, v, lam, a, w, table, out, H, F, G, D,
+    x, y, fx, fy, v, a, w, rho, nu, lift, best, table, out, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -170,12 +232,11 @@ def _product(
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        place, mask = (row * H + head)[:, None], within[:, None]
+        place, mask, node = (row * H + head)[:, None], within[:, None], col[None, :]
         if TURNED:
-            place, mask = (col * H + head)[None, :], inside[None, :]
+            place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
         s, u, _, _ = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-        through, force, lams = _entries(s, u, lam, a, w, place, mask, inside)
-        flow = through * (1 - force * lams)
+        _, _, flow, _, _ = _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node)
         values = load(v, col, inside, head, H * D, D, d, D, OPERAND)
         sums = tl.dot(flow.to(OPERAND), values, sums, input_precision=PRECISION)
     store(out, row, within, head, H, d, D, sums)
@@ -184,14 +245,16 @@ def _product(
 @triton.jit
 @no_type_check
 def _gradient(
-    x, y, fx, fy, left, right, lam, a, w, step, resistance, by_resistance, friction, by_friction,
-    table, dx, dfx, dlam, da, dw, product, H, F, G, D,
+    x, y, fx, fy, left, right, a, w, rho, nu, lift, best,
+    resistance, friction, step, by_resistance, by_friction, at_s, at_u,
+    table, dx, dfx, da, dw, drho, dnu, product, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx_i = Σ_j ds_ij y_j and dx̃_i = Σ_j du_ij ỹ_j; where they are wanted, row sums and product_i = Σ_j z_ij right_j.
 
-    ds = z g − ρ r and du = −y g + φ f. Of a product g_ij = left_i·right_j, and ρ = φ = 0; of the potentials g = −step.
+    Of a product ds = z g and du = −y g with g_ij = left_i·right_j; of the potentials g = −step, and there is more: see
+    ``tiled.Pulls``.
     """
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, g, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -202,18 +265,15 @@ def _gradient(
     dxs, dfxs = tl.zeros([BLOCK_M, BLOCK_F], tl.float32), tl.zeros([BLOCK_M, BLOCK_G], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     nothing = tl.zeros([BLOCK_M], tl.float32)
-    das, dws, dlams = nothing, nothing, nothing
+    das, dws, drhos, dnus = nothing, nothing, nothing, nothing
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        place, mask = (row * H + head)[:, None], within[:, None]
+        place, mask, node = (row * H + head)[:, None], within[:, None], col[None, :]
         if TURNED:
-            place, mask = (col * H + head)[None, :], inside[None, :]
+            place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
         s, u, ys, fys = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-        through, force, lams = _entries(s, u, lam, a, w, place, mask, inside)
-        force *= through  # y/λ, 0 beyond the support
-        drag = force * lams
-        flow = through - drag
+        through, share, flow, nus, is_best = _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node)
         if left is not None:
             rights = load(right, col, inside, head, H * D, D, d, D, OPERAND)
             if product is not None:
@@ -221,23 +281,29 @@ def _gradient(
             outer = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
         else:
             outer = -tl.load(step + place, mask=mask, other=0.0)
-        ds, du = flow * outer, -drag * outer
+        through *= outer
+        ds, du = flow * outer, tl.where(is_best, 0.0, -nus * share * through)
         das, dws = das + tl.sum(ds, axis=1), dws - tl.sum(du, axis=1)
-        dlams -= tl.sum(force * outer, axis=1)
+        drhos += tl.sum(through, axis=1)
+        dnus -= tl.sum((share - 1) * through, axis=1)
         if resistance is not None:
-            r = tl.exp(-s - tl.load(resistance + place, mask=mask, other=0.0))
-            ds -= tl.load(by_resistance + place, mask=mask, other=0.0) * tl.where(inside[None, :], r, 0.0)
-            share = tl.exp(u - tl.load(friction + place, mask=mask, other=0.0))
-            du += tl.load(by_friction + place, mask=mask, other=0.0) * tl.where(inside[None, :], share, 0.0)
+            resist = tl.exp(-s - tl.load(resistance + place, mask=mask, other=0.0))
+            resist *= tl.load(by_resistance + place, mask=mask, other=0.0)
+            resist = tl.where(is_best, tl.load(at_s + place, mask=mask, other=0.0), 0.0) - resist
+            rub = tl.exp(u - tl.load(friction + place, mask=mask, other=0.0))
+            rub *= tl.load(by_friction + place, mask=mask, other=0.0)
+            rub = tl.where(is_best, tl.load(at_u + place, mask=mask, other=0.0), 0.0) - rub
+            ds, du = ds + tl.where(inside[None, :], resist, 0.0), du + tl.where(inside[None, :], rub, 0.0)
         dxs = tl.dot(ds.to(OPERAND), ys, dxs, input_precision=PRECISION)
         dfxs = tl.dot(du.to(OPERAND), fys, dfxs, input_precision=PRECISION)
     store(dx, row, within, head, H, f, F, dxs)
     store(dfx, row, within, head, H, g, G, dfxs)
-    if dlam is not None:
-        tl.store(dlam + row * H + head, dlams, mask=within)
+    if dnu is not None:
+        tl.store(dnu + row * H + head, dnus, mask=within)
     if da is not None:
         tl.store(da + row * H + head, das, mask=within)
         tl.store(dw + row * H + head, dws, mask=within)
+        tl.store(drho + row * H + head, drhos, mask=within)
     if product is not None:
         store(product, row, within, head, H, d, D, sums)
 
@@ -263,7 +329,7 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """The solved rows, [N, H] in float32: see ``tiled.potentials``."""
     q, k, fq, fk, lam, leak = contiguous(*features, lam, leak)
-    out = RowPotentials(*empty_like(*7 * [lam]))
+    out = empty_potentials(lam)
     with torch.cuda.device_of(q):
         table, grid, options = _plan(q, fq, 0, ptr)
         _potentials[grid](q, k, fq, fk, lam, leak, table, *out, q.size(1), q.size(2), fq.size(2), **options)
@@ -301,7 +367,7 @@ def _gradients(
             TURNED=False, **options,
         )  # fmt: skip
         _gradient[grid](
-            k, q, fk, fq, right, left, *terms, *pulls, table, grads[1], grads[3], None, None, None, products[1],
+            k, q, fk, fq, right, left, *terms, *pulls, table, grads[1], grads[3], *4 * [None], products[1],
             *sizes, TURNED=True, **options,
         )  # fmt: skip
     return tuple(grads)
@@ -310,22 +376,22 @@ def _gradients(
 def product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, the friction's q and k, v, λ, a and w: see ``tiled.product_backward``."""
+    """Gradients of q, k, the friction's q and k, v, a, w, ρ and ν: see ``tiled.product_backward``."""
     pairs, of_rows, (grad, v) = contiguous(*features), contiguous(*terms), contiguous(grad, v)
-    dv, *sums = (torch.empty_like(x) for x in (v, *of_rows))
+    dv, *sums = (torch.empty_like(x) for x in (v, *of_rows[:4]))
     values, products = ((v, grad), (dv, None)) if transpose else ((grad, v), (None, dv))
-    return *_gradients(pairs, of_rows, 5 * [None], values, products, sums, ptr), dv, *sums
+    return *_gradients(pairs, of_rows, 7 * [None], values, products, sums, ptr), dv, *sums
 
 
 def potentials_backward(
-    grad_a: Tensor, grad_w: Tensor, grad_mu: Tensor, features: Features, lam: Tensor, leak: Tensor,
-    solution: RowPotentials, ptr: Tensor | None,
+    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor,
+    features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, the friction's q and k, λ and 1/α: see ``tiled.potentials_backward``."""
-    moved, by_resistance, by_friction, dleak = tiled.pulls(grad_a, grad_w, grad_mu, leak, solution)
-    log_friction = solution.w - solution.log_mu
-    terms = contiguous(lam, solution.a, solution.w)
-    pulls = contiguous(moved, solution.resistance, by_resistance, log_friction, by_friction)
-    dlam, nothing = torch.empty_like(terms[0]), (None, None)
-    grads = _gradients(contiguous(*features), terms, pulls, nothing, nothing, (dlam, None, None), ptr)
-    return *grads, dlam, dleak
+    pull = tiled.pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
+    of_rows = contiguous(
+        solution.resistance, solution.friction, pull.step, pull.by_resistance, pull.by_friction, pull.at_s, pull.at_u
+    )
+    terms, dnu, nothing = contiguous(*solution.terms), torch.empty_like(lam), (None, None)
+    grads = _gradients(contiguous(*features), terms, of_rows, nothing, nothing, (None, None, None, dnu), ptr)
+    return *grads, dnu * pull.nu + pull.by_lam, pull.leak
