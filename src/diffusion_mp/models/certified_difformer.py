@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
-from diffusion_mp.energies import Constraint, JointEnergy, Penalty
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
@@ -122,6 +122,23 @@ class CertifiedDIFFormer(GraphModel):
         energy = self.conv.energy(graph, source, beside)
         states = self._states(source, beside, graph, forget)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Certificate:
+        """Certify all steps of the model at these inputs, with the parameters that it has now (see `certify_step`).
+
+        The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
+        """
+        graph = self._graph(cast("Tensor", x), edge_index, edge_weight, batch)
+        source, beside = self._terms(cast("Tensor", x), graph)
+        state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
+        return certify_step(self.conv.energy(graph, source, beside), self.conv._coupling(state, graph, beside), state)
 
     def _graph(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
