@@ -45,6 +45,7 @@ from diffusion_mp.diffusivities import (
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    MixtureDiffusivity,
     NeumannDiffusivity,
     Positive,
     RelationalBias,
@@ -56,7 +57,15 @@ from diffusion_mp.diffusivities import (
     SymmetricDiffusivity,
     UniformDiffusivity,
 )
-from diffusion_mp.energies import Ball, GaussianPenalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty, Sphere
+from diffusion_mp.energies import (
+    Ball,
+    GaussianPenalty,
+    MixturePenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+    Sphere,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
@@ -100,6 +109,7 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
 )
 
@@ -265,6 +275,9 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=torch.float64)),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
     "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
+    "pairwise-tied-unnormalized": lambda: PairwiseCoupling(*2 * [leaf(11, 2, 3) / 2], PTR, normalize=False),
+    "pairwise-tied-symmetric": lambda: PairwiseCoupling(*2 * features(2)[:1], PTR, normalize="symmetric"),
+    "pairwise-tied-no-loops-ragged": lambda: PairwiseCoupling(*2 * features(2)[:1], PTR, loops=False),
     "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
     "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
     "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
@@ -367,6 +380,10 @@ class StateFriction(torch.nn.Module):
 
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
+    "mixture": MixtureDiffusivity,
+    "mixture-edges": lambda: EdgeDiffusivity(MixturePenalty([0.5, 2.0])),
+    "mixture-heads": lambda: MixtureDiffusivity(6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"),
+    "mixture-symmetric": lambda: MixtureDiffusivity(4, projection="tied", widths=(0.7,), row_stochastic=False),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
     "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),
     "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(
@@ -572,6 +589,15 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "generic-backtracking": (
         lambda: DiffusionConv(
             4, 4, SigmoidDiffusivity(normalize=None, form="distance"), Backtracking(SigmoidPenalty(), 8.0), bias=False
+        ),
+        {},
+    ),
+    "generic-momentum": (
+        lambda: DiffusionConv(
+            4,
+            3,
+            AdjacencyDiffusivity("sym", direction="undirected"),
+            MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2),
         ),
         {},
     ),

@@ -14,10 +14,18 @@ from ranks import on_ranks, started
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp import auxiliary_loss
-from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedStep,
+    CouplingMismatchError,
+    DiffusionConv,
+    Positive,
+    SimpleDiffusivity,
+    auxiliary_loss,
+)
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.collectives import contact
+from diffusion_mp.energies import get_constraint
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from reading_features import ReadsInputs
@@ -135,6 +143,45 @@ def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dty
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
     on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
+
+
+def certified(constraint: str) -> nn.Module:
+    """Attention of a state on a sphere or in a ball, and the graph, in one certified step."""
+    attention = SimpleDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False, constraint=get_constraint(constraint)
+    )
+    terms = Positive(0.01) * attention + Positive(3.0) * AdjacencyDiffusivity("sym")
+    step = CertifiedStep(Positive(), constraint=constraint)
+    return DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
+
+
+def certified_as_one_process() -> None:
+    """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
+    x, edge_index, weight, *_ = data(torch.float64)
+    both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
+    graph, whole = ShardedGraph(both, NODES, weights), Graph(NODES, both, weights)
+    for constraint in ("ball", "sphere"):
+        x = get_constraint(constraint).project(x)
+        layer = build(lambda constraint=constraint: certified(constraint), torch.float64)
+        out, coupling = layer(x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True)
+        assert coupling.terms[0].positive_semidefinite is (constraint == "sphere")
+        expected = layer(x, whole, source=x.roll(1, 1))
+        assert error(out, expected[graph.rows], expected) < 1e-12
+        results = []
+        for loss in (graph.total((out * x[graph.rows]).sum()), (expected * x).sum()):
+            results.append(torch.autograd.grad(loss, list(layer.parameters())))
+        for ours, theirs in zip(*results, strict=True):
+            assert error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
+    one_way = ShardedGraph(edge_index, NODES, weight)
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+        layer(x[graph.rows], one_way)
+    near = torch.cat([weights[:-1], weights[-1:] * 1.01])  # one weight of twelve thousand, known to one rank
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+        layer(x[graph.rows], ShardedGraph(both, NODES, near))
+
+
+def test_a_certified_step_over_ranks(tmp_path: Path) -> None:
+    on_ranks(certified_as_one_process, 2, tmp_path)
 
 
 def left_by_one(folder: Path) -> None:

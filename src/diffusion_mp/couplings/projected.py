@@ -65,8 +65,7 @@ class ProjectedCoupling(Coupling):
         with without_autocast(v):
             w, seen, _ = self._seen(v)
             moved, bounds = self.coupling._majorized(seen, convex)
-            norms = torch.linalg.matrix_norm(w, 2).square()
-            bound = (norms.unsqueeze(1) * bounds).sum(1, keepdim=True)
+            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
             return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1), bound
 
     def majorant(self, convex: bool) -> Float[Tensor, "N 1"]:
@@ -90,3 +89,10 @@ class ProjectedCoupling(Coupling):
             f"a ProjectedCoupling has no {what}: it mixes channels, so what a pair of nodes has is a matrix. Ask its "
             f"`coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
         )
+
+
+def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
+    """‖W_h‖₂ of every head, and NaN for one whose entries are not finite, which LAPACK would refuse."""
+    finite = w.isfinite()
+    norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
+    return norms.masked_fill(~finite.all(2).all(1), torch.nan)
