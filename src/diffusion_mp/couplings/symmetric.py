@@ -110,8 +110,10 @@ class OffDiagonalCoupling(Coupling):
         own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
         return (self.coupling._product(wide) - own * wide).to(v.dtype)
 
-    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        return self.coupling.laplacian(v)  # which does not see the diagonal
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved = self.coupling._majorized(v, convex)[0]  # a Laplacian does not see the diagonal
+        degree = self.degree().unsqueeze(2)
+        return moved, degree if convex else 2 * degree
 
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)

@@ -35,7 +35,7 @@ class _OverRanks(Coupling):
             nonnegative=coupling.nonnegative,
             positive_semidefinite=lambda: coupling.positive_semidefinite,
         )
-        self.exchange = exchange
+        self.exchange, self.whole = exchange, False
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(
