@@ -96,6 +96,7 @@ def dense_states(model: CertifiedDIFFormer, x: Tensor, edges: Tensor | None, bat
     conv = model.conv
     h = model.encoder(x)
     same = (batch.unsqueeze(1) == batch).to(x)
+    same = same / same.sum(1, keepdim=True)  # λ is divided by the number of nodes of a graph
     graph = torch.zeros(NODES, NODES, dtype=x.dtype)
     if edges is not None:
         ones = torch.ones(edges.size(1), dtype=x.dtype) / 2
@@ -152,7 +153,7 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     alone = build(penalty=None, heads=2, projection="tied")
     alone.load_state_dict(model.state_dict(), strict=False)
     rest = alone.energy(x, edges)(state)
-    torch.testing.assert_close(energy(state), rest + model.conv.lam() / 2 * pairs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(energy(state), rest + model.conv.lam() / (2 * NODES) * pairs, rtol=1e-10, atol=1e-12)
     cross_entropy(model(x, edges), y).backward()
     assert model.conv.weight.grad.abs().max() > 0
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.reweighted import averaged
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, SoftmaxPenalty, Unconstrained, get_penalty
 from diffusion_mp.errors import (
@@ -27,12 +28,13 @@ from diffusion_mp.updates import CertifiedStep
 
 
 class CertifiedConv(nn.Module):
-    r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = λ (f(‖z_i − z_j‖²))_ij + μA.
+    r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
-    Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
-    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md). H is the ``source`` of the call, δ the penalty with
-    δ′ = f, w_i the row sums of W, and p_i the majorant of a `CertifiedStep`, which this is one of; :meth:`energy` gives
-    F. A state that is not in C is projected onto it first.
+    Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
+    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md). n is the number of nodes of the graph of i and j, so
+    that λ weighs what a node hears of the others on average, in graphs of any size. H is the ``source`` of the call, δ
+    the penalty with δ′ = f, w_i the row sums of W, and p_i the majorant of a `CertifiedStep`, which this is one of;
+    :meth:`energy` gives F. A state that is not in C is projected onto it first.
 
     Args:
         channels: C, of the state and the result.
@@ -143,12 +145,13 @@ class CertifiedConv(nn.Module):
             terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
         if self.attention is not None and self.lam is not None:
             projection = self.projection
-            if projection is None:
-                pairs = self.attention(state.flatten(1), graph)
-            else:
+            seen = state
+            if projection is not None:
                 with without_autocast(state):
                     seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
-                pairs = ProjectedCoupling(self.attention(seen.flatten(1), graph), projection)
+            pairs = averaged(self.attention(seen.flatten(1), graph), graph.total_nodes)
+            if projection is not None:
+                pairs = ProjectedCoupling(pairs, projection)
             terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
         if not terms:
             return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
@@ -166,6 +169,7 @@ class CertifiedConv(nn.Module):
             constraint=self.update.constraint,
             projection=self.projection,
             ptr=graph.segments,
+            mean=True,
         )
 
     def at_rest(

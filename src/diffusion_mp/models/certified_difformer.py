@@ -36,8 +36,7 @@ class CertifiedDIFFormer(GraphModel):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``penalty=None`` is the model without attention, everything else the same. λ weighs every pair: of all
-            others together a node hears about Nλ, beside β of its source.
+            ``penalty=None`` is the model without attention, everything else the same.
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
         encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
@@ -64,7 +63,7 @@ class CertifiedDIFFormer(GraphModel):
         *,
         penalty: Penalty | str | None = "simple",
         constraint: Constraint | str | None = "ball",
-        lam: float = 1e-3,
+        lam: float = 1.0,
         mu: float = 10.0,
         inputs: Diffusivity | None = None,
         encoder_layers: int = 2,

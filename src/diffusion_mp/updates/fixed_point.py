@@ -97,7 +97,8 @@ def fixed_point(
             image = exact(variable)
 
         def pull(g: Tensor) -> Tensor:
-            (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
+            with torch.autocast(g.device.type, enabled=False):  # where backward() was called
+                (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
             return grad + moved
 
         return limit(pull, grad, f"the gradient of {what}")
