@@ -22,12 +22,15 @@ def test_the_python_blocks_run_in_order(capsys):
     scope = run(README)
     assert scope["out"].shape == (100, 32)
     assert scope["energies"].shape == (9,)
-    assert "Theorem 7 covers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Theorem 7 covers" in printed
+    assert "Theorem T1 covers" in printed
 
 
-def test_the_page_on_certified_networks():
+def test_the_page_on_certified_networks(capsys):
     scope = run(README.parent / "docs" / "certified.md")
     assert scope["energies"].shape == (9,)
+    assert "LayerNorm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)
