@@ -171,7 +171,7 @@ def test_no_counterexample_is_found(theorem: str) -> None:
 @pytest.mark.parametrize("theorem", SEARCHES)
 def test_no_counterexample_is_found_in_a_long_search(theorem: str) -> None:
     search, number = SEARCHES[theorem]
-    assert search(number, 200, 150) <= 1e-12
+    assert search(number, 100, 60) <= 1e-12
 
 
 @pytest.mark.parametrize(("theorem", "number"), [("T2", 0.4), ("T4", 3.0), ("T6", 4.0)])
@@ -219,7 +219,7 @@ def test_no_mixture_makes_the_energy_rise() -> None:
 
 @pytest.mark.slow
 def test_no_mixture_makes_the_energy_rise_in_a_long_search() -> None:
-    assert search_mixtures(60, 40, 40) <= 1e-12
+    assert search_mixtures(30, 24, 30) <= 1e-12
 
 
 class NotMonotone(MixturePenalty):

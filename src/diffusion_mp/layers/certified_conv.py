@@ -230,14 +230,17 @@ class AllPairs(Diffusivity):
                 f"constraint={constraint!r} lets states be {farthest:g} apart. Pass constraint='ball' or 'sphere' with "
                 f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
             )
-        self.penalty, self.heads = penalty, heads
+        self.of_pairs, self.heads = penalty, heads
         # A projection of norm one takes a sphere into its ball.
         self.within = Ball(constraint.diameter / 2) if projection and not constraint.convex else constraint
 
+    @property
+    def penalty(self) -> Penalty:  # type: ignore[override]
+        """δ; one that is learned is a module, which the attribute of the class would hide."""
+        return self.of_pairs
+
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return cast("Penalty", self.penalty).coupling(
-            x.unflatten(1, (self.heads, -1)), graph.segments, constraint=self.within
-        )
+        return self.penalty.coupling(x.unflatten(1, (self.heads, -1)), graph.segments, constraint=self.within)
 
 
 def _penalty(penalty: Penalty | str, dim: int) -> Penalty:

@@ -131,7 +131,10 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`)."""
+        """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`).
+
+        The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
+        """
         x = cast("Tensor", x)  # None is refused like anything else that is no state
         graph = self._graph(x, edge_index, edge_weight, batch)
         source, beside = self._terms(x, graph)
