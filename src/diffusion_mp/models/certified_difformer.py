@@ -130,14 +130,16 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """Certify all steps of the model at these inputs, with the parameters that it has now (see `certify_step`).
+        """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`).
 
         The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
         """
-        graph = self._graph(cast("Tensor", x), edge_index, edge_weight, batch)
-        source, beside = self._terms(cast("Tensor", x), graph)
+        x = cast("Tensor", x)  # None is refused like anything else that is no state
+        graph = self._graph(x, edge_index, edge_weight, batch)
+        source, beside = self._terms(x, graph)
         state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
-        return certify_step(self.conv.energy(graph, source, beside), self.conv.coupling(state, graph, beside), state)
+        coupling = self.conv.coupling(state, graph, beside)
+        return certify_step(self.conv.energy(graph, source, beside), coupling, state)
 
     def _graph(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
