@@ -30,8 +30,10 @@ def test_the_page_on_certified_networks():
     assert scope["energies"].shape == (9,)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"(?:configs|examples|docs)/\w+\.\w+|[A-Z]+\.md", README.read_text())))
-)
-def test_every_file_it_names_exists(path):
-    assert (README.parent / path).exists()
+@pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_every_file_it_names_exists(page):
+    text = page.read_text()
+    named = set(re.findall(r"\b(?:configs|examples|docs|tests|benchmarks|\.ci)/[\w/.*-]*\w", text))
+    named |= set(re.findall(r"(?<![\w/])[A-Z]+\.md", text)) if page == README else set()
+    missing = sorted(path for path in named if not any(README.parent.glob(path)))
+    assert not missing, f"{page.name} names {missing}"

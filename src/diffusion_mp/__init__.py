@@ -31,6 +31,7 @@ from diffusion_mp.diagnostics import (
     perturbation_bound,
     posterior_variance,
     roughness,
+    smoothing_floor,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -117,6 +118,7 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
     fixed_point,
 )
@@ -175,6 +177,7 @@ __all__ = [
     "MLPConv",
     "MixtureDiffusivity",
     "MixturePenalty",
+    "MomentumStep",
     "MultiHeadConv",
     "NeumannCoupling",
     "NeumannDiffusivity",
@@ -229,4 +232,5 @@ __all__ = [
     "perturbation_bound",
     "posterior_variance",
     "roughness",
+    "smoothing_floor",
 ]

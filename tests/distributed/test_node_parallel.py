@@ -27,7 +27,7 @@ from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.collectives import contact
 from diffusion_mp.energies import get_constraint
 from diffusion_mp.graph import Graph
-from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from reading_features import ReadsInputs
 
 NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
@@ -44,6 +44,21 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         for name in ("mlp", "gin", "gcnii")
     },
 }
+
+
+# A certified step needs a symmetric graph: theirs is the graph and its reverse.
+ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
+    "certified": lambda: CertifiedDIFFormer(
+        FEATURES, 8, CLASSES, 3, heads=2, constraint="sphere", centre=True, graph=AdjacencyDiffusivity("sym")
+    ),
+    "certified, projections": lambda: CertifiedDIFFormer(
+        FEATURES, 8, CLASSES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")
+    ),
+    "certified, at rest": lambda: CertifiedDIFFormer(
+        FEATURES, 8, CLASSES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=AdjacencyDiffusivity("sym")
+    ),
+}
+MODELS |= ON_BOTH_WAYS
 
 
 def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -75,14 +90,20 @@ def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
 
 def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]) -> None:
     rank = distributed.get_rank()
-    x, edge_index, weight, y, mask = data(dtype)
-    graph = ShardedGraph(edge_index, NODES, weight, bounds=bounds)
+    x, one_way, once, y, mask = data(dtype)
+    graphs = {}
+    for both in (False, True):
+        edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
+        weight = once.repeat(2) if both else once
+        whole_graph = Graph(NODES, edge_index, weight)
+        graphs[both] = whole_graph, ShardedGraph(edge_index, NODES, weight, bounds=bounds)
     for name in names:
+        whole_graph, graph = graphs[name in ON_BOTH_WAYS]
         alone = build(MODELS[name], dtype)
         shared = node_parallel(build(MODELS[name], dtype, seed=rank))
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
-            expected = alone(x, Graph(NODES, edge_index, weight))
+            expected = alone(x, whole_graph)
             expected_loss = loss_of(alone, expected, y, mask, mask.sum())
             gradients = torch.autograd.grad(expected_loss, list(alone.parameters()), allow_unused=True)
 
@@ -120,7 +141,7 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
 def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dtype, tmp_path: Path) -> None:
     limit = 1e-12 if dtype == torch.float64 else 1e-6
-    names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer"]
+    names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
     on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
 
 

@@ -528,6 +528,21 @@ def own_diffusivity(d: Draw) -> None:
     _used_by(d)
 
 
+NOT_WIDTHS = [
+    Wrong("[]", "none"),
+    Wrong("[0.0]", "zero"),
+    Wrong("[-1.0]", "negative"),
+    Wrong("'ab'", "a string"),
+    Wrong("1.0", "a number"),
+    Wrong("[math.nan]", "not a number"),
+]
+MIXTURE: Options = {
+    "widths": lambda d: options(d, "[0.3, 1.0]", "(2.0, 0.5)", wrong=NOT_WIDTHS),
+    "weights": lambda d: options(d, "[1.0, 0.2]", wrong=[*NOT_WIDTHS, Wrong("[1.0]", "too few")], optional=True),
+}
+DISTANCE_ONLY = {name: make for name, make in ALL_PAIR.items() if name not in ("measure", "form")}
+
+
 def positive_number(d: Draw) -> None:
     """A learnable number."""
     d.call("positive", "mp.Positive({args})", initial=number(d, 1.0, 0.01, optional=True))
@@ -541,6 +556,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "SigmoidDiffusivity": of_state("SigmoidDiffusivity", channels=False, **ALL_PAIR),
     "SoftmaxDiffusivity": of_state("SoftmaxDiffusivity", channels=False, **ALL_PAIR),
     "GaussianDiffusivity": of_state("GaussianDiffusivity", channels=False, bandwidth=positive, **ALL_PAIR),
+    "MixtureDiffusivity": of_state("MixtureDiffusivity", channels=False, **MIXTURE, **DISTANCE_ONLY),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state(
@@ -662,6 +678,15 @@ def own_update(d: Draw) -> None:
 UPDATES: dict[str, Strategy] = {
     "StateUpdate": own_update,
     "ExplicitEuler": step("ExplicitEuler", tau=TIME, form=FORM, beta=BETA, leak=LEAK),
+    "MomentumStep": step(
+        "MomentumStep",
+        tau=TIME,
+        momentum=lambda d: number(d, 0.5, 0.0, zero=True, below="1.0"),
+        steps=lambda d: count(d, 2, 3, optional=True),
+        form=FORM,
+        beta=BETA,
+        leak=LEAK,
+    ),
     "ImplicitEuler": step("ImplicitEuler", symmetric=True, tau=TIME, beta=BETA, leak=LEAK, tol=TOL, max_iter=STEPS),
     "CrankNicolson": step("CrankNicolson", symmetric=True, tau=TIME, beta=BETA, leak=LEAK, tol=TOL, max_iter=STEPS),
     "HeatKernel": step("HeatKernel", symmetric=True, source=False, t=TIME, tol=TOL),

@@ -140,6 +140,7 @@ class SumCoupling(Coupling):
             metric=lambda: _common_metric(flat),
         )
         self.quadratic = any(term.quadratic for term in flat)
+        self.whole = all(term.whole for term in flat)
         self.terms: list[Coupling] = flat
         self.dtype = dtype
 

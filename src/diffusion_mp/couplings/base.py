@@ -105,6 +105,8 @@ class Coupling(ABC):
         self._questions: dict[str, Callable[[], Any]] = {"_metric": metric or _no_metric}
         #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
         self.quadratic: bool = isinstance(like, Coupling) and like.quadratic
+        #: Whether this process has all rows; a solver of a whole system needs them.
+        self.whole: bool = not isinstance(like, Coupling) or like.whole
         symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
         given = (symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank)
         for name, promise in zip((*PROMISES, "low_rank"), given, strict=True):

@@ -69,8 +69,8 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        promises = {"symmetric": lambda: coupling.symmetric, "nonnegative": coupling.nonnegative}
-        return SparseCoupling(coupling.graph, weight, **promises)
+        symmetric, nonnegative = (lambda: coupling.symmetric), coupling.nonnegative
+        return SparseCoupling(coupling.graph, weight, symmetric=symmetric, nonnegative=nonnegative)
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
     return OffDiagonalCoupling(coupling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
-from diffusion_mp.energies import Constraint, JointEnergy, Penalty
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
@@ -26,8 +26,8 @@ class CertifiedDIFFormer(GraphModel):
 
     All K steps share β, λ, μ and the projections, so they go down one energy F, attention, graph, source, activation
     and normalisation together: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K), at every parameter that training may reach (Theorem T1 of
-    docs/certified.md). :meth:`energies` shows it, :meth:`energy` is F. Dropout acts on what makes H, never between
-    steps.
+    docs/certified.md). :meth:`energy` is F, :meth:`energies` shows it layer by layer, and `certify` looks at the
+    premises. Dropout acts on what makes H, never between steps.
 
     ``num_layers=None`` goes on until nothing moves, at a stationary point of F. Its gradient is that of the implicit
     function theorem, so its memory does not depend on how many steps that took (see `fixed_point`).
@@ -123,6 +123,23 @@ class CertifiedDIFFormer(GraphModel):
         states = self._states(source, beside, graph, forget)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
 
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Certificate:
+        """Certify all steps of the model at these inputs, with the parameters that it has now (see `certify_step`).
+
+        The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
+        """
+        graph = self._graph(cast("Tensor", x), edge_index, edge_weight, batch)
+        source, beside = self._terms(cast("Tensor", x), graph)
+        state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
+        return certify_step(self.conv.energy(graph, source, beside), self.conv.coupling(state, graph, beside), state)
+
     def _graph(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
     ) -> Graph:
@@ -131,7 +148,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
-        source = self.encoder(x).to(self.decoder.weight.dtype)  # autocast makes it coarser than an energy can be
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # autocast makes it coarser than an energy can be
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, None if self.inputs is None else self.inputs(x, graph)
@@ -152,11 +169,12 @@ class CertifiedDIFFormer(GraphModel):
 
     def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
         """Where the steps from a state come to rest."""
-        energy = self.conv.energy(graph, source, beside)
+        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex: one place of rest
+        energy = None if alone else self.conv.energy(graph, source, beside)
         return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
-            energy=lambda z: energy(self.conv.by_head(z)),
+            energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )

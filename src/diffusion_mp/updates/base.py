@@ -81,6 +81,11 @@ class StateUpdate(nn.Module, ABC):
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
+        if self.needs_reversible and not coupling.whole:
+            raise CouplingMismatchError(
+                f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
+                f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
+            )
         if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
             raise CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
