@@ -175,6 +175,22 @@ def test_no_rise_is_found() -> None:
     assert max(rises.values()) <= 1e-12, rises
 
 
+@torch.no_grad()
+def test_no_rise_on_the_way_to_rest() -> None:
+    """Twenty steps from random starts; of what may be rounding, the share of pairs that lie together is known."""
+    for seed, (name, constraint, graph) in enumerate(CASES):
+        problems, penalty = Problems(14, seed, range(2, 9)), named(name)
+        confine, step, energy = certified(problems, penalty, get_constraint(constraint), graph)
+        lowest = penalty.delta(torch.zeros((), dtype=torch.float64)).abs()
+        rounding = problems.sums(of_pairs=lowest * problems.weight("lam")[problems.graph.edges[0]])
+        x = confine(problems.free["x"].unsqueeze(1))
+        for _ in range(20):
+            moved = step(x)
+            before, after = energy(x), energy(moved)
+            assert (after - before <= 1e-12 * (before + rounding)).all(), (name, constraint, graph)
+            x = confine(moved)
+
+
 @pytest.mark.slow
 def test_no_rise_is_found_from_thirty_thousand_starts() -> None:
     rises = worst(30_000, iterations=40, sizes=range(2, 9))
