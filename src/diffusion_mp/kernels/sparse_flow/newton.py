@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,35 +58,47 @@ class Dense:
 DENSE = Dense()
 
 
+class Root(NamedTuple):
+    """Of every row the root, and Σ p and Σ pt of the entries below it; these entries, as 1 among 0, and the steps."""
+
+    root: Tensor
+    slope: Tensor
+    moment: Tensor
+    active: Tensor
+    steps: int
+
+
 def newton(
     weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0, rows: Layout = DENSE
-) -> tuple[Tensor, int]:
-    r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row, and the number of steps that it took.
+) -> Root:
+    r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
     The left side is convex, increasing and piecewise linear, so a step solves the linear equation of the active set
     {t_j < ν}: from the right of the root the steps fall towards it, reach it when the set stays, and are finite in
     number. They start where every entry is active, which lies to the right (S3 of docs/errata.md).
 
     Args:
-        weight, threshold: p ≥ 0 and t.
+        weight, threshold: p ≥ 0 and t. Weights are written over: those that are not below the root become zero.
         leak: κ ≥ 0 per row. total: b.
         rows: how entries lie in rows.
 
     A row in which nothing is active and that has no leak keeps the ν that it had; 0 if it has no weight at all.
     """
-    moment = weight * threshold
-    slope = rows.add(weight) + leak
-    root = torch.where(slope > 0, (total + rows.add(moment)) / slope.clamp_min(torch.finfo(slope.dtype).tiny), 0.0)
-    active, taken = torch.empty_like(weight), torch.empty_like(weight)
+    moments, active = weight * threshold, torch.empty_like(weight)
+    slope, moment = rows.add(weight), rows.add(moments)
+    below = slope + leak
+    root = torch.where(below > 0, (total + moment) / below.clamp_min(torch.finfo(below.dtype).tiny), 0.0)
     steps = 0
     while steps < MAX_STEPS:
         steps += 1
         torch.lt(threshold, rows.spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
-        slope = rows.add(torch.mul(weight, active, out=taken)) + leak
-        following = (total + rows.add(torch.mul(moment, active, out=taken))) / slope
+        # In place: the set only shrinks.
+        slope, moment = rows.add(weight.mul_(active)), rows.add(moments.mul_(active))
+        below = slope + leak
+        following = (total + moment) / below
         # Rounding may leave a last step of a few units: what does not fall has arrived (and so has a row with NaN).
-        falls = (slope > 0) & (following < root)
-        root = torch.where(falls, following, root)
+        falls = (below > 0) & (following < root)
         if not bool(falls.any()):
             break
-    return root, steps
+        root = torch.where(falls, following, root)
+    return Root(root, slope, moment, active, steps)

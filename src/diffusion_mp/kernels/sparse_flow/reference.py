@@ -93,35 +93,48 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
 
 def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Every row solved by sorting."""
-    q, k, fq, fk = features
-    parts = []
-    for rows in slices(ptr, q.size(0)):
-        s, u = _scores(q, k, rows), _scores(fq, fk, rows)
-        resistance, friction = ((-s).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True))
-        lams, leaks = (x[rows].t().unsqueeze(2) for x in (lam, leak))
-        log_c, theta = s + resistance, lams * (u - friction).exp()
-        with torch.no_grad():
-            active = flowing(log_c, theta, leaks)
-        idle = ~active.any(2, keepdim=True)
-        flow, zeta, best = on_support(active, log_c, theta, leaks)
-        flow, zeta = flow.masked_fill(idle, 0.0), zeta.masked_fill(idle, 0.0)
-        s_best, w, log_c_best = (x.gather(2, best) for x in (s, u, log_c))
-        with torch.no_grad():
-            unit, lift, rise = units(log_c_best + lams.log() + w - friction)
-        w = w + rise
-        log_drag = log_c_best + w - friction
-        a, nu = unit - s_best, (lams * (log_drag - unit - lift).exp()).masked_fill(idle, 0.0)
-        mu = torch.where(idle, 1 / leaks, theta.gather(2, best) + zeta * (-log_c_best).exp())
-        with torch.no_grad():
-            through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).exp()
-            share = (u - w).exp()
-            slope = through.sum(2, keepdim=True) + leaks * (unit - log_c_best).exp()
-            drag = (nu * through * share).scatter(2, best, 0.0).sum(2, keepdim=True)
-            known = (slope.masked_fill(idle, 1.0), drag, (theta * flow).sum(2, keepdim=True), active.sum(2, True).to(s))
-        row = (a, w, zeta * (-unit).exp(), nu, lift, best + rows.start, mu.log())
-        row = (*row, resistance.detach(), friction.detach(), *known)
-        parts.append(RowPotentials(*(x.squeeze(2).t() for x in row)))
-    return RowPotentials(*map(torch.cat, zip(*parts, strict=True)))
+    parts = [_graph(*(_scores(*features[i : i + 2], rows) for i in (0, 2)), lam[rows], leak[rows], rows.start)
+             for rows in slices(ptr, features.q.size(0))]  # fmt: skip
+    return RowPotentials(*(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True)))
+
+
+def _graph(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
+    """The rows of one graph, [H, n, 1], from its scores [H, n, n]."""
+    resistance, friction = (-s).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
+    lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
+    log_c, theta = s + resistance, lam * (u - friction).exp()
+    with torch.no_grad():
+        active = flowing(log_c, theta, leak)
+    flow, zeta, best = on_support(active, log_c, theta, leak)
+    s_best, w, log_c_best = (x.gather(2, best) for x in (s, u, log_c))
+    unit, lift, rise, _ = units((log_c_best + lam.log() + w - friction).detach())
+    idle, a, w = ~active.any(2, keepdim=True), unit - s_best, w + rise
+    nu = lam * (log_c_best + w - friction - unit - lift).exp()
+    with torch.no_grad():
+        through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).exp()
+        slope = through.sum(2, keepdim=True) + leak * (unit - log_c_best).exp()
+        drag = (nu * through * (u - w).exp()).scatter(2, best, 0.0).sum(2, keepdim=True)
+        work = (theta * flow).sum(2, keepdim=True)
+
+    def known(x: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
+        """``otherwise`` where nothing flows."""
+        return torch.where(idle, otherwise, x)
+
+    return RowPotentials(
+        a=known(a),
+        w=known(w, friction),
+        rho=known(zeta * (-unit).exp()),
+        nu=known(nu),
+        lift=known(lift),
+        best=best.masked_fill(idle, 0) + first,
+        log_mu=known(theta.gather(2, best) + zeta * (-log_c_best).exp(), 1 / leak).log(),
+        resistance=resistance.detach(),
+        friction=friction.detach(),
+        slope=known(slope, 1.0),
+        drag=known(drag),
+        work=known(work),
+        support=active.sum(2, keepdim=True).to(s),
+    )
 
 
 def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:

@@ -26,14 +26,16 @@ from diffusion_mp.kernels.sparse_flow.rows import RowPotentials
 UNIT = 60.0
 
 
-def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h of the unit e^h, ``lift``, and what w is above u_o, from log γ.
+def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h of the unit e^h, ``lift``, what w is above u_o, and ν, from log γ.
 
     γ up to e^UNIT is carried by the unit, what is beyond it by ``lift``. A γ below e^−UNIT is nothing beside ζ, but for
     senders of far more friction than o it may be everything: w rises until γ reaches e^−UNIT.
     """
-    rise = torch.where(log_drag > -torch.inf, (-UNIT - log_drag).clamp_min(0), 0.0)
-    return log_drag.clamp(0, UNIT), (log_drag - UNIT).clamp_min(0), rise
+    rubs = log_drag > -torch.inf
+    rise = torch.where(rubs, (-UNIT - log_drag).clamp_min(0), 0.0)
+    nu = torch.where(rubs, log_drag.clamp(-UNIT, 0).exp(), 0.0)
+    return log_drag.clamp(0, UNIT), (log_drag - UNIT).clamp_min(0), rise, nu
 
 
 def solve(
@@ -45,65 +47,62 @@ def solve(
     the best of these who does. If that one turns out not to, all begins anew with those of less friction.
     """
     info, limit, log_lam = torch.finfo(s.dtype), exp_limit(s.dtype), lam.log()
-    reach, ceiling, top = None, torch.full_like(lam, torch.inf), rows.top(s)
-    may = torch.empty_like(u)
-    while reach is None or bool(closed.any()):
+    ceiling, top, may = torch.full_like(lam, torch.inf), rows.top(s).clamp_min(info.min), torch.ones_like(s)
+    first = searching = True
+    while searching:
         # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
-        top = top.clamp_min(info.min)
         weight = (s - rows.spread(top)).clamp_(max=0).exp_()
-        if reach is not None:
-            weight.mul_(may)
         offset = log_lam - friction + resistance + top
         threshold = (u + rows.spread(offset)).clamp_(max=limit).exp_()
-        root, _ = newton(weight, threshold, leak * (-resistance - top).exp(), rows=rows)
+        root = newton(weight if first else weight.mul_(may), threshold, leak * (-resistance - top).exp(), rows=rows).root
         log_root = root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
         reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(ceiling)
 
-        may = torch.lt(u, rows.spread(reach), out=may)
-        best = rows.best((may - 1).mul_(info.max / 4).add_(s))
-        s_best, w = rows.at(s, best).clamp_min(info.min), rows.at(u, best)
+        torch.lt(u, rows.spread(reach), out=may)
+        best = rows.best(torch.sub(may, 1, out=threshold).mul_(info.max / 4).add_(s))
+        s_best, u_best = rows.at(s, best).clamp_min(info.min), rows.at(u, best)
         log_c = resistance + s_best
-        unit, lift, rise = units(log_c + log_lam + w - friction)
-        w = w + rise
+        unit, lift, rise, nu = units(log_c + log_lam + u_best - friction)
+        w = u_best + rise
         log_f = w - friction
-        a, nu = unit - s_best, (log_c + log_lam + log_f - unit - lift).exp()
+        a = unit - s_best
 
-        exponent = s + rows.spread(a)
+        torch.add(s, rows.spread(a), out=weight)
         if bool(lift.any()):
-            exponent += torch.lt(u, rows.spread(w)) * rows.spread(lift)
-        weight = exponent.clamp_(max=limit).exp_().mul_(may)
-        share = (u - rows.spread(w)).clamp_(max=limit).exp_()  # θ/θ_o
-        threshold = (share - 1).mul_(rows.spread(nu)).clamp_(max=2)  # above any ρ
+            weight += torch.lt(u, rows.spread(w)) * rows.spread(lift)
+        weight.clamp_(max=limit).exp_().mul_(may)
+        torch.sub(u, rows.spread(w), out=threshold).clamp_(max=limit).exp_().sub_(1).mul_(rows.spread(nu))
+        threshold.clamp_(max=2)  # above any ρ
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
-        rho, _ = newton(weight, threshold, by_leak, total, rows)
+        rho, slope, moment, active, _ = newton(weight, threshold, by_leak, total, rows)
 
-        some = rows.add(may) > 0
-        closed = some & (rho <= 0)
-        if bool(closed.any()):
-            ceiling = torch.where(closed, w, ceiling)
-            may = torch.lt(u, rows.spread(ceiling), out=may)
-            top = rows.top((may - 1).mul_(info.max / 4).add_(s))
+        first, some = False, rho > 0
+        searching = False
+        if not bool(some.all()):
+            closed = ~some & (rows.add(may) > 0)
+            searching = bool(closed.any())
+            ceiling = torch.where(closed, u_best, ceiling)
+            torch.lt(u, rows.spread(ceiling), out=may)
+            top = rows.top((may - 1).mul_(info.max / 4).add_(s)).clamp_min(info.min)
 
-    may.mul_(torch.lt(threshold, rows.spread(rho)))
-    weight.mul_(may)
-    slope = rows.add(weight) + by_leak
-    flow = threshold.sub_(rows.spread(rho)).mul_(weight)
-    work = -lam * log_f.exp() * rows.add(flow.mul_(share))
-    drag = nu * rows.add(weight.mul_(rows.without(share, best)))
+    # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
+    resisted = rows.add(threshold.mul_(threshold).mul_(weight))
+    drag = nu * rows.add(rows.without(weight, best)) + moment
+    work = lam * log_f.exp() * (rho * slope - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
+    # Where nothing flows μ is α, and the terms are such that they say so.
     return RowPotentials(
-        a=a,
-        w=w,
+        a=torch.where(some, a, 0.0),
+        w=torch.where(some, w, friction),
         rho=torch.where(some, rho, 0.0),
         nu=torch.where(some, nu, 0.0),
-        lift=lift,
-        best=best,
-        # Where nothing flows μ is α.
+        lift=torch.where(some, lift, 0.0),
+        best=torch.where(some, best, 0),
         log_mu=torch.where(some, torch.logaddexp(log_lam + log_f, rho.log() + unit - log_c), -leak.log()),
         resistance=resistance,
         friction=friction,
-        slope=torch.where(some, slope, 1.0),
-        drag=drag,
-        work=work,
-        support=rows.add(may),
+        slope=torch.where(some, slope + by_leak, 1.0),
+        drag=torch.where(some, drag, 0.0),
+        work=torch.where(some, work, 0.0),
+        support=torch.where(some, rows.add(active), 0.0),
     )

@@ -176,12 +176,12 @@ def pulls(
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
     a, w, rho, nu, lift, _, log_mu, resistance, friction, slope, drag, _, support = solution
-    flows, mu, log_f = support > 0, log_mu.exp(), w - friction
+    log_f, mu = w - friction, log_mu.exp()
     f, share = log_f.exp(), (log_f - log_mu).exp()  # of the best conductor; θ_o = λf, θ_o/μ = λ share
-    # Where nothing flows μ is α.
-    step = grad_rho / slope + grad_mu * torch.where(flows, (a - resistance - log_mu).exp() / slope, 1.0)
-    drift = torch.where(flows, 1 - leak * lam * f - rho * slope, 0.0)
-    both = grad_nu * nu - step * drift
+    alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
+    grad_mu = grad_mu - alone
+    step = (grad_rho + grad_mu * (a - resistance - log_mu).exp()) / slope
+    both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
     by_friction = both - step * leak * lam * f + grad_mu * lam * share
     nu_of_one = (resistance + log_f - a - lift).clamp_max(exp_limit(a.dtype)).exp()  # ν/λ
@@ -193,7 +193,7 @@ def pulls(
         at_u=grad_w - step * drag + by_friction,
         nu=nu_of_one,
         by_lam=grad_nu * nu_of_one - step * leak * f + grad_mu * share,
-        leak=-step * mu,
+        leak=-(step + alone) * mu,
     )
 
 

@@ -123,22 +123,22 @@ def _potentials(
         reach = tl.where(log_root > LIMIT - 1, float("inf"), log_root - offset + slack)
         reach = tl.minimum(reach, ceiling)
 
-        level, bests, ws = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int32) + begin, nothing
+        level, bests, us = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int32) + begin, nothing
         for start in range(begin, end, BLOCK_N):
             col = start + tl.arange(0, BLOCK_N)
             inside = col < end
             s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-            level, bests, ws = _best(level, bests, ws, s, u, col, inside[None, :] & (u < reach[:, None]))
+            level, bests, us = _best(level, bests, us, s, u, col, inside[None, :] & (u < reach[:, None]))
         some = level > LOWEST
         level = tl.where(some, level, 0.0)
 
         log_c = resistance + level
-        log_drag = log_c + log_lam + ws - friction
+        log_drag = log_c + log_lam + us - friction
         unit = tl.minimum(tl.maximum(log_drag, 0.0), UNIT)
         lifts = tl.maximum(log_drag - UNIT, 0.0)
-        ws += tl.where(lams > 0, tl.maximum(-UNIT - log_drag, 0.0), 0.0)
+        ws = us + tl.where(lams > 0, tl.maximum(-UNIT - log_drag, 0.0), 0.0)
         log_f = ws - friction
-        shift, nus = unit - level, tl.exp(log_c + log_lam + log_f - unit - lifts)
+        shift, nus = unit - level, tl.where(lams > 0, tl.exp(tl.minimum(tl.maximum(log_drag, -UNIT), 0.0)), 0.0)
         by_leak, total = leaks * tl.exp(unit - log_c), 1 - leaks * lams * tl.exp(log_f)
 
         rhos = nothing + float("inf")
@@ -169,7 +169,7 @@ def _potentials(
             steps += 1
 
         closed = some & (rhos <= 0)
-        ceiling = tl.where(closed, ws, ceiling)
+        ceiling = tl.where(closed, us, ceiling)
         searching = tl.max(closed.to(tl.int32)) > 0
         if searching:
             root, top = nothing + float("inf"), nothing + LOWEST
@@ -184,17 +184,17 @@ def _potentials(
     rises = tl.where(some, rhos, 1.0)
     theta, height = log_lam + log_f, tl.log(rises) + unit - log_c
     mu = tl.maximum(theta, height) + tl.log(1 + tl.exp(-tl.abs(theta - height)))
-    tl.store(a + place, shift, mask=within)
-    tl.store(w + place, ws, mask=within)
+    tl.store(a + place, tl.where(some, shift, 0.0), mask=within)
+    tl.store(w + place, tl.where(some, ws, friction), mask=within)
     tl.store(rho + place, tl.where(some, rhos, 0.0), mask=within)
     tl.store(nu + place, tl.where(some, nus, 0.0), mask=within)
-    tl.store(lift + place, lifts, mask=within)
+    tl.store(lift + place, tl.where(some, lifts, 0.0), mask=within)
     tl.store(best + place, bests, mask=within)
     tl.store(log_mu + place, tl.where(some, mu, -tl.log(leaks)), mask=within)
     tl.store(resistances + place, resistance, mask=within)
     tl.store(frictions + place, friction, mask=within)
     tl.store(slopes + place, tl.where(some, slope, 1.0), mask=within)
-    tl.store(drags + place, nus * drag, mask=within)
+    tl.store(drags + place, tl.where(some, nus * drag, 0.0), mask=within)
     work = lams * tl.exp(log_f) * (rises * (drag + tl.exp(unit)) - resisted)
     tl.store(works + place, tl.where(some, work, 0.0), mask=within)
     tl.store(supports + place, support, mask=within)
