@@ -55,8 +55,8 @@ class _Diagonal(Coupling):
         rates, modes = torch.linalg.eigh(torch.diag(degree) - entries)
         self.entries, self.modes = entries.to(dtype), modes.to(dtype)
         self.rates, self.sums = rates.clamp(min=0), degree.to(dtype).unsqueeze(1)
-        promises = {name: bool(getattr(coupling, name)) for name in ("symmetric", "nonnegative")}
-        super().__init__(coupling.num_nodes, 1, self.entries, ptr=coupling.ptr, **promises)
+        nodes, symmetric, nonnegative = coupling.num_nodes, coupling.symmetric, coupling.nonnegative
+        super().__init__(nodes, 1, self.entries, ptr=coupling.ptr, symmetric=symmetric, nonnegative=nonnegative)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return (self.entries.to(v.dtype) @ v.flatten(1)).view_as(v)
