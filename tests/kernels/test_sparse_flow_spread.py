@@ -97,5 +97,7 @@ def test_rows_are_right_at_every_spread(name: str, dtype: torch.dtype, alpha: fl
     expected, potential = exact(s, u, float(lam[0]), float(leak[0]), rows)
     eps = torch.finfo(dtype).eps
     lost = log_mu.exp() * leak[0]
-    err=(z[:4].double() - expected).abs().max().item(); rs=(z.sum(1) + lost - 1).abs().max().item(); le=(log_mu[:4].double()-potential).abs().max().item()
-    print(f"E {name:10s} {str(dtype)[-2:]} {alpha} {spread} z {err/eps:.3g} rows {rs/eps:.3g} log {le/eps:.3g}")
+    err = (z[:4].double() - expected).abs().max().item()
+    rs = (z.sum(1) + lost - 1).abs().max().item()
+    le = (log_mu[:4].double() - potential).abs().max().item()
+    print(f"E {name:10s} {str(dtype)[-2:]} {alpha} {spread} z {err / eps:.3g} rows {rs / eps:.3g} log {le / eps:.3g}")

@@ -186,6 +186,14 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
     assert torch.autograd.gradgradcheck(step, inputs)
 
 
+@pytest.mark.parametrize("t", [1e-6, 1e-3, 0.01, 0.02, 0.03, 0.1, 1.0, 30.0])
+def test_no_time_is_less_accurate_than_another(t: float) -> None:
+    pairs = LinearAttentionCoupling(POSITIVE, K.abs(), torch.arange(0, 41, 2), nonnegative=True)
+    for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
+        expected = dense_update(HeatKernel(t), coupling, X, None)
+        assert (HeatKernel(t)(X, coupling) - expected).abs().max() <= 1e-13
+
+
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("nodes", [0, 1, 3])
 def test_few_nodes(update: StateUpdate, nodes: int) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import ConvergenceError
@@ -122,7 +123,7 @@ def low_rank_heat(
     def graphs(diagonal: Tensor, left: Tensor, right: Tensor, v: Tensor) -> Tensor:
         nodes, features = right.shape[-2:]
         if nodes <= features:
-            return torch.linalg.matrix_exp(t * (left @ right.mT - diagonal * _eye(left @ right.mT))) @ v
+            return _exponential(t * (left @ right.mT - diagonal * _eye(left @ right.mT))) @ v
         left, right = _rebased(left, right)
         core = right.mT @ left
         eye, zero = _eye(core), torch.zeros_like(core)
@@ -131,7 +132,7 @@ def low_rank_heat(
             pooled, count = torch.cat([pooled, right.mT @ (v - diagonal * v)], dim=-2), 3
         rows = [[core - eye, eye, eye], [zero, -eye, zero], [zero, zero, zero]]
         generator = torch.cat([torch.cat(blocks[:count], dim=-1) for blocks in rows[:count]], dim=-2)
-        power = torch.linalg.matrix_exp(t * generator)[..., :features, features:]
+        power = _exponential(t * generator)[..., :features, features:]
         return torch.exp(-t * diagonal) * v + left @ (power @ pooled)
 
     return _by_graph(form, graphs, diagonal, form.left, form.right, v)
@@ -153,6 +154,16 @@ def _rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         root = values.clamp(min=least * values.amax(-1, keepdim=True)).sqrt().unsqueeze(-2)
         basis, inverse = size.mT * vectors * root, vectors / root
     return left @ basis, (right / size) @ inverse
+
+
+def _exponential(x: Tensor) -> Tensor:
+    """exp(x), to the last digits at every norm.
+
+    PyTorch (2.13) takes a polynomial of degree 8 for norms between 3e-4 and 0.05, which is off by up to 2e-11. A block
+    of its own beside x keeps the norm above that.
+    """
+    beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0))
+    return torch.linalg.matrix_exp(beside)[..., :-1, :-1]
 
 
 def _eye(like: Tensor) -> Tensor:
