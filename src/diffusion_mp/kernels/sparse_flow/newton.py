@@ -68,9 +68,7 @@ class Root(NamedTuple):
     steps: int
 
 
-def newton(
-    weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0, rows: Layout = DENSE
-) -> Root:
+def newton(weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0, rows: Layout = DENSE) -> Root:
     r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
     The left side is convex, increasing and piecewise linear, so a step solves the linear equation of the active set

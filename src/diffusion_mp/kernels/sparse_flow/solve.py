@@ -54,7 +54,9 @@ def solve(
         weight = (s - rows.spread(top)).clamp_(max=0).exp_()
         offset = log_lam - friction + resistance + top
         threshold = (u + rows.spread(offset)).clamp_(max=limit).exp_()
-        root = newton(weight if first else weight.mul_(may), threshold, leak * (-resistance - top).exp(), rows=rows).root
+        root = newton(
+            weight if first else weight.mul_(may), threshold, leak * (-resistance - top).exp(), rows=rows
+        ).root
         log_root = root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
         reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(ceiling)

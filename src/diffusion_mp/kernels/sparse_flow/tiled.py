@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
@@ -53,7 +52,7 @@ def _first(cols: Rows) -> int | Tensor:
 def _together(features: Features, terms: RowTerms, *others: Tensor) -> Any:
     """All in one dtype, float32 at least."""
     wide, _ = accumulating(*features, *terms[:5], *others)
-    return Features(*wide[:4]), RowTerms(*wide[4:9], terms.best), *wide[9:]
+    return Features(*wide[:4]), RowTerms(*wide[4:9], *terms[5:]), *wide[9:]
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
