@@ -72,7 +72,7 @@ def main() -> None:
         log_c, theta = s + (-s).logsumexp(1, keepdim=True), args.lam / n * u.softmax(1)
         exact, _ = solve_rows(log_c, theta, args.alpha)
         top = log_c.amax(-1, keepdim=True)  # in units of the largest conductance
-        _, passes = newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / args.alpha)
+        passes = newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / args.alpha).steps
         cells = [f"{n:,}", f"{(exact > 0).double().mean():.0%}", str(passes)]
         for step_size in ("corrected", "barzilai_borwein", "published"):
             z, steps = proximal(

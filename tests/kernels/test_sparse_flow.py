@@ -58,7 +58,7 @@ def newton_rows(s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor,
 def newton_steps(log_c: Tensor, theta: Tensor, alpha: float) -> int:
     """Of the first search, whose unit is the largest conductance."""
     top = log_c.amax(-1, keepdim=True)
-    return newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / alpha)[1]
+    return newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / alpha).steps
 
 
 def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:

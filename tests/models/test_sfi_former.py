@@ -61,6 +61,28 @@ def test_a_molecule_alone_and_in_a_batch(cls: type, task: str, generator: torch.
     torch.testing.assert_close(call(model, batch), alone, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+def test_a_graph_alone_in_a_batch_and_in_another_order(dtype: torch.dtype, scale: float) -> None:
+    """Whatever the parameters, whose scores may be in the thousands: a row keeps its digits."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [9, 30, 17]
+    for _ in range(4):
+        model = build(SFiFormer, 5, 12, 3, 2).to(dtype)
+        for parameter in model.parameters():
+            parameter.data = scale * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+        parts = [torch.randn(size, 5, generator=generator, dtype=dtype) for size in sizes]
+        edges = [torch.randint(size, (2, 3 * size), generator=generator) for size in sizes]
+        alone = [model(x, e) for x, e in zip(parts, edges, strict=True)]
+        shifted = torch.cat([e + first for e, first in zip(edges, (0, 9, 39), strict=True)], 1)
+        batched = model(torch.cat(parts), shifted, None, torch.arange(3).repeat_interleave(torch.tensor(sizes)))
+        order = torch.randperm(30, generator=generator)
+        permuted = model(parts[1][order], order.argsort()[edges[1]])
+        rounding = 100 * torch.finfo(dtype).eps
+        for got, expected in ((batched, torch.cat(alone)), (permuted, alone[1][order])):
+            assert (got - expected).abs().max() < rounding * expected.abs().max()
+
+
 def test_links_are_scored_in_both_directions_alike(generator: torch.Generator) -> None:
     data = molecule(6, generator)
     model = build(SFiFormer, ATOMS, 8, 5, 1, edge_dim=BONDS, pe_channels=4, task="link")

@@ -15,10 +15,8 @@ from diffusion_mp.kernels.sparse_flow.solve import units
 
 
 def flowing(log_conductance: Tensor, threshold: Tensor, inverse: Tensor) -> Tensor:
-    """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α, a sum of positive terms and so without cancellation, is < 1."""
-    top = (
-        pad(log_conductance, (0, 1), value=-math.inf).amax(-1, keepdim=True).clamp_min(torch.finfo(threshold.dtype).min)
-    )
+    """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed up in order, so that nothing cancels."""
+    top = pad(log_conductance, (0, 1), value=torch.finfo(threshold.dtype).min).amax(-1, keepdim=True)
     conductance, one = (log_conductance - top).exp(), (-top).exp()  # in units of the largest
     order = threshold.masked_fill(conductance == 0, math.inf).argsort(-1)
     theta = threshold.gather(-1, order)
@@ -93,12 +91,14 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
 
 def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """Every row solved by sorting."""
-    parts = [_graph(*(_scores(*features[i : i + 2], rows) for i in (0, 2)), lam[rows], leak[rows], rows.start)
-             for rows in slices(ptr, features.q.size(0))]  # fmt: skip
+    q, k, fq, fk = features
+    parts = []
+    for rows in slices(ptr, q.size(0)):
+        parts.append(_solved(_scores(q, k, rows), _scores(fq, fk, rows), lam[rows], leak[rows], rows.start))
     return RowPotentials(*(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True)))
 
 
-def _graph(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
+def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
     """The rows of one graph, [H, n, 1], from its scores [H, n, n]."""
     resistance, friction = (-s).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
