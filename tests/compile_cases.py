@@ -24,7 +24,16 @@ from diffusion_mp.diffusivities import (
     auxiliary_loss,
 )
 from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
-from diffusion_mp.models import DIFFormer, DiffusionGNN, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
+from diffusion_mp.models import (
+    CertifiedDIFFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GatedGCN,
+    NodeFormer,
+    PDETransformer,
+    SFiFormer,
+    SGFormer,
+)
 from diffusion_mp.testing import check_diffusivity, tolerance
 from diffusion_mp.updates import CertifiedStep, CrankNicolson, ExplicitEuler, HeatKernel
 from reading_features import ReadsInputs
@@ -73,6 +82,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     ),
     "difformer-a": (lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), False),
     "difformer-s-mean-graph": (lambda: DIFFormer(8, 6, 3, 1, graph="mean"), True),
+    "certified": (lambda: CertifiedDIFFormer(8, 6, 3, 2, heads=2, constraint="sphere"), False),
+    "certified-graph": (lambda: CertifiedDIFFormer(8, 6, 3, 2), True),
+    "certified-projections-graph": (
+        lambda: CertifiedDIFFormer(8, 6, 3, 1, penalty="gaussian", constraint="nonnegative", projection="tied"),
+        True,
+    ),
     "nodeformer": (lambda: NodeFormer(8, 6, 3, heads=2), False),
     "nodeformer-graph": (lambda: NodeFormer(8, 6, 3, 1, heads=2, hops=2), True),
     "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
@@ -95,7 +110,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
-QUICK = ("readme-graph", "difformer-s-graph")
+QUICK = ("readme-graph", "difformer-s-graph", "certified-graph")
 EXHAUSTIVE = (
     "certified-sphere-graph",
     "reads-features-graph",

@@ -45,6 +45,7 @@ from diffusion_mp.diffusivities import (
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    MixtureDiffusivity,
     NeumannDiffusivity,
     Positive,
     RelationalBias,
@@ -56,10 +57,19 @@ from diffusion_mp.diffusivities import (
     SymmetricDiffusivity,
     UniformDiffusivity,
 )
-from diffusion_mp.energies import Ball, GaussianPenalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty, Sphere
+from diffusion_mp.energies import (
+    Ball,
+    GaussianPenalty,
+    MixturePenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+    Sphere,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,
+    CertifiedConv,
     DIFFormerConv,
     DiffusionConv,
     GATConv,
@@ -79,6 +89,7 @@ from diffusion_mp.layers import (
 )
 from diffusion_mp.models import (
     GPS,
+    CertifiedDIFFormer,
     DFiFormer,
     DIFFormer,
     DiffusionGNN,
@@ -98,6 +109,7 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
 )
 
@@ -263,6 +275,9 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=torch.float64)),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
     "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
+    "pairwise-tied-unnormalized": lambda: PairwiseCoupling(*2 * [leaf(11, 2, 3) / 2], PTR, normalize=False),
+    "pairwise-tied-symmetric": lambda: PairwiseCoupling(*2 * features(2)[:1], PTR, normalize="symmetric"),
+    "pairwise-tied-no-loops-ragged": lambda: PairwiseCoupling(*2 * features(2)[:1], PTR, loops=False),
     "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
     "polynomial": lambda: PolynomialCoupling(SparseCoupling(graph(True), nonnegative=True), leaf(1)),
     "polynomial-heads-ragged": lambda: PolynomialCoupling(SparseCoupling(graph(), leaf(10, 2)), leaf(3)),
@@ -365,6 +380,10 @@ class StateFriction(torch.nn.Module):
 
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
+    "mixture": MixtureDiffusivity,
+    "mixture-edges": lambda: EdgeDiffusivity(MixturePenalty([0.5, 2.0])),
+    "mixture-heads": lambda: MixtureDiffusivity(6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"),
+    "mixture-symmetric": lambda: MixtureDiffusivity(4, projection="tied", widths=(0.7,), row_stochastic=False),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
     "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),
     "kernelized-heads": lambda: KernelizedSoftmaxDiffusivity(
@@ -573,6 +592,15 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
         ),
         {},
     ),
+    "generic-momentum": (
+        lambda: DiffusionConv(
+            4,
+            3,
+            AdjacencyDiffusivity("sym", direction="undirected"),
+            MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2),
+        ),
+        {},
+    ),
     "generic-positions": (
         lambda: DiffusionConv(4, 4, NeumannDiffusivity(), ExplicitEuler(1.0), transform=False, bias=False),
         {"edges": False},
@@ -677,6 +705,35 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer-softmax": (lambda: DIFFormer(4, 6, 3, 1, kernel="softmax", projection="tied", self_loops="add"), {}),
     "difformer-gaussian": (lambda: DIFFormer(4, 6, 3, 1, kernel="gaussian", heads=2), {}),
     "difformer-frobenius": (lambda: DIFFormer(4, 6, 3, 1, projection="separate", normalize="frobenius"), {}),
+    "certified-conv": (lambda: CertifiedConv(4), {}),
+    "certified-conv-no-edges": (lambda: CertifiedConv(4, heads=2), {"edges": False}),
+    "certified-conv-source": (
+        lambda: CertifiedConv(4, penalty="gaussian", constraint="nonnegative", heads=2, projection="tied"),
+        {"extra": source},
+    ),
+    "certified-conv-sphere": (
+        lambda: CertifiedConv(4, constraint="sphere", graph=AdjacencyDiffusivity("sum", direction="undirected")),
+        {"extra": source},
+    ),
+    "certified-conv-no-attention": (lambda: CertifiedConv(4, penalty=None, constraint=None), {}),
+    "certified": (lambda: CertifiedDIFFormer(4, 6, 3, 3), {}),
+    "certified-no-edges": (lambda: CertifiedDIFFormer(4, 6, 3, 2, constraint="sphere", lam=0.5), {"edges": False}),
+    "certified-heads": (
+        lambda: CertifiedDIFFormer(
+            4, 6, 3, 2, penalty="sigmoid", constraint="nonnegative", heads=2, projection="tied", dropout=0.2
+        ),
+        {},
+    ),
+    "certified-inputs": (
+        lambda: CertifiedDIFFormer(
+            4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False), graph=False, encoder_layers=1
+        ),
+        {},
+    ),
+    "certified-at-rest": (
+        lambda: CertifiedDIFFormer(4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0),
+        {},
+    ),
     "nodeformer": (lambda: NodeFormer(4, 6, 3, heads=2), {}),
     "nodeformer-no-edges": (lambda: NodeFormer(4, 6, 3, 1), {"edges": False}),
     "nodeformer-max": (lambda: NodeFormer(4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2), {}),
@@ -732,8 +789,8 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
 def test_layers_obey_the_laws(name: str) -> None:
     build, options = LAYERS[name]
     skip = {}
-    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit"):
-        skip["poisoned batch mate"] = "a linear solve of the whole batch refuses NaN anywhere in it"
+    if name in ("generic-implicit", "generic-trapezoidal", "generic-equilibrium", "appnp-limit", "certified-at-rest"):
+        skip["poisoned batch mate"] = "a solve for the whole batch refuses NaN anywhere in it"
     if name == "generic-backtracking":
         skip["poisoned batch mate"] = "no τ lowers the energy of a graph with NaN in it, which is an error"
     if name == "sfi-conv-published-scale":

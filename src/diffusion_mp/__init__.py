@@ -14,6 +14,7 @@ from diffusion_mp.couplings import (
     PairwiseCoupling,
     PolynomialCoupling,
     PooledCoupling,
+    ProjectedCoupling,
     ReweightedCoupling,
     ScaledCoupling,
     SparseCoupling,
@@ -30,6 +31,7 @@ from diffusion_mp.diagnostics import (
     perturbation_bound,
     posterior_variance,
     roughness,
+    smoothing_floor,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -44,6 +46,7 @@ from diffusion_mp.diffusivities import (
     KernelizedSoftmaxDiffusivity,
     MixtureDiffusivity,
     NeumannDiffusivity,
+    Positive,
     RelationalBias,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
@@ -115,6 +118,7 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
     fixed_point,
 )
@@ -173,6 +177,7 @@ __all__ = [
     "MLPConv",
     "MixtureDiffusivity",
     "MixturePenalty",
+    "MomentumStep",
     "MultiHeadConv",
     "NeumannCoupling",
     "NeumannDiffusivity",
@@ -184,6 +189,8 @@ __all__ = [
     "Penalty",
     "PolynomialCoupling",
     "PooledCoupling",
+    "Positive",
+    "ProjectedCoupling",
     "QuadraticPenalty",
     "RelationalBias",
     "ReweightedCoupling",
@@ -225,4 +232,5 @@ __all__ = [
     "perturbation_bound",
     "posterior_variance",
     "roughness",
+    "smoothing_floor",
 ]

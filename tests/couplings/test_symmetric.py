@@ -103,7 +103,8 @@ def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
 
 def test_where_the_diagonal_was_everything_rounding_is_nobodys_neighbour(generator: torch.Generator) -> None:
     """Orthogonal features: off the diagonal is nothing, and what subtracting leaves must not be normalised."""
-    x = (torch.eye(40) * torch.rand(40, generator=generator) * 3).unsqueeze(1).requires_grad_()
+    directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
+    x = (directions * 3 * torch.rand(40, 1, generator=generator)).unsqueeze(1).requires_grad_()
     coupling = symmetric_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True), diagonal=False)
     out = coupling @ torch.rand(40, 1, 2, generator=generator)
     assert torch.equal(out, torch.zeros_like(out))

@@ -10,11 +10,23 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp import DIFFormer, DiffusionGNN, Graph, NodeFormer, SGFormer
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedDIFFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GaussianDiffusivity,
+    Graph,
+    NodeFormer,
+    SGFormer,
+    SimpleDiffusivity,
+)
 from diffusion_mp.couplings import Coupling, LowRankCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.energies import (
+    Ball,
     GaussianPenalty,
     JointEnergy,
+    MixturePenalty,
     Penalty,
     SimplePenalty,
     certify,
@@ -138,6 +150,48 @@ def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str])
         assert not certificate
         for part in parts:
             assert re.search(part, certificate.reason)
+
+
+CERTIFIED = {
+    "simple": {},
+    "sphere": {"constraint": "sphere", "heads": 2},
+    "projected": {"penalty": "gaussian", "heads": 2, "projection": "tied", "constraint": "sphere"},
+    "learned": {"penalty": MixturePenalty((0.3, 1.0)), "constraint": "nonnegative"},
+    "no attention": {"penalty": None, "constraint": None},
+    "inputs": {"inputs": GaussianDiffusivity(row_stochastic=False), "graph": False},
+    "at rest": {"num_layers": None, "penalty": None},
+}
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_a_certified_model_is_certified_whatever_it_has_learned(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = CertifiedDIFFormer(4, 6, 3, **{"num_layers": 5, "dropout": 0.5} | CERTIFIED[name])
+    data = Data(x=torch.randn(7, 4, generator=generator), edge_index=torch.randint(7, (2, 12), generator=generator))
+    for _ in range(5):
+        certificate = certify(model, data)
+        assert certificate, certificate
+        assert certificate.energy == repr(model.energy(data.x, data.edge_index))
+        model.eval()
+        falls = model.energies(data.x, data.edge_index).diff()
+        assert (falls <= 1e-6 * model.energies(data.x, data.edge_index)[:-1].abs()).all()
+        model.train()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+
+
+def test_a_certified_model_with_a_part_that_is_not_is_refused() -> None:
+    x, edge_index = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1], [1, 2]])
+    model = CertifiedDIFFormer(4, 6, 3, graph=AdjacencyDiffusivity("sum"))
+    assert "is not promised to be symmetric, for SparseCoupling(" in certify(model, Data(x, edge_index)).reason
+    model = CertifiedDIFFormer(4, 6, 3, inputs=SimpleDiffusivity(normalize=None, row_stochastic=False))
+    assert "is not promised to be nonnegative, for LowRankCoupling(" in certify(model, x).reason
+    model = CertifiedDIFFormer(4, 6, 3)
+    model.conv.update.constraint = Ball(1.5)
+    assert "is concave up to squared distance 4, and Ball(radius=1.5)" in certify(model, x).reason
+    with pytest.raises(TypeError, match="x must be a tensor"):
+        certify(model)
 
 
 def test_what_is_no_subject() -> None:

@@ -101,6 +101,34 @@ def positive(d: Draw) -> Arg:
     return number(d, 0.5, 0.25, optional=True)
 
 
+def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
+    """Options of a certified layer: the simple penalty wants states near each other."""
+    constraint = d.pick(["ball", "sphere", "nonnegative", None])
+    near = constraint in ("ball", "sphere")
+    return {
+        "penalty": choice(d, *(["simple"] if near else []), "gaussian", "softmax", "quadratic", None, optional=near),
+        "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
+        "heads": heads(d) if channels else count(d, 1, 2, optional=True),
+        "projection": choice(d, "tied", None),
+        "radius": number(d, 1.0, 0.5, optional=True),
+        "beta": number(d, 1.0, 0.1, optional=True),
+        "lam": number(d, 0.5, 1e-3, optional=True),
+        "mu": number(d, 2.0, 20.0, optional=True),
+        "graph": flag(d),
+    }
+
+
+def certified_conv(d: Draw) -> None:
+    """A certified step."""
+    d.call(
+        "layer",
+        f"mp.CertifiedConv({{args}}){cast(d)}",
+        channels=count(d, d.channels),
+        **certified(d, channels=True),
+    )
+    called(d, needed=False)
+
+
 def diffusion_conv(d: Draw) -> None:
     """The generic layer."""
     reads = choice(d, "state", "values", "features")
@@ -241,6 +269,7 @@ LAYERS: dict[str, Strategy] = {
         dropout=dropout,
         bias=flag,
     ),
+    "CertifiedConv": certified_conv,
     "DIFFormerConv": layer(
         "DIFFormerConv",
         out_channels=same,

@@ -24,7 +24,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy, Wrong
-from .table_layers import called, loops, positive, projection, rate
+from .table_layers import called, certified, loops, positive, projection, rate
 from .table_operators import boundary, strides
 
 NOT_OPTIONS = [
@@ -339,7 +339,29 @@ def pde_transformer(d: Draw) -> None:
     d.call("out", "layer({args})", **given)
 
 
+def certified_difformer(d: Draw) -> None:
+    """The certified model."""
+    d.call(
+        "layer",
+        f"mp.CertifiedDIFFormer({{args}}){cast(d)}",
+        in_channels=count(d, d.channels),
+        hidden_channels=count(d, 4, 6),
+        out_channels=count(d, 3, 1),
+        num_layers=layers(d),
+        encoder_layers=count(d, 1, 2, optional=True),
+        encoder_channels=count(d, 5, optional=True, none=True),
+        centre=flag(d),
+        dropout=probability(d),
+        **certified(d, channels=False),
+    )
+    if d.maybe(0.5):
+        called(d, needed=False, source=False)
+    else:
+        d.call("out", f"layer.{d.pick(['energy', 'energies'])}({{args}})", x=state(d), **edges(d, needed=False))
+
+
 MODELS: dict[str, Strategy] = {
+    "CertifiedDIFFormer": certified_difformer,
     "DIFFormer": model(
         "DIFFormer",
         num_layers=layers,

@@ -19,6 +19,7 @@ from diffusion_mp import (
     SimpleDiffusivity,
 )
 from diffusion_mp.diffusivities import Diffusivity, SymmetricDiffusivity
+from diffusion_mp.experiments.train import DigitsDataModule
 
 
 def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,6 +78,19 @@ def test_a_sharp_kernel_spreads_nothing_past_its_own_diagonal() -> None:
     ]
     assert reached[0].tolist() == [True] + 19 * [False]
     assert reached[1].all()
+
+
+@pytest.mark.slow
+def test_digits_by_their_pixels_alone() -> None:
+    """Five labels per class and no graph; the same width and α with the diagonal."""
+    data = DigitsDataModule(seed=0).load()
+    accuracy = []
+    for diagonal in (False, True):
+        model = LabelPropagation(None, 0.99, gaussian(0.3, diagonal=diagonal))
+        right = model(data.y, mask=data.train_mask, features=data.x).argmax(1) == data.y
+        accuracy.append(float(right[data.test_mask].float().mean()))
+    assert accuracy[0] > 0.95
+    assert accuracy[1] < accuracy[0] - 0.01
 
 
 def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:

@@ -79,11 +79,9 @@ class ScaledCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._by_head(self.coupling.degree(), 1)
 
-    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        return self._by_head(self.coupling.laplacian(v), 1)
-
-    def _majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
-        return self._by_head(self.coupling._majorant(convex), 1)
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved, bound = self.coupling._majorized(v, convex)
+        return self._by_head(moved, 1), self._by_head(bound, 1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)
@@ -158,11 +156,9 @@ class SumCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return reduce(add, [term.degree() for term in self.terms])
 
-    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        return reduce(add, [term.laplacian(v) for term in self.terms])
-
-    def _majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
-        return reduce(add, [term._majorant(convex) for term in self.terms])
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved, bounds = zip(*(term._majorized(v, convex) for term in self.terms), strict=True)
+        return reduce(add, moved), reduce(add, bounds)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return reduce(add, [term._at(edge_index) for term in self.terms])

@@ -152,8 +152,9 @@ class Coupling(ABC):
 
     def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
-        v = v.to(torch.promote_types(v.dtype, torch.float32))
-        return self.exact_degree(v.dtype).unsqueeze(2) * v - self.matmul(v)
+        check_values(v, self.num_nodes, self.heads)
+        check_device(v, "v", self.device, "the coupling")
+        return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[0]
 
     def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
@@ -164,6 +165,12 @@ class Coupling(ABC):
         Raises:
             CouplingMismatchError: S does not promise to be symmetric and nonnegative.
         """
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        nothing = torch.empty(self.num_nodes, self.heads, 0, dtype=dtype, device=self.device)
+        return self.majorized(nothing, convex)[1].squeeze(2)
+
+    def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
+        """`laplacian` and `majorant` by one product, for a wide v that an update has checked."""
         missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
         if missing:
             raise CouplingMismatchError(
@@ -173,11 +180,13 @@ class Coupling(ABC):
                 f"(graph.to_undirected()), factors that are numbers >= 0 or a Positive, and for the simple penalty of "
                 f"distances a constraint that keeps states within 2 of each other."
             )
-        return self._majorant(convex)
+        return self._majorized(v, convex)
 
-    def _majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
-        degree = self.degree()
-        return degree if convex or self.positive_semidefinite else 2 * degree
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        """(D − S) v and p, from one product with [v, 1]."""
+        moved = self.product(torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2))
+        degree = moved[:, :, -1:]
+        return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
 
     def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """``S @ v``, the same as :meth:`matmul`."""

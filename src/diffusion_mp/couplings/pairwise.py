@@ -51,16 +51,17 @@ class PairwiseCoupling(Coupling):
         if normalize != "symmetric":
             check_flags(normalize=normalize)
         check_flags(loops=loops, reversible=reversible)
+        divided, tied = normalize is True, query is key
         super().__init__(
             query.size(0),
             query.size(1),
             query,
             ptr=ptr,
             symmetric=symmetric,
-            row_stochastic=normalize is True,
+            row_stochastic=divided,
             nonnegative=True,
             positive_semidefinite=positive_semidefinite,
-            metric=(lambda: _row_sums(query, key, ptr, score, loops)) if reversible or query is key else None,
+            metric=(lambda: _row_sums(query, key, ptr, score, loops)) if divided and (reversible or tied) else None,
         )
         self.quadratic = True
         self.query, self.key, self.score = query, key, score

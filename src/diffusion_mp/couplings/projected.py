@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -47,27 +46,31 @@ class ProjectedCoupling(Coupling):
         )
         self.coupling, self.projection = coupling, projection
 
-    def _between(self, apply: Callable[[Tensor], Tensor], v: Tensor) -> Float[Tensor, "N 1 C"]:
-        """Σ_h W_hᵀ apply(W_h v), in at least float32."""
+    def _seen(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+        """W and Wv of every head in at least float32, and the dtype of v."""
         if v.size(1) != 1 or v.size(2) != self.projection.size(2):
             raise ValueError(
                 f"v must be a state of one head with the {self.projection.size(2)} channels that the projection reads; "
                 f"got {describe(v)}."
             )
-        with without_autocast(v):
-            (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
-            moved = apply(torch.einsum("hdc,nc->nhd", w, wide))
-            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1).to(dtype)
+        (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
+        return w, torch.einsum("hdc,nc->nhd", w, wide), dtype
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self._between(self.coupling.product, v)
+        with without_autocast(v):
+            w, seen, dtype = self._seen(v)
+            return torch.einsum("hdc,nhd->nc", w, self.coupling.product(seen)).unsqueeze(1).to(dtype)
 
-    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        return self._between(self.coupling.laplacian, v.to(torch.promote_types(v.dtype, torch.float32)))
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        with without_autocast(v):
+            w, seen, _ = self._seen(v)
+            moved, bounds = self.coupling._majorized(seen, convex)
+            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
+            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1), bound
 
-    def _majorant(self, convex: bool) -> Float[Tensor, "N 1"]:
-        norms = torch.linalg.matrix_norm(self.projection.to(torch.promote_types(self.dtype, torch.float32)), 2)
-        return (self.coupling._majorant(convex) * norms.square()).sum(1, keepdim=True)
+    def majorant(self, convex: bool) -> Float[Tensor, "N 1"]:
+        nothing = torch.zeros(self.num_nodes, 1, self.projection.size(2), dtype=self.dtype, device=self.device)
+        return self.majorized(nothing, convex)[1].squeeze(2)
 
     def _transpose(self) -> Coupling:
         return ProjectedCoupling(self.coupling.T, self.projection)
@@ -86,3 +89,10 @@ class ProjectedCoupling(Coupling):
             f"a ProjectedCoupling has no {what}: it mixes channels, so what a pair of nodes has is a matrix. Ask its "
             f"`coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
         )
+
+
+def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
+    """‖W_h‖₂ of every head, and NaN for one whose entries are not finite, which LAPACK would refuse."""
+    finite = w.isfinite()
+    norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
+    return norms.masked_fill(~finite.all(2).all(1), torch.nan)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.couplings.algebra import ScaledCoupling
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
@@ -117,3 +118,18 @@ def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | 
         return None
     metric = metric if column is None else metric * column.detach().double()
     return metric if row is None else torch.where(row == 0, 1.0, metric / row.detach().double())
+
+
+def averaged(coupling: Coupling, num_nodes: int | None = None) -> Coupling:
+    """s_ij / n with n the number of nodes of the graph of i and j: what S v sums, as a mean.
+
+    Args:
+        coupling: S, of one graph or a batch.
+        num_nodes: n of one graph, where not all of its nodes are rows of S.
+    """
+    if coupling.ptr is None:
+        return ScaledCoupling(1.0 / max(coupling.num_nodes if num_nodes is None else num_nodes, 1), coupling)
+    sizes = coupling.ptr.diff()
+    root = sizes.clamp(min=1).to(torch.float64).rsqrt().repeat_interleave(sizes, output_size=coupling.num_nodes)
+    weight = root.to(coupling.device, coupling.dtype).unsqueeze(1)
+    return ReweightedCoupling(coupling, weight, weight, nonnegative=coupling.nonnegative)

@@ -127,6 +127,8 @@ class MixtureScore:
     of the Gaussians, with all that they promise.
     """
 
+    g = "mixture"
+
     def __init__(self, widths: Float[Tensor, " M"], weights: Float[Tensor, " M"]) -> None:
         self.widths, self.weights = widths, weights
 
@@ -134,6 +136,11 @@ class MixtureScore:
         """f(s), elementwise."""
         widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
         return (weights * (s.unsqueeze(-1) / widths.square()).exp()).sum(-1)
+
+    def log(self, s: Tensor) -> Tensor:
+        """log f(s), elementwise, also where f(s) itself underflows."""
+        widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
+        return (s.unsqueeze(-1) / widths.square() + weights.log()).logsumexp(-1)
 
     @torch.no_grad()
     def inverse(self, f: Tensor) -> Tensor:

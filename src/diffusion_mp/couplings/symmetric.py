@@ -69,8 +69,8 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        promises = {"symmetric": lambda: coupling.symmetric, "nonnegative": coupling.nonnegative}
-        return SparseCoupling(coupling.graph, weight, **promises)
+        symmetric, nonnegative = (lambda: coupling.symmetric), coupling.nonnegative
+        return SparseCoupling(coupling.graph, weight, symmetric=symmetric, nonnegative=nonnegative)
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
     return OffDiagonalCoupling(coupling)
@@ -110,8 +110,10 @@ class OffDiagonalCoupling(Coupling):
         own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
         return (self.coupling._product(wide) - own * wide).to(v.dtype)
 
-    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        return self.coupling.laplacian(v)  # which does not see the diagonal
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved = self.coupling._majorized(v, convex)[0]  # a Laplacian does not see the diagonal
+        degree = self.degree().unsqueeze(2)
+        return moved, degree if convex else 2 * degree
 
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)

@@ -9,12 +9,14 @@ from diffusion_mp.diagnostics.placement_report import PlacementReport, diagnose
 from diffusion_mp.diagnostics.plotting import plot_attention
 from diffusion_mp.diagnostics.posterior_variance import posterior_variance
 from diffusion_mp.diagnostics.roughness import roughness
+from diffusion_mp.diagnostics.smoothing_floor import SmoothingFloor, smoothing_floor
 
 __all__ = [
     "Commutator",
     "EnergyTrace",
     "Perturbation",
     "PlacementReport",
+    "SmoothingFloor",
     "commutator",
     "diagnose",
     "kernel_error",
@@ -23,4 +25,5 @@ __all__ = [
     "plot_attention",
     "posterior_variance",
     "roughness",
+    "smoothing_floor",
 ]

@@ -14,8 +14,9 @@ from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
 from diffusion_mp.couplings.facts import Promise
+from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.collectives import all_merged, all_reduce
-from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_entries, log_linear_read
+from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read
 
 Exchange = Callable[[Tensor], Tensor]
 """From a rank's own rows to these and those of its halo."""
@@ -70,15 +71,14 @@ class SummedCoupling(_OverRanks):
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
         nothing = log_key.new_zeros(*log_key.shape[:2], 0)
         counts = all_merged(self.coupling.pool(nothing), self.group)
-        log_sum = log_linear_read(
-            Receivers(log_query, None), Pooled(counts.totals, cast("Tensor", counts.shift))
-        ).log_sum
-        row_shift = -math.log(col_shift.size(2)) - log_sum
-        keys, shifts = self.exchange(log_key), self.exchange(col_shift)
-        queries = pad(log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond
-        entries = log_linear_entries(edge_index, queries, keys)
-        source, target = edge_index
-        return entries + (row_shift[target] + shifts[source]).logsumexp(2)
+        shift = cast("Tensor", counts.shift)
+        most = shift.amax(1, keepdim=True)
+        terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))
+        pooled = Pooled(counts.totals, shift - most)
+        row_shift = -math.log(col_shift.size(2)) - log_linear_read(Receivers(terms.log_query, None), pooled).log_sum
+        keys, shifts = self.exchange(terms.log_key), self.exchange(terms.col_shift)
+        queries = pad(terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond
+        return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
 class HaloCoupling(_OverRanks):

@@ -110,14 +110,14 @@ class Sphere(_Round):
     convex = False
 
     def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
-        first = torch.zeros_like(y)
-        first[..., :1] = 1
-        unit = first
-        for rows in (start, y):
-            if rows is not None:
-                direction = unit_vectors(rows)
-                unit = torch.where((direction == 0).all(-1, keepdim=True), unit, direction)
-        return self.radius * unit
+        least = torch.finfo(torch.promote_types(y.dtype, torch.float32)).tiny  # below, `unit_vectors` sees a zero
+        axis = y.new_zeros(y.size(-1))
+        axis[:1] = 1
+        for other in (start, axis):
+            if other is not None:
+                nothing = y.detach().abs().amax(-1, keepdim=True) < least
+                y = torch.where(nothing, other, y)
+        return self.radius * unit_vectors(y)
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
         excess, rounding = self._excess(x)

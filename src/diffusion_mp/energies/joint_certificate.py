@@ -14,6 +14,7 @@ from diffusion_mp.couplings import (
     ScaledCoupling,
     SumCoupling,
 )
+from diffusion_mp.couplings.reweighted import averaged
 from diffusion_mp.energies.certificate import Certificate
 from diffusion_mp.energies.constraints import Ball, Constraint
 from diffusion_mp.energies.joint import JointEnergy
@@ -102,6 +103,7 @@ def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
     terms: list[Coupling] = []
     if energy.penalty is not None:
         pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=_seen(energy))
+        pairs = averaged(pairs) if energy.mean else pairs
         if energy.projection is not None:
             pairs = ProjectedCoupling(pairs, energy.projection.double())
         terms.append(ScaledCoupling(float(energy.lam), pairs))
@@ -124,6 +126,6 @@ def _agree(own: Coupling, coupling: Coupling, x: Tensor) -> bool:
     if not x.numel():
         return True
     probe = torch.arange(x.numel(), dtype=torch.float64, device=x.device).square().cos().view(by_head(x).shape)
-    expected, got = own.laplacian(probe), coupling.laplacian(probe)
-    size = own.majorant(convex=True).max() * probe.abs().max()
+    (expected, row_sums), got = own.majorized(probe, convex=True), coupling.laplacian(probe)
+    size = row_sums.max() * probe.abs().max()
     return bool((got - expected).abs().max() <= torch.finfo(coupling.dtype).eps ** 0.5 * size)

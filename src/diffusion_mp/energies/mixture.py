@@ -62,12 +62,12 @@ class MixturePenalty(nn.Module, Penalty):
         return self.log_weights.exp()
 
     @property
-    def score(self) -> MixtureScore:  # type: ignore[override]  # it answers what a Score does
+    def score(self) -> MixtureScore:
         return MixtureScore(self.widths, self.weights)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
-        scale = (2 * self.widths.square()).to(z2.dtype)
+        scale = 2 * self.widths.to(z2.dtype).square()
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
 
     def extra_repr(self) -> str:

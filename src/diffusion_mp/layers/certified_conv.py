@@ -10,20 +10,31 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.reweighted import averaged
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, SoftmaxPenalty, Unconstrained, get_penalty
-from diffusion_mp.errors import check_choice, check_counts, check_device, check_flags, check_kind, check_state
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_device,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_state,
+)
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.updates import CertifiedStep
 
 
 class CertifiedConv(nn.Module):
-    r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = λ (f(‖z_i − z_j‖²))_ij + μA.
+    r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
-    Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
-    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md). H is the ``source`` of the call, δ the penalty with
-    δ′ = f, w_i the row sums of W, and p_i the majorant of a `CertifiedStep`, which this is one of; :meth:`energy` gives
-    F. A state that is not in C is projected onto it first.
+    Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
+    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md). n is the number of nodes of the graph of i and j, so
+    that λ weighs what a node hears of the others on average, in graphs of any size. H is the ``source`` of the call, δ
+    the penalty with δ′ = f, w_i the row sums of W, and p_i the majorant of a `CertifiedStep`, which this is one of;
+    :meth:`energy` gives F. A state that is not in C is projected onto it first.
 
     Args:
         channels: C, of the state and the result.
@@ -65,6 +76,8 @@ class CertifiedConv(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(channels=channels, heads=heads)
+        for name, weight in (("beta", beta), ("lam", lam), ("mu", mu)):
+            check_positive(weight, name)
         check_choice(projection, "projection", [None, "tied"])
         check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
         check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
@@ -89,7 +102,8 @@ class CertifiedConv(nn.Module):
 
     def _draw(self) -> None:
         if self.weight is not None:
-            nn.init.orthogonal_(self.weight.flatten(0, 1))  # rows of norm one, at right angles
+            bound = self.in_channels**-0.5
+            nn.init.uniform_(self.weight, -bound, bound)
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew; β, λ and μ go back to their initial values."""
@@ -111,15 +125,37 @@ class CertifiedConv(nn.Module):
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator W that was used."""
         check_flags(return_coupling=return_coupling)
+        check_kind(beside, "beside", (Coupling, NoneType), "a Coupling of the same nodes, or None")
         check_state(x, channels=self.in_channels, module=self)
+        check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
         if source is not None:
             check_state(source, "source", self.in_channels, module=self)
             check_device(source, "source", x.device, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         state = self.update.constraint.project(self.by_head(x))
-        coupling = self._coupling(state, graph, beside)
+        coupling = self.coupling(state, graph, beside)
         out = self.update.step(state, coupling, source=state if source is None else self.by_head(source)).flatten(1)
         return (out, coupling) if return_coupling else out
+
+    def coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None = None) -> Coupling:
+        """W at a state by head (:meth:`by_head`) of this graph."""
+        terms: list[Coupling] = []
+        fixed = self._fixed(state.flatten(1), graph, beside)
+        if fixed is not None:
+            terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
+        if self.attention is not None and self.lam is not None:
+            projection = self.projection
+            seen = state
+            if projection is not None:
+                with without_autocast(state):
+                    seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
+            pairs = averaged(self.attention(seen.flatten(1), graph), graph.total_nodes)
+            if projection is not None:
+                pairs = ProjectedCoupling(pairs, projection)
+            terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
+        if not terms:
+            return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
+        return terms[0] if len(terms) == 1 else SumCoupling(terms)
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
         """F, for states by head (:meth:`by_head`) of this graph with this source."""
@@ -133,6 +169,7 @@ class CertifiedConv(nn.Module):
             constraint=self.update.constraint,
             projection=self.projection,
             ptr=graph.segments,
+            mean=True,
         )
 
     def at_rest(
@@ -160,28 +197,11 @@ class CertifiedConv(nn.Module):
 
     @property
     def projection(self) -> Float[Tensor, "H D C"] | None:
-        """The projections as they are used, none of them longer than one."""
+        """The projections as they are used, of norm one at most, in float32 at least: rounding may lengthen them."""
         if self.weight is None:
             return None
-        return self.weight / torch.linalg.matrix_norm(self.weight, 2, keepdim=True).clamp(min=1)
-
-    def _coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None) -> Coupling:
-        """W at a state."""
-        terms: list[Coupling] = []
-        fixed = self._fixed(state.flatten(1), graph, beside)
-        if fixed is not None:
-            terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
-        if self.attention is not None and self.lam is not None:
-            projection = self.projection
-            if projection is None:
-                pairs = self.attention(state.flatten(1), graph)
-            else:
-                seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1))
-                pairs = ProjectedCoupling(self.attention(seen.flatten(1), graph), projection)
-            terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
-        if not terms:
-            return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
-        return terms[0] if len(terms) == 1 else SumCoupling(terms)
+        wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        return wide / torch.linalg.matrix_norm(wide, 2, keepdim=True).clamp(min=1)
 
     def _fixed(self, x: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
         """A, what stands beside it, or both."""
@@ -214,14 +234,17 @@ class AllPairs(Diffusivity):
                 f"constraint={constraint!r} lets states be {farthest:g} apart. Pass constraint='ball' or 'sphere' with "
                 f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
             )
-        self.penalty, self.heads = penalty, heads
+        self.of_pairs, self.heads = penalty, heads
         # A projection of norm one takes a sphere into its ball.
         self.within = Ball(constraint.diameter / 2) if projection and not constraint.convex else constraint
 
+    @property
+    def penalty(self) -> Penalty:  # type: ignore[override]
+        """δ; one that is learned is a module, which the attribute of the class would hide."""
+        return self.of_pairs
+
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return cast("Penalty", self.penalty).coupling(
-            x.unflatten(1, (self.heads, -1)), graph.segments, constraint=self.within
-        )
+        return self.penalty.coupling(x.unflatten(1, (self.heads, -1)), graph.segments, constraint=self.within)
 
 
 def _penalty(penalty: Penalty | str, dim: int) -> Penalty:

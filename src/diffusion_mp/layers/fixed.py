@@ -126,7 +126,7 @@ class APPNPConv(DiffusionConv):
 
     Args:
         channels: of x.
-        K: how many steps, or ``None`` for the limit, which needs a symmetric S.
+        K: how many steps, or ``None`` for the limit, which an :class:`Equilibrium` finds: it says what S has to be.
         alpha: α, the share of x^(0); 0 < α < 1 for the limit.
         diffusivity: gives S; Â by default.
         options: further ones of :class:`DiffusionConv`, such as ``reads="features"``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
-from diffusion_mp.energies import Constraint, JointEnergy, Penalty
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
@@ -26,8 +26,8 @@ class CertifiedDIFFormer(GraphModel):
 
     All K steps share β, λ, μ and the projections, so they go down one energy F, attention, graph, source, activation
     and normalisation together: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K), at every parameter that training may reach (Theorem T1 of
-    docs/certified.md). :meth:`energies` shows it, :meth:`energy` is F. Dropout acts on what makes H, never between
-    steps.
+    docs/certified.md). :meth:`energy` is F, :meth:`energies` shows it layer by layer, and `certify` looks at the
+    premises. Dropout acts on what makes H, never between steps.
 
     ``num_layers=None`` goes on until nothing moves, at a stationary point of F. Its gradient is that of the implicit
     function theorem, so its memory does not depend on how many steps that took (see `fixed_point`).
@@ -36,8 +36,7 @@ class CertifiedDIFFormer(GraphModel):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``penalty=None`` is the model without attention, everything else the same. λ weighs every pair: of all
-            others together a node hears about Nλ, beside β of its source.
+            ``penalty=None`` is the model without attention, everything else the same.
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
         encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
@@ -64,7 +63,7 @@ class CertifiedDIFFormer(GraphModel):
         *,
         penalty: Penalty | str | None = "simple",
         constraint: Constraint | str | None = "ball",
-        lam: float = 1e-3,
+        lam: float = 1.0,
         mu: float = 10.0,
         inputs: Diffusivity | None = None,
         encoder_layers: int = 2,
@@ -123,6 +122,25 @@ class CertifiedDIFFormer(GraphModel):
         states = self._states(source, beside, graph, forget)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
 
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Certificate:
+        """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`).
+
+        The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
+        """
+        x = cast("Tensor", x)  # None is refused like anything else that is no state
+        graph = self._graph(x, edge_index, edge_weight, batch)
+        source, beside = self._terms(x, graph)
+        state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
+        coupling = self.conv.coupling(state, graph, beside)
+        return certify_step(self.conv.energy(graph, source, beside), coupling, state)
+
     def _graph(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
     ) -> Graph:
@@ -131,7 +149,7 @@ class CertifiedDIFFormer(GraphModel):
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
-        source = self.encoder(x).to(self.decoder.weight.dtype)  # autocast makes it coarser than an energy can be
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # autocast makes it coarser than an energy can be
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, None if self.inputs is None else self.inputs(x, graph)
@@ -152,11 +170,12 @@ class CertifiedDIFFormer(GraphModel):
 
     def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
         """Where the steps from a state come to rest."""
-        energy = self.conv.energy(graph, source, beside)
+        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex: one place of rest
+        energy = None if alone else self.conv.energy(graph, source, beside)
         return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),
             state,
-            energy=lambda z: energy(self.conv.by_head(z)),
+            energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
             total=graph.total,
             what="the state at rest",
         )

@@ -29,9 +29,10 @@ MANY_CLASSES = 1 << 16
 class LabelPropagation(nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
-    With ``num_layers=None`` to equilibrium: Y* = (1 − α)(I − αS)⁻¹ Y^(0), the limit of the steps without clamping, for
-    a symmetric S (Zhou et al. 2004, Eq. 4). This is scikit-learn's ``LabelSpreading``, which divides the rows by their
-    sums in the end, if S is D^-½WD^-½ without the diagonal: ``SymmetricDiffusivity(..., diagonal=False)``.
+    With ``num_layers=None`` to equilibrium: Y* = (1 − α)(I − αS)⁻¹ Y^(0), the limit of the steps without clamping
+    (Zhou et al. 2004, Eq. 4), for an S that is symmetric, or is Ω divided by its row sums with a symmetric Ω. This is
+    scikit-learn's ``LabelSpreading``, which divides the rows by their sums in the end, if S is D^-½WD^-½ without the
+    diagonal: ``SymmetricDiffusivity(..., diagonal=False)``.
 
     Args:
         num_layers: how many steps, or ``None`` for the limit.

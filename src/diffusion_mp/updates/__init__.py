@@ -7,6 +7,7 @@ from diffusion_mp.updates.explicit_euler import ExplicitEuler
 from diffusion_mp.updates.fixed_point import fixed_point
 from diffusion_mp.updates.heat_kernel import HeatKernel
 from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler
+from diffusion_mp.updates.momentum import MomentumStep
 from diffusion_mp.updates.teleport import teleport, teleport_limit
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "HeatKernel",
     "ImplicitEuler",
     "LaplacianUpdate",
+    "MomentumStep",
     "StateUpdate",
     "fixed_point",
     "teleport",

@@ -77,13 +77,13 @@ class Backtracking(LaplacianUpdate):
         if exact and not isinstance(penalty, SimplePenalty):
             raise ValueError(f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}.")
         self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
-        self.exact = exact
+        self.best_first = exact
         self.last_tau: float | Tensor | None = None
 
     def check(self, coupling: Coupling) -> None:
         """Refuse the exact step where the energy is a sum over edges."""
         super().check(coupling)
-        if self.exact and isinstance(coupling, SparseCoupling):
+        if self.best_first and isinstance(coupling, SparseCoupling):
             raise CouplingMismatchError(
                 f"Backtracking(exact=True) knows the energy of all pairs; got {coupling!r}, which has one of its "
                 f"edges. Leave exact out."
@@ -136,7 +136,7 @@ class Backtracking(LaplacianUpdate):
 
     def _first(self, x: Tensor, slope: Tensor, coupling: Coupling) -> Tensor:
         """The first τ to try."""
-        if not (self.exact and isinstance(self.penalty, SimplePenalty)):
+        if not (self.best_first and isinstance(self.penalty, SimplePenalty)):
             return torch.tensor(self.tau, dtype=torch.float64, device=x.device)
         parts = zip(_graphs(x, coupling), _graphs(slope, coupling), strict=True)
         best = [first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau for part, down in parts]
@@ -167,7 +167,7 @@ class Backtracking(LaplacianUpdate):
         return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
 
     def extra_repr(self) -> str:
-        exact = ", exact=True" if self.exact else ""
+        exact = ", exact=True" if self.best_first else ""
         return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}{exact}"
 
 

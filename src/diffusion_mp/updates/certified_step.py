@@ -9,7 +9,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.errors import check_device, check_positive, check_tensor, describe
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.unit import reciprocal
 from diffusion_mp.positive import Positive
 from diffusion_mp.updates.base import State, StateUpdate
 
@@ -71,12 +71,13 @@ class CertifiedStep(StateUpdate):
             )
         self.validate(x, coupling, None, source)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        pull, total = -coupling.laplacian(wide), coupling.majorant(self.constraint.convex).unsqueeze(2)
+        rough, total = coupling.majorized(wide, self.constraint.convex)
+        pull = -rough
         if source is not None and self.beta != 0.0:
             weight = self.beta() if isinstance(self.beta, Positive) else self.beta
             weight = weight if metric is None else weight * _by_head(metric, x)
             pull, total = pull + weight * (source - wide), total + weight
-        return self.constraint.project(wide + quotient(pull, total), wide).to(x.dtype)
+        return self.constraint.project(wide + pull * reciprocal(total), wide).to(x.dtype)
 
     def extra_repr(self) -> str:
         beta = "" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, "

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.errors import ConvergenceError, check_counts, check_function, check_positive, check_tensor
+from diffusion_mp.errors import ConvergenceError, check_counts, check_function, check_positive, check_tensor, describe
+from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.updates.linear_solve import InverseApply
 
 Step = Callable[[Tensor], Tensor]
@@ -64,12 +65,16 @@ def fixed_point(
     if tol is not None:
         check_positive(tol, "tol")
     check_counts(max_iter=max_iter)
+    if type(memory) is not int or memory != 0:
+        check_counts(memory=memory)
+    if x0.is_meta:
+        raise ValueError(f"x0 must have values, for an iteration to begin with; got {describe(x0)}.")
     # Half precision has no fixed point to six digits, nor has a step that autocast takes there.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
     tol = precision(start.dtype).residual if tol is None else tol
 
     def exact(z: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             return step(z)
 
     def limit(step: Step, begin: Tensor, what: str, memory: int = memory) -> Tensor:
@@ -92,7 +97,8 @@ def fixed_point(
             image = exact(variable)
 
         def pull(g: Tensor) -> Tensor:
-            (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
+            with torch.autocast(g.device.type, enabled=False):  # where backward() was called
+                (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
             return grad + moved
 
         return limit(pull, grad, f"the gradient of {what}")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SymmetricDiffusivity
+from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.experiments.train.spectrum import Diagonalized
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
@@ -39,6 +40,11 @@ def test_kept_until_features_or_edges_change():
     again = both(x, Graph.coerce(x, edges))
     x[0] += 1.0  # in place: the tensor is the same one, what it holds is not
     assert both(x, Graph.coerce(x, edges)) is not again
+
+
+def test_what_has_no_real_spectrum_is_refused():
+    with pytest.raises(CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"):
+        Diagonalized(GaussianDiffusivity())(drawn(5, 2))
 
 
 @pytest.mark.parametrize("centre", [False, True])

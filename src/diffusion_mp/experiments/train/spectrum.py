@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.errors import check_kind
+from diffusion_mp.errors import CouplingMismatchError, check_kind
 from diffusion_mp.graph import Graph
 
 
@@ -23,6 +23,9 @@ class Diagonalized(Diffusivity):
 
     Args:
         diffusivity: of one head; its couplings are symmetric.
+
+    Raises:
+        CouplingMismatchError: when it is called, a coupling that is not symmetric or has several heads.
     """
 
     depends_on = "graph"
@@ -50,13 +53,20 @@ class _Diagonal(Coupling):
     """A symmetric nonnegative coupling of one head as a dense matrix, and D̄ − S = Q diag(rates) Qᵀ."""
 
     def __init__(self, coupling: Coupling, dtype: torch.dtype) -> None:
+        if coupling.heads != 1 or not coupling.symmetric:
+            raise CouplingMismatchError(
+                f"Diagonalized needs a symmetric coupling of one head; got a {type(coupling).__name__} with heads="
+                f"{coupling.heads}, symmetric={coupling.symmetric}. Make it with row_stochastic=False, or normalise it "
+                f"with SymmetricDiffusivity."
+            )
         (entries,) = coupling.to_dense()
         degree = entries.sum(1)
         rates, modes = torch.linalg.eigh(torch.diag(degree) - entries)
         self.entries, self.modes = entries.to(dtype), modes.to(dtype)
         self.rates, self.sums = rates.clamp(min=0), degree.to(dtype).unsqueeze(1)
-        nodes, symmetric, nonnegative = coupling.num_nodes, coupling.symmetric, coupling.nonnegative
-        super().__init__(nodes, 1, self.entries, ptr=coupling.ptr, symmetric=symmetric, nonnegative=nonnegative)
+        super().__init__(
+            coupling.num_nodes, 1, self.entries, ptr=coupling.ptr, symmetric=True, nonnegative=coupling.nonnegative
+        )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return (self.entries.to(v.dtype) @ v.flatten(1)).view_as(v)

@@ -16,7 +16,9 @@ from diffusion_mp.kernels.sparse_flow.solve import units
 
 def flowing(log_conductance: Tensor, threshold: Tensor, inverse: Tensor) -> Tensor:
     """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α, a sum of positive terms and so without cancellation, is < 1."""
-    top = pad(log_conductance, (0, 1), value=-math.inf).amax(-1, keepdim=True).clamp_min(torch.finfo(threshold.dtype).min)
+    top = (
+        pad(log_conductance, (0, 1), value=-math.inf).amax(-1, keepdim=True).clamp_min(torch.finfo(threshold.dtype).min)
+    )
     conductance, one = (log_conductance - top).exp(), (-top).exp()  # in units of the largest
     order = threshold.masked_fill(conductance == 0, math.inf).argsort(-1)
     theta = threshold.gather(-1, order)
@@ -79,7 +81,9 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
     above = (u - terms.w).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
-    return (s + terms.a + terms.lift * (above < 0) + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
+    return (s + terms.a + terms.lift * (above < 0) + driven.masked_fill(~flows, 1.0).log()).masked_fill(
+        ~flows, -math.inf
+    )
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:

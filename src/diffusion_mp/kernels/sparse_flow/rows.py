@@ -70,4 +70,6 @@ class RowPotentials(NamedTuple):
 
 def empty_potentials(lam: Tensor) -> RowPotentials:
     """Without values, for rows with λ [N, H]."""
-    return RowPotentials(*empty_like(*13 * [lam]))._replace(best=torch.empty(lam.shape, dtype=torch.long, device=lam.device))
+    return RowPotentials(*empty_like(*13 * [lam]))._replace(
+        best=torch.empty(lam.shape, dtype=torch.long, device=lam.device)
+    )

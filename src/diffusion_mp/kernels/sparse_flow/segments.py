@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import empty_like, operation
+from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.sparse_flow.reference import log_entries
 from diffusion_mp.kernels.sparse_flow.rows import RowTerms

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials

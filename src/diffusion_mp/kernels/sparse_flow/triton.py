@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import contiguous, padded, tiles
-from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.sparse_flow import newton, solve, tiled
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
