@@ -67,6 +67,11 @@ def pairs(penalty: Penalty, x: Tensor) -> Tensor:
     return (penalty.delta(s) - penalty.delta(torch.zeros_like(s))).sum((1, 2))
 
 
+def rounding(x: Tensor) -> float:
+    """10¹² roundings of `pairs`, whose terms are differences of numbers near one."""
+    return 1e-3 * x.size(1) ** 2
+
+
 def square(x: Tensor) -> Tensor:
     return x.square().sum((1, 2))
 
@@ -92,7 +97,7 @@ def trajectory_rise(free: Free, penalty: Penalty, tau: float, steps: int, share:
         start, average = moved, (coupling @ moved.flatten(0, 1).unsqueeze(1)).view_as(moved)
         moved = start - tau * (start - average)
         after = square(moved - start) + lam * pairs(penalty, moved)
-        risen.append((after - lam * pairs(penalty, start)) / (whole + 1e-12))
+        risen.append((after - lam * pairs(penalty, start)) / (whole + lam * rounding(x)))
     return torch.stack(risen).amax(0)
 
 
@@ -118,7 +123,7 @@ def momentum_rise(free: Free, penalty: Penalty, momentum: float, factor: float) 
     inside = ((after.unsqueeze(1) - after.unsqueeze(2)).square().sum(3) <= penalty.domain[1]).flatten(1).all(1)
     kinetic = 2 * momentum / update.tau
     before = pairs(penalty, x) + kinetic * square(x - previous)
-    risen = (pairs(penalty, after) + kinetic * square(after - x) - before) / (before + 1e-12)
+    risen = (pairs(penalty, after) + kinetic * square(after - x) - before) / (before + rounding(x))
     return torch.where(inside, risen, risen.detach().clamp(max=0))
 
 
