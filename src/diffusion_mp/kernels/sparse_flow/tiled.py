@@ -52,7 +52,7 @@ def _first(cols: Rows) -> int | Tensor:
 def _together(features: Features, terms: RowTerms, *others: Tensor) -> Any:
     """All in one dtype, float32 at least."""
     wide, _ = accumulating(*features, *terms[:5], *others)
-    return Features(*wide[:4]), RowTerms(*wide[4:9], *terms[5:]), *wide[9:]
+    return Features(*wide[:4]), terms._replace(**dict(zip(RowTerms._fields[:5], wide[4:9], strict=True))), *wide[9:]
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
