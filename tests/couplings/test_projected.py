@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import LowRankCoupling, ProjectedCoupling
+from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, ProjectedCoupling
 from diffusion_mp.energies import GaussianPenalty
 from diffusion_mp.errors import CouplingMismatchError
 
@@ -37,6 +37,14 @@ def test_product_laplacian_and_majorant(heads: int) -> None:
         assert p.shape == (6, 1)
         bound = torch.diag(factor * p.flatten().repeat_interleave(4))
         assert torch.linalg.eigvalsh(bound - laplacian).min() > -1e-12
+
+
+def test_a_sum_with_a_projection_has_a_majorant() -> None:
+    query, projection, state = randn(7, 2, 3).abs(), randn(2, 3, 5), randn(7, 1, 5)
+    projected = ProjectedCoupling(LowRankCoupling(query, query, symmetric=True, nonnegative=True), projection)
+    both = 0.5 * projected + IdentityCoupling(7, dtype=torch.float64)
+    for convex in (True, False):
+        torch.testing.assert_close(both.majorant(convex), both.majorized(state, convex)[1].squeeze(2))
 
 
 def test_what_it_does_not_have_is_refused_in_sentences() -> None:

@@ -63,14 +63,11 @@ class ProjectedCoupling(Coupling):
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         with without_autocast(v):
-            w, seen, _ = self._seen(v)
+            # Of values without channels only the majorant is asked, which has nothing to project.
+            w, seen, _ = self._seen(v) if v.size(2) else (self.projection, v.expand(-1, self.coupling.heads, -1), None)
             moved, bounds = self.coupling._majorized(seen, convex)
             bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
-            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1), bound
-
-    def majorant(self, convex: bool) -> Float[Tensor, "N 1"]:
-        nothing = torch.zeros(self.num_nodes, 1, self.projection.size(2), dtype=self.dtype, device=self.device)
-        return self.majorized(nothing, convex)[1].squeeze(2)
+            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(2) else v, bound
 
     def _transpose(self) -> Coupling:
         return ProjectedCoupling(self.coupling.T, self.projection)
