@@ -101,9 +101,9 @@ INVERSE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 def digits_parser(add_help: bool = True) -> argparse.ArgumentParser:
     """Options of the main job."""
     parser = argparse.ArgumentParser("diffusion-mp digits", description=__doc__, add_help=add_help)
-    parser.add_argument("--splits", type=_positive, default=10, help="number of different random splits")
+    parser.add_argument("--splits", type=_positive, default=5, help="number of different random splits")
     parser.add_argument("--per-class", type=_positive, default=5, help="training labels of each class")
-    parser.add_argument("--epochs", type=_positive, default=60, help="epochs of every network")
+    parser.add_argument("--epochs", type=_positive, default=120, help="epochs of every network")
     parser.add_argument("--seed", type=int, default=0, help="split i and its initialisations use seed + i")
     parser.add_argument("--jobs", type=_positive, default=min(4, os.cpu_count() or 1), help="processes, one core each")
     parser.add_argument("--out", type=Path, default=Path("runs/digits"), help="folder of the report")
