@@ -158,10 +158,13 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     assert model.conv.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("constraint", ["ball", pytest.param("nonnegative", marks=pytest.mark.exhaustive)])
-def test_without_num_layers_it_is_where_many_layers_end(constraint: str) -> None:
+@pytest.mark.parametrize(
+    ("penalty", "constraint"),
+    [("gaussian", "ball"), (None, None), pytest.param("gaussian", "nonnegative", marks=pytest.mark.exhaustive)],
+)
+def test_without_num_layers_it_is_where_many_layers_end(penalty: str | None, constraint: str | None) -> None:
     x, edges, y = nodes()
-    options = {"penalty": "gaussian", "lam": 0.2, "mu": 1.0, "constraint": constraint}
+    options = {"penalty": penalty, "lam": 0.2, "mu": 1.0, "constraint": constraint}
     rest, long = build(num_layers=None, **options), build(num_layers=150, **options)
     assert rest.state_dict().keys() == long.state_dict().keys()
     results = []

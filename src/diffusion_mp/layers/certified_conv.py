@@ -24,7 +24,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.updates import CertifiedStep
+from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
 class CertifiedConv(nn.Module):
@@ -175,15 +175,20 @@ class CertifiedConv(nn.Module):
     def at_rest(
         self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
     ) -> Float[Tensor, "N C"] | None:
-        """Where the steps come to rest, (β + μL)⁻¹ βH, if there is neither attention nor constraint and A knows the
-        eigenvectors of L (``Coupling.laplacian_function``), or nothing couples; else ``None``."""
+        """Where the steps come to rest, (β + μL)⁻¹ βH, if there is neither attention nor constraint; else ``None``.
+
+        By the eigenvectors of L where A has them (``Coupling.laplacian_function``), else by `Equilibrium`, for which all
+        rows must be at hand.
+        """
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
             return None
         fixed = self._fixed(source, graph, beside)
         if fixed is None:
             return source
-        beta, mu = self.beta(), self.mu()
-        rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), self.by_head(source))
+        beta, mu, h = self.beta(), self.mu(), self.by_head(source)
+        rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), h)
+        if rest is None and fixed.whole:
+            rest = Equilibrium(leak=1.0).step(h, ScaledCoupling(mu / beta, fixed, nonnegative=True))
         return None if rest is None else rest.flatten(1)
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
