@@ -177,8 +177,8 @@ class CertifiedConv(nn.Module):
     ) -> Float[Tensor, "N C"] | None:
         """Where the steps come to rest, (β + μL)⁻¹ βH, if there is neither attention nor constraint; else ``None``.
 
-        By the eigenvectors of L where A has them (``Coupling.laplacian_function``), else by `Equilibrium`, for which all
-        rows must be at hand.
+        By the eigenvectors of L where A has them (``Coupling.laplacian_function``), else by `Equilibrium`, which needs
+        all rows at hand.
         """
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
             return None
