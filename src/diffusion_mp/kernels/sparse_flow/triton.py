@@ -24,6 +24,7 @@ from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
+SMALL = tl.constexpr(torch.finfo(torch.float32).tiny ** 0.5)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 MAX_STEPS = tl.constexpr(newton.MAX_STEPS)
 UNIT = tl.constexpr(solve.UNIT)
@@ -142,7 +143,7 @@ def _potentials(
         by_leak, total = leaks * tl.exp(unit - log_c), 1 - leaks * lams * tl.exp(log_f)
 
         rhos = nothing + float("inf")
-        slope, drag, resisted, support = nothing, nothing, nothing, nothing
+        slope, driven, drag, resisted, support = nothing, nothing, nothing, nothing, nothing
         falling = tl.max(nothing) == 0
         steps = 0
         while falling & (steps < MAX_STEPS):
@@ -168,7 +169,9 @@ def _potentials(
             falling = tl.max(falls.to(tl.int32)) > 0
             steps += 1
 
-        closed = some & (rhos <= 0)
+        excess = tl.abs(driven - rhos * slope)
+        flows = (rhos > 0) | ((slope - by_leak > SMALL) & (lifts == 0) & (excess < 8 * EPS))
+        closed = some & (flows == 0)
         ceiling = tl.where(closed, us, ceiling)
         searching = tl.max(closed.to(tl.int32)) > 0
         if searching:
@@ -181,9 +184,12 @@ def _potentials(
                 top = tl.maximum(top, tl.max(tl.where(below, s, float("-inf")), axis=1))
 
     # Where nothing flows μ is α.
-    rises = tl.where(some, rhos, 1.0)
-    theta, height = log_lam + log_f, tl.log(rises) + unit - log_c
-    mu = tl.maximum(theta, height) + tl.log(1 + tl.exp(-tl.abs(theta - height)))
+    theta, height = log_lam + log_f, unit - log_c
+    above = tl.log(tl.where(rhos > 0, rhos, 1.0)) + height
+    above = tl.maximum(theta, above) + tl.log(1 + tl.exp(-tl.abs(theta - above)))
+    below = theta + tl.log(1 + tl.where(rhos > 0, 0.0, rhos) * tl.exp(tl.minimum(height - theta, LIMIT)))
+    mu = tl.where(rhos > 0, above, below)
+    some = some & flows
     tl.store(a + place, tl.where(some, shift, 0.0), mask=within)
     tl.store(w + place, tl.where(some, ws, friction), mask=within)
     tl.store(rho + place, tl.where(some, rhos, 0.0), mask=within)
@@ -195,7 +201,7 @@ def _potentials(
     tl.store(frictions + place, friction, mask=within)
     tl.store(slopes + place, tl.where(some, slope, 1.0), mask=within)
     tl.store(drags + place, tl.where(some, nus * drag, 0.0), mask=within)
-    work = lams * tl.exp(log_f) * (rises * (drag + tl.exp(unit)) - resisted)
+    work = lams * tl.exp(log_f) * (rhos * (drag + tl.where(rhos > 0, tl.exp(unit), 0.0)) - resisted)
     tl.store(works + place, tl.where(some, work, 0.0), mask=within)
     tl.store(supports + place, support, mask=within)
 
