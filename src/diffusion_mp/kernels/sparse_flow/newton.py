@@ -43,7 +43,7 @@ class Dense:
         return entries.amax(-1, keepdim=True)
 
     def best(self, entries: Tensor) -> Tensor:
-        return entries.argmax(-1, keepdim=True)
+        return entries.max(-1, keepdim=True).indices  # faster than argmax
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         return entries.gather(-1, place)

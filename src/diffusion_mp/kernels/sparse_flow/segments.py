@@ -43,7 +43,7 @@ class Segments:
         return entries.masked_fill(self.is_at(place), 0.0)
 
     def spread(self, row: Tensor) -> Tensor:
-        return row[self.target]
+        return row.index_select(0, self.target)
 
     def is_at(self, place: Tensor) -> Tensor:
         """Which entries stand at the place of their row."""

@@ -79,32 +79,37 @@ def solve(
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
         rho, slope, moment, active, _ = newton(weight, threshold, by_leak, total, rows)
 
-        first, some = False, rho > 0
-        searching = False
-        if not bool(some.all()):
-            closed = ~some & (rows.add(may) > 0)
+        # Who is closed by a hair is as good to measure from, if others flow and their sum is right to the last digits.
+        excess = (total + moment - rho * (slope + by_leak)).abs()
+        flows = (rho > 0) | ((slope > info.tiny**0.5) & (lift == 0) & (excess < 8 * info.eps))
+        first = searching = False
+        if not bool(flows.all()):
+            closed = ~flows & (rows.add(may) > 0)
             searching = bool(closed.any())
             ceiling = torch.where(closed, u_best, ceiling)
             torch.lt(u, rows.spread(ceiling), out=may)
             top = rows.top((may - 1).mul_(info.max / 4).add_(s)).clamp_min(info.min)
 
+    theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
+    above, below = torch.logaddexp(theta, rho.log() + height), theta + (rho * (height - theta).exp()).log1p()
+    log_mu = torch.where(rho > 0, above, below)
     # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(threshold.mul_(threshold).mul_(weight))
     drag = nu * rows.add(rows.without(weight, best)) + moment
-    work = lam * log_f.exp() * (rho * slope - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
+    work = theta.exp() * (rho * slope - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
     # Where nothing flows μ is α, and the terms are such that they say so.
     return RowPotentials(
-        a=torch.where(some, a, 0.0),
-        w=torch.where(some, w, friction),
-        rho=torch.where(some, rho, 0.0),
-        nu=torch.where(some, nu, 0.0),
-        lift=torch.where(some, lift, 0.0),
-        best=torch.where(some, best, 0),
-        log_mu=torch.where(some, torch.logaddexp(log_lam + log_f, rho.log() + unit - log_c), -leak.log()),
+        a=torch.where(flows, a, 0.0),
+        w=torch.where(flows, w, friction),
+        rho=torch.where(flows, rho, 0.0),
+        nu=torch.where(flows, nu, 0.0),
+        lift=torch.where(flows, lift, 0.0),
+        best=torch.where(flows, best, 0),
+        log_mu=torch.where(flows, log_mu, -leak.log()),
         resistance=resistance,
         friction=friction,
-        slope=torch.where(some, slope + by_leak, 1.0),
-        drag=torch.where(some, drag, 0.0),
-        work=torch.where(some, work, 0.0),
-        support=torch.where(some, rows.add(active), 0.0),
+        slope=torch.where(flows, slope + by_leak, 1.0),
+        drag=torch.where(flows, drag, 0.0),
+        work=torch.where(flows, work, 0.0),
+        support=torch.where(flows, rows.add(active), 0.0),
     )

@@ -17,10 +17,10 @@ from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.sparse_flow.solve import solve
 
-# Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
-TILE = 1 << 18
+# Entries of one tile over all heads on a CPU: half a MiB in float32, for half a dozen of them to stay in cache.
+TILE = 1 << 17
 # A GPU wants tiles this many times as large.
-ON_GPU = 64
+ON_GPU = 128
 
 
 def tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, Rows]]:
@@ -74,19 +74,19 @@ def _log_sum(x: Tensor) -> Tensor:
 
 
 def _entries(features: Features, terms: RowTerms, rows: Rows, cols: Rows) -> tuple[Tensor, ...]:
-    """Of one tile s, u, e^{s + a} on the support (0 elsewhere), e^{u − w}, z, and the place of the best conductor."""
+    """Of one tile s, u, e^{s + a} on the support (0 elsewhere), e^{u − w} − 1, z, and the best conductors' places."""
     q, k, fq, fk = features
     limit, w, best = exp_limit(q.dtype), _scalar(terms.w, rows), _scalar(terms.best, rows) - _first(cols)
     s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
-    share = (u - w).clamp_(max=limit).exp_().scatter_(3, best, 1.0)
-    driven = (share - 1).mul_(-_scalar(terms.nu, rows)).add_(_scalar(terms.rho, rows)).clamp_min_(0)
+    above = (u - w).clamp_(max=limit).exp_().sub_(1).scatter_(3, best, 0.0)
     through = s + _scalar(terms.a, rows)
     lift = _scalar(terms.lift, rows)
     if bool(lift.any()):
-        through += torch.lt(share, 1) * lift
+        through += torch.lt(above, 0) * lift
     through.clamp_(max=limit).exp_()
-    flow = driven * through
-    return s, u, through.mul_(torch.gt(driven, 0, out=driven)), share, flow, best
+    flow = (above * -_scalar(terms.nu, rows)).add_(_scalar(terms.rho, rows))
+    through.mul_(torch.gt(flow, 0, out=torch.empty_like(flow)))
+    return s, u, through, above, flow.mul_(through), best
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
@@ -117,7 +117,7 @@ def product_backward(
     dv, da, dw, drho, dnu = grads[4:]
     left, right = (v, grad) if transpose else (grad, v)
     for rows, cols in tiles(ptr, features.q):
-        _, _, through, share, flow, best = _entries(features, terms, rows, cols)
+        _, _, through, above, flow, best = _entries(features, terms, rows, cols)
         if transpose:
             scatter(dv, rows, flow @ gather(grad, cols), add=True)
         else:
@@ -126,8 +126,9 @@ def product_backward(
         ds = flow.mul_(outer)
         by_rho = through.mul_(outer)
         _put(drho, rows, by_rho.sum(3, keepdim=True))
-        _put(dnu, rows, -(by_rho * (share - 1)).sum(3, keepdim=True))
-        du = share.mul_(by_rho).mul_(-_scalar(terms.nu, rows)).scatter_(3, best, 0.0)
+        by_nu = above.mul_(by_rho)
+        _put(dnu, rows, -by_nu.sum(3, keepdim=True))
+        du = by_nu.add_(by_rho).mul_(-_scalar(terms.nu, rows)).scatter_(3, best, 0.0)
         _put(da, rows, ds.sum(3, keepdim=True))
         _put(dw, rows, -du.sum(3, keepdim=True))
         _add_score_gradients(grads, ds, du, features, rows, cols)
@@ -207,14 +208,15 @@ def potentials_backward(
     *grads, dlam = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, lam))
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     for rows, cols in tiles(ptr, features.q):
-        s, u, through, share, flow, best = _entries(features, terms, rows, cols)
+        s, u, through, above, flow, best = _entries(features, terms, rows, cols)
         step = _scalar(pull.step, rows)
         r = s.neg_().sub_(_scalar(solution.resistance, rows)).exp_()
         ds = flow.mul_(-step).sub_(r.mul_(_scalar(pull.by_resistance, rows)))
         f = u.sub_(_scalar(solution.friction, rows)).exp_()
-        moved = (through * (share - 1)).sum(3, keepdim=True) * step * _scalar(pull.nu, rows)
+        dammed = above.mul_(through)
+        moved = dammed.sum(3, keepdim=True) * step * _scalar(pull.nu, rows)
         _put(dlam, rows, moved + _scalar(pull.by_lam, rows))
-        drag = share.mul_(through).mul_(_scalar(terms.nu, rows) * step).scatter_(3, best, 0.0)
+        drag = dammed.add_(through).mul_(_scalar(terms.nu, rows) * step).scatter_(3, best, 0.0)
         du = drag.sub_(f.mul_(_scalar(pull.by_friction, rows)))
         ds.scatter_add_(3, best, _scalar(pull.at_s, rows))
         du.scatter_add_(3, best, _scalar(pull.at_u, rows))

@@ -24,6 +24,7 @@ from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
+SMALL = tl.constexpr(torch.finfo(torch.float32).tiny ** 0.5)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 MAX_STEPS = tl.constexpr(newton.MAX_STEPS)
 UNIT = tl.constexpr(solve.UNIT)
@@ -58,8 +59,7 @@ def _best(level, best, w, s, u, col, open_):
     largest = tl.max(tl.where(open_, s, float("-inf")), axis=1)
     place = tl.max(tl.where(open_ & (s == largest[:, None]), col[None, :], -1), axis=1)
     friction = tl.sum(tl.where(col[None, :] == place[:, None], u, 0.0), axis=1)
-    better = largest > level
-    return tl.maximum(level, largest), tl.where(better, place, best), tl.where(better, friction, w)
+    return tl.maximum(level, largest), tl.where(largest > level, place, best), tl.where(largest > level, friction, w)
 
 
 @triton.jit
@@ -96,12 +96,14 @@ def _potentials(
     moments *= tl.exp(tl.minimum(both + log_lam - friction + resistance, LIMIT))
     root = (1.0 + moments) / (weights + leaks * tl.exp(-resistance - top))
 
-    ceiling = nothing + float("inf")
+    # The solution, so far nothing.
+    bests, some, ceiling = tl.zeros([BLOCK_M], tl.int64) + begin, nothing > 0, nothing + float("inf")
+    ws, unit, shift, lifts, nus, rhos = nothing, nothing, nothing, nothing, nothing, nothing
+    slope, driven, drag, resisted, support = nothing, nothing, nothing, nothing, nothing
     searching = tl.max(nothing) == 0
     while searching:
         offset = log_lam - friction + resistance + top
-        falling = tl.max(nothing) == 0
-        steps = 0
+        falling, steps = tl.max(nothing) == 0, 0
         while falling & (steps < MAX_STEPS):
             slope, driven = leaks * tl.exp(-resistance - top), nothing + 1.0
             for start in range(begin, end, BLOCK_N):
@@ -123,7 +125,7 @@ def _potentials(
         reach = tl.where(log_root > LIMIT - 1, float("inf"), log_root - offset + slack)
         reach = tl.minimum(reach, ceiling)
 
-        level, bests, us = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int32) + begin, nothing
+        level, bests, us = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int64) + begin, nothing
         for start in range(begin, end, BLOCK_N):
             col = start + tl.arange(0, BLOCK_N)
             inside = col < end
@@ -142,9 +144,7 @@ def _potentials(
         by_leak, total = leaks * tl.exp(unit - log_c), 1 - leaks * lams * tl.exp(log_f)
 
         rhos = nothing + float("inf")
-        slope, drag, resisted, support = nothing, nothing, nothing, nothing
-        falling = tl.max(nothing) == 0
-        steps = 0
+        falling, steps = tl.max(nothing) == 0, 0
         while falling & (steps < MAX_STEPS):
             slope, driven, drag, resisted, support = by_leak, total, nothing, nothing, nothing
             for start in range(begin, end, BLOCK_N):
@@ -168,7 +168,9 @@ def _potentials(
             falling = tl.max(falls.to(tl.int32)) > 0
             steps += 1
 
-        closed = some & (rhos <= 0)
+        excess = tl.abs(driven - rhos * slope)
+        flows = (rhos > 0) | ((slope - by_leak > SMALL) & (lifts == 0) & (excess < 8 * EPS))
+        closed, some = some & (flows == 0), some & flows
         ceiling = tl.where(closed, us, ceiling)
         searching = tl.max(closed.to(tl.int32)) > 0
         if searching:
@@ -177,25 +179,26 @@ def _potentials(
                 col = start + tl.arange(0, BLOCK_N)
                 inside = col < end
                 s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-                below = inside[None, :] & (u < ceiling[:, None])
-                top = tl.maximum(top, tl.max(tl.where(below, s, float("-inf")), axis=1))
+                s = tl.where(inside[None, :] & (u < ceiling[:, None]), s, float("-inf"))
+                top = tl.maximum(top, tl.max(s, axis=1))
 
     # Where nothing flows μ is α.
-    rises = tl.where(some, rhos, 1.0)
-    theta, height = log_lam + log_f, tl.log(rises) + unit - log_c
-    mu = tl.maximum(theta, height) + tl.log(1 + tl.exp(-tl.abs(theta - height)))
+    theta, height = log_lam + ws - friction, shift - resistance  # log θ_o, and of what multiplies ρ
+    above = tl.log(tl.where(rhos > 0, rhos, 1.0)) + height
+    above = tl.maximum(theta, above) + tl.log(1 + tl.exp(-tl.abs(theta - above)))
+    below = theta + tl.log(1 + tl.where(rhos > 0, 0.0, rhos) * tl.exp(tl.minimum(height - theta, LIMIT)))
     tl.store(a + place, tl.where(some, shift, 0.0), mask=within)
     tl.store(w + place, tl.where(some, ws, friction), mask=within)
     tl.store(rho + place, tl.where(some, rhos, 0.0), mask=within)
     tl.store(nu + place, tl.where(some, nus, 0.0), mask=within)
     tl.store(lift + place, tl.where(some, lifts, 0.0), mask=within)
-    tl.store(best + place, bests, mask=within)
-    tl.store(log_mu + place, tl.where(some, mu, -tl.log(leaks)), mask=within)
+    tl.store(best + place, tl.where(some, bests, begin), mask=within)
+    tl.store(log_mu + place, tl.where(some, tl.where(rhos > 0, above, below), -tl.log(leaks)), mask=within)
     tl.store(resistances + place, resistance, mask=within)
     tl.store(frictions + place, friction, mask=within)
     tl.store(slopes + place, tl.where(some, slope, 1.0), mask=within)
     tl.store(drags + place, tl.where(some, nus * drag, 0.0), mask=within)
-    work = lams * tl.exp(log_f) * (rises * (drag + tl.exp(unit)) - resisted)
+    work = tl.exp(theta) * (rhos * (drag + tl.where(rhos > 0, tl.exp(unit), 0.0)) - resisted)
     tl.store(works + place, tl.where(some, work, 0.0), mask=within)
     tl.store(supports + place, support, mask=within)
 
