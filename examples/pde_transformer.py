@@ -5,10 +5,10 @@
 
 Trains every placement of Zhang & Zhou's Table 1 and prints one Markdown table: test accuracy, and, measured on the
 trained model, the relative roughness and the commutator with attention by layer, and the effect of bypassing each
-diffusion layer beside its bound (Theorem 4.7, corrected). A second table asks the paper's question: do the commutator,
-and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places of each placement,
-one at a time, rank the placements as their accuracies do? picture.png shows the diagnostics by layer. ListOps and the
-Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
+diffusion layer beside its estimate (Theorem 4.7, corrected). A second table asks the paper's question: do the
+commutator, and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places of each
+placement, one at a time, rank the placements as their accuracies do? picture.png shows the diagnostics by layer.
+ListOps and the Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
 
 Every run keeps its checkpoints in --out; interrupted, the same command goes on where it stopped.
 """
@@ -238,13 +238,13 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
     found = {"report": diagnose(model, *inputs, diffusion=smoothing, **cheap).to_dict()}
     if run.placement == "none":
         across = PDEDiffusion1d(run.channels // run.heads, alpha=run.alpha).double()
-        found["inserted"] = {place: {"truth": 0.0, "bound": 0.0} for place in SITES}
+        found["inserted"] = {place: {"truth": 0.0, "estimate": 0.0} for place in SITES}
         for place, (name, site) in product(SITES, model.named_modules()):
             if name.split(".")[-1] in SITES[place]:
                 inserting = across if place == "P6" else smoothing
                 effect = perturbation_bound(model, site, *inputs, diffusion=inserting, **cheap)
                 found["inserted"][place]["truth"] += effect.truth
-                found["inserted"][place]["bound"] += effect.bound
+                found["inserted"][place]["estimate"] += effect.estimate
     return found
 
 
@@ -259,15 +259,15 @@ def sizes(results: dict[Run, dict[str, Any]]) -> str:
 def table(results: dict[Run, dict[str, Any]]) -> str:
     """Markdown: one row per task and placement, means over the seeds."""
     lines = [
-        "| task | placement | test | train | roughness by layer | commutator by layer | truth / bound | s per run |",
+        "| task | placement | test | train | roughness by layer | commutator by layer | truth / estimate | s per run |",
         "|---|---|--:|--:|---|---|---|--:|",
     ]
     for (task, placement), found in grouped(results, "task", "placement"):
         reports = [result["report"] for result in found]
         effects = [
-            f"{truth:.2g}/{bound:.2g}"
-            for truth, bound in zip(
-                *(by_layer(reports, "insertion", column) for column in ("truth", "bound")), strict=True
+            f"{truth:.2g}/{estimate:.2g}"
+            for truth, estimate in zip(
+                *(by_layer(reports, "insertion", column) for column in ("truth", "estimate")), strict=True
             )
         ]
         cells = [
@@ -288,11 +288,11 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
     """Markdown: what is said to predict the placements, beside the accuracy of training with them, and how well.
 
     S inserted into the trained *plain* encoder at each place: norms of the change of the logits of the probed
-    sequences, and what bounds them, summed over a placement's places. The commutator is that of the model trained with
+    sequences, and their estimates, summed over a placement's places. The commutator is that of the model trained with
     the placement, a mean over its layers. Below, the rank correlation of each column with the accuracy; less than
     -0.79 would be significant at 5 % for seven placements.
     """
-    columns = ("change of the logits", "its bound", "commutator")
+    columns = ("change of the logits", "its estimate", "commutator")
     lines = [f"| task | placement | {' | '.join(columns)} | test |", "|---|---|--:|--:|--:|--:|"]
     found = dict(grouped(results, "task", "placement"))
     for task in dict.fromkeys(run.task for run in results):
@@ -303,10 +303,10 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
                 continue
             inserted = [result["inserted"][place] for result in plain]
             commutators = [statistics.mean(result["report"]["attention"]["commutator"]) for result in trained]
-            damage = [statistics.mean(effect[name] for effect in inserted) for name in ("truth", "bound")]
+            damage = [statistics.mean(effect[name] for effect in inserted) for name in ("truth", "estimate")]
             rows.append([*damage, statistics.mean(commutators), 100 * statistics.mean(r["test_acc"] for r in trained)])
-            truth, bound, commutator, score = rows[-1]
-            lines.append(f"| {task} | {place} | {truth:.3g} | {bound:.3g} | {commutator:.3f} | {score:.2f} |")
+            truth, estimate, commutator, score = rows[-1]
+            lines.append(f"| {task} | {place} | {truth:.3g} | {estimate:.3g} | {commutator:.3f} | {score:.2f} |")
         if len(rows) > 2:
             *predictors, scores = zip(*rows, strict=True)
             ranks = [f"{spearmanr(predictor, scores).statistic:.2f}" for predictor in predictors]
@@ -320,8 +320,8 @@ def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[floa
 
 
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
-    """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its bound."""
-    quantities = ("relative_roughness", "commutator", "bound")
+    """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its estimate."""
+    quantities = ("relative_roughness", "commutator", "estimate")
     tasks = list(dict.fromkeys(run.task for run in results))
     figure, axes = plt.subplots(
         len(tasks), len(quantities), figsize=(15, 4.2 * len(tasks)), squeeze=False, layout="constrained"
@@ -329,7 +329,7 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     for (task, placement), found in grouped(results, "task", "placement"):
         report = PlacementReport(**found[0]["report"])
         for ax, quantity in zip(axes[tasks.index(task)], quantities, strict=True):
-            if quantity != "bound" or placement in ("P1", "P7"):
+            if quantity != "estimate" or placement in ("P1", "P7"):
                 report.plot(ax, quantity, label=placement)
             ax.set_title(task)
     figure.savefig(path, dpi=90)

@@ -18,14 +18,25 @@ from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     EdgeSparseFlowDiffusivity,
     NeumannDiffusivity,
+    Positive,
     SimpleDiffusivity,
     SparseFlowDiffusivity,
     auxiliary_loss,
 )
 from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
-from diffusion_mp.models import DIFFormer, DiffusionGNN, GatedGCN, NodeFormer, PDETransformer, SFiFormer, SGFormer
+from diffusion_mp.models import (
+    CertifiedDIFFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GatedGCN,
+    NodeFormer,
+    PDETransformer,
+    SFiFormer,
+    SGFormer,
+)
 from diffusion_mp.testing import check_diffusivity, tolerance
-from diffusion_mp.updates import CrankNicolson, ExplicitEuler, HeatKernel
+from diffusion_mp.updates import CertifiedStep, CrankNicolson, ExplicitEuler, HeatKernel
+from reading_features import ReadsInputs
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +65,14 @@ def readme() -> nn.Module:
     return DiffusionConv(8, 6, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), ExplicitEuler(tau=0.5))
 
 
+def certified(constraint: str) -> nn.Module:
+    """Attention and graph in one certified step with learned weights."""
+    attention = Positive(0.5) * SimpleDiffusivity(row_stochastic=False)
+    graph_term = Positive(2.0) * AdjacencyDiffusivity("sym", direction="undirected")
+    step = CertifiedStep(Positive(1.0), constraint=constraint)
+    return DiffusionConv(8, 8, attention + graph_term, step, transform=False, bias=False)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "difformer-s": (lambda: DIFFormer(8, 6, 3), False),
     "difformer-s-graph": (lambda: DIFFormer(8, 6, 3), True),
@@ -63,12 +82,21 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     ),
     "difformer-a": (lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), False),
     "difformer-s-mean-graph": (lambda: DIFFormer(8, 6, 3, 1, graph="mean"), True),
+    "certified": (lambda: CertifiedDIFFormer(8, 6, 3, 2, heads=2, constraint="sphere"), False),
+    "certified-graph": (lambda: CertifiedDIFFormer(8, 6, 3, 2), True),
+    "certified-projections-graph": (
+        lambda: CertifiedDIFFormer(8, 6, 3, 1, penalty="gaussian", constraint="nonnegative", projection="tied"),
+        True,
+    ),
     "nodeformer": (lambda: NodeFormer(8, 6, 3, heads=2), False),
     "nodeformer-graph": (lambda: NodeFormer(8, 6, 3, 1, heads=2, hops=2), True),
     "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
     "readme-graph": (readme, True),
+    "certified-sphere-graph": (lambda: certified("sphere"), True),
+    "certified-ball-graph": (lambda: certified("ball"), True),
+    "reads-features-graph": (lambda: ReadsInputs(8, 3), True),
     "gin-graph": (lambda: DiffusionGNN(8, 6, 3, conv="gin"), True),
     "gcn-graph": (lambda: GCNConv(8, 3), True),
     "sfi-conv": (lambda: SFiConv(8, 8, 2), False),
@@ -82,8 +110,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
-QUICK = ("readme-graph", "difformer-s-graph")
-EXHAUSTIVE = ("difformer-s", "nodeformer-graph", "sgformer-graph", "sfi-former-graph", "gat-graph", "gin-graph")
+QUICK = ("readme-graph", "difformer-s-graph", "certified-graph")
+EXHAUSTIVE = (
+    "certified-sphere-graph",
+    "reads-features-graph",
+    "difformer-s",
+    "nodeformer-graph",
+    "sgformer-graph",
+    "sfi-former-graph",
+    "gat-graph",
+    "gin-graph",
+)
 
 
 def marked(case: str) -> Any:

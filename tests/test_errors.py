@@ -344,12 +344,12 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "implicit step on an asymmetric coupling": (
         lambda: ImplicitEuler(1.0)(V, skewed()),
         CouplingMismatchError,
-        r"ImplicitEuler needs a symmetric coupling.*got a SparseCoupling",
+        r"ImplicitEuler needs a reversible coupling.*got a SparseCoupling",
     ),
     "heat kernel on an asymmetric coupling": (
         lambda: HeatKernel(1.0)(V, skewed()),
         CouplingMismatchError,
-        r"HeatKernel needs a symmetric coupling",
+        r"HeatKernel needs a reversible coupling",
     ),
     "steady state without a leak": (
         lambda: Equilibrium()(V, ring(), source=V),

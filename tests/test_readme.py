@@ -1,4 +1,4 @@
-"""The README's Python examples run as they stand."""
+"""The Python examples of the README and of docs/certified.md run as they stand."""
 
 import re
 from pathlib import Path
@@ -6,23 +6,37 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-# One story told in several blocks; the last one is about a class of the reader's own.
-BLOCKS = [
-    block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "MyDiffusivity" not in block
-]
+
+
+def run(page: Path) -> dict[str, object]:
+    """The names that a page's blocks leave behind: one story, except what is about a class of the reader's own."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    scope: dict[str, object] = {}
+    for block in blocks:
+        if "MyDiffusivity" not in block:
+            exec(compile(block, str(page), "exec"), scope)
+    return scope
 
 
 def test_the_python_blocks_run_in_order(capsys):
-    assert len(BLOCKS) >= 2
-    scope: dict[str, object] = {}
-    for block in BLOCKS:
-        exec(compile(block, str(README), "exec"), scope)
+    scope = run(README)
     assert scope["out"].shape == (100, 32)
-    assert "Theorem 7 covers" in capsys.readouterr().out
+    assert scope["energies"].shape == (9,)
+    printed = capsys.readouterr().out
+    assert "Theorem 7 covers" in printed
+    assert "Theorem T1 covers" in printed
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"(?:configs|examples|docs)/\w+\.\w+|[A-Z]+\.md", README.read_text())))
-)
-def test_every_file_it_names_exists(path):
-    assert (README.parent / path).exists()
+def test_the_page_on_certified_networks(capsys):
+    scope = run(README.parent / "docs" / "certified.md")
+    assert scope["energies"].shape == (9,)
+    assert "LayerNorm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_every_file_it_names_exists(page):
+    text = page.read_text()
+    named = set(re.findall(r"\b(?:configs|examples|docs|tests|benchmarks|\.ci)/[\w/.*-]*\w", text))
+    named |= set(re.findall(r"(?<![\w/])[A-Z]+\.md", text)) if page == README else set()
+    missing = sorted(path for path in named if not any(README.parent.glob(path)))
+    assert not missing, f"{page.name} names {missing}"

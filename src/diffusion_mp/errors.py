@@ -60,7 +60,8 @@ def _check_real(value: object, name: str) -> None:
 def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None:
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
     _check_real(value, name)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+    finite = torch.compiler.is_compiling() or math.isfinite(value)  # it may be a symbol there
+    if not finite or value < 0 or (value == 0 and not allow_zero):
         raise ValueError(f"{name} must be finite and {'>= 0' if allow_zero else '> 0'}; got {value}.")
 
 
@@ -220,6 +221,17 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
         )
     check_tensor(x, name, "[num_nodes, channels]")
     raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
+
+
+def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None) -> None:
+    """Raise unless ``value`` is a floating-point [N, F] with the rows and on the device of the state ``x``.
+
+    With ``module``, unless it also has the dtype and the device of its parameters.
+    """
+    check_state(value, name, module=module)
+    if value.size(0) != x.size(0):
+        raise ValueError(f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}.")
+    check_device(value, name, x.device, "the state")
 
 
 def index_vector(value: object, name: str, length: str) -> Tensor:

@@ -42,7 +42,7 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
         assert report.attention["roughness"][row] == pytest.approx(rough, rel=1e-10)
         assert report.attention["relative_roughness"][row] == pytest.approx(rough / float(read[MASK].square().sum()))
         bound = perturbation_bound(model, block.after_attention, x, mask=MASK)
-        for name in ("roughness", "step", "lipschitz", "truth", "bound", "roughness_bound"):
+        for name in ("roughness", "step", "lipschitz", "truth", "estimate", "roughness_estimate"):
             assert report.insertion[name][row] == pytest.approx(getattr(bound, name), rel=1e-10), name
         assert report.insertion["relative_roughness"][row] == pytest.approx(bound.roughness / bound.size**2)
         state = block(state, MASK)
@@ -127,10 +127,10 @@ def test_plot(generator: torch.Generator) -> None:
     assert [text.get_text() for text in both.get_legend().get_texts()] == ["P2", "P7"]
     (line,) = report.plot(figure.add_subplot(132), "lipschitz").lines
     assert list(line.get_ydata()) == report.insertion["lipschitz"]
-    ax = report.plot(figure.add_subplot(133), "bound")
-    truth, bound, by_roughness = ax.lines
+    ax = report.plot(figure.add_subplot(133), "estimate")
+    truth, estimate, by_roughness = ax.lines
     assert list(truth.get_ydata()) == report.insertion["truth"]
-    assert list(bound.get_ydata()) == report.insertion["bound"]
+    assert list(estimate.get_ydata()) == report.insertion["estimate"]
     assert all(math.isnan(value) for value in by_roughness.get_ydata()), "LayerNorm behind the step: no theorem"
     assert [text.get_text() for text in ax.get_xticklabels()] == report.insertion["layer"]
     with pytest.raises(ValueError, match="quantity must be one of 'roughness'"):

@@ -101,6 +101,13 @@ def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(option
     assert abs(slope + 0.5) < 0.1, (slope, errors)
 
 
+def test_where_the_features_do_not_resolve_the_kernel_more_of_them_hardly_help(generator):
+    """Queries and keys of norm 2 at τ = ¼: the relative variance of a feature reaches e^64."""
+    x = torch.randn(60, 6, generator=generator, dtype=DOUBLE)
+    errors = kernel_error(build(projection=None), 2 * x / x.norm(dim=1, keepdim=True), [16, 4096], draws=5)
+    assert errors[4096] > 0.6 * errors[16] > 0.5
+
+
 def test_the_error_is_measured_at_the_stated_temperature(generator):
     """exact() is the softmax of q·k/τ (or q·k/(τ√d)); a factor in the temperature would leave an error at any m."""
     x = torch.randn(30, 6, generator=generator, dtype=DOUBLE) / 5
@@ -228,11 +235,33 @@ def test_no_norm_makes_the_attention_uniform_or_empty(generator):
     x = 300 * torch.randn(50, 6, generator=generator)
     for training in (True, False):
         dense = build().float().train(training)(x).to_dense()
-        # exponents of 10⁴ have an absolute rounding error of 10⁻³ in float32
-        torch.testing.assert_close(dense.sum(2), torch.ones(1, 50), rtol=5e-3, atol=0)
+        torch.testing.assert_close(dense.sum(2), torch.ones(1, 50), rtol=1e-5, atol=0)
         assert dense.amax(dim=2).min() > 0.1  # uniform would be 0.02
         reference = build().train(training)(x.double()).to_dense()
         torch.testing.assert_close(dense.double(), reference, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", [1, 100, 300, 3000, 1e6])
+def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeypatch):
+    """Whoever adds them up: a product, the entries, the transpose; beside a graph of other norms (ERRATA N4)."""
+    monkeypatch.setenv("DIFFUSION_MP_BACKEND", f"log_linear_attention={backend}")
+    x = torch.randn(40, 6, generator=generator)
+    x = norm * x / x.norm(dim=1, keepdim=True)
+    x[30:] *= torch.rand(10, 1, generator=generator)
+    module = build(projection=None, num_samples=3).float().train(training)
+    coupling = module(x, Graph(40, ptr=torch.tensor([0, 20, 20, 40])))
+    one, pairs = torch.ones(40, 1, 1), torch.cartesian_prod(torch.arange(40), torch.arange(40)).T.contiguous()
+    transposed = coupling.T @ torch.eye(40).unsqueeze(1)
+    for rows in (
+        (coupling @ one).squeeze(2),
+        coupling.to_dense().sum(2).T,
+        coupling.at(pairs).view(40, 40, 1).sum(0),
+        coupling.log_at(pairs).exp().view(40, 40, 1).sum(0),
+        transposed.sum(0).T,
+    ):
+        torch.testing.assert_close(rows, torch.ones(40, 1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -14,11 +14,21 @@ from ranks import on_ranks, started
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp import auxiliary_loss
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedStep,
+    CouplingMismatchError,
+    DiffusionConv,
+    Positive,
+    SimpleDiffusivity,
+    auxiliary_loss,
+)
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.collectives import contact
+from diffusion_mp.energies import get_constraint
 from diffusion_mp.graph import Graph
-from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from reading_features import ReadsInputs
 
 NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
 
@@ -27,12 +37,28 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, CLASSES, normalize="frobenius", graph="mean"),
     "SGFormer": lambda: SGFormer(FEATURES, 8, CLASSES),
     "SGFormer, Frobenius": lambda: SGFormer(FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat"),
+    "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
     "NodeFormer": lambda: NodeFormer(FEATURES, 8, CLASSES, heads=2, num_features=5, num_samples=3, hops=2),
     **{
         name: lambda name=name: DiffusionGNN(FEATURES, 8, CLASSES, conv=name, dropout=0.0)
         for name in ("mlp", "gin", "gcnii")
     },
 }
+
+
+# A certified step needs a symmetric graph: theirs is the graph and its reverse.
+ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
+    "certified": lambda: CertifiedDIFFormer(
+        FEATURES, 8, CLASSES, 3, heads=2, constraint="sphere", centre=True, graph=AdjacencyDiffusivity("sym")
+    ),
+    "certified, projections": lambda: CertifiedDIFFormer(
+        FEATURES, 8, CLASSES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")
+    ),
+    "certified, at rest": lambda: CertifiedDIFFormer(
+        FEATURES, 8, CLASSES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=AdjacencyDiffusivity("sym")
+    ),
+}
+MODELS |= ON_BOTH_WAYS
 
 
 def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -64,14 +90,20 @@ def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
 
 def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]) -> None:
     rank = distributed.get_rank()
-    x, edge_index, weight, y, mask = data(dtype)
-    graph = ShardedGraph(edge_index, NODES, weight, bounds=bounds)
+    x, one_way, once, y, mask = data(dtype)
+    graphs = {}
+    for both in (False, True):
+        edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
+        weight = once.repeat(2) if both else once
+        whole_graph = Graph(NODES, edge_index, weight)
+        graphs[both] = whole_graph, ShardedGraph(edge_index, NODES, weight, bounds=bounds)
     for name in names:
+        whole_graph, graph = graphs[name in ON_BOTH_WAYS]
         alone = build(MODELS[name], dtype)
         shared = node_parallel(build(MODELS[name], dtype, seed=rank))
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
-            expected = alone(x, Graph(NODES, edge_index, weight))
+            expected = alone(x, whole_graph)
             expected_loss = loss_of(alone, expected, y, mask, mask.sum())
             gradients = torch.autograd.grad(expected_loss, list(alone.parameters()), allow_unused=True)
 
@@ -109,8 +141,47 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
 def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dtype, tmp_path: Path) -> None:
     limit = 1e-12 if dtype == torch.float64 else 1e-6
-    names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer"]
+    names = list(MODELS) if dtype == torch.float64 else ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
     on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
+
+
+def certified(constraint: str) -> nn.Module:
+    """Attention of a state on a sphere or in a ball, and the graph, in one certified step."""
+    attention = SimpleDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False, constraint=get_constraint(constraint)
+    )
+    terms = Positive(0.01) * attention + Positive(3.0) * AdjacencyDiffusivity("sym")
+    step = CertifiedStep(Positive(), constraint=constraint)
+    return DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
+
+
+def certified_as_one_process() -> None:
+    """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
+    x, edge_index, weight, *_ = data(torch.float64)
+    both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
+    graph, whole = ShardedGraph(both, NODES, weights), Graph(NODES, both, weights)
+    for constraint in ("ball", "sphere"):
+        x = get_constraint(constraint).project(x)
+        layer = build(lambda constraint=constraint: certified(constraint), torch.float64)
+        out, coupling = layer(x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True)
+        assert coupling.terms[0].positive_semidefinite is (constraint == "sphere")
+        expected = layer(x, whole, source=x.roll(1, 1))
+        assert error(out, expected[graph.rows], expected) < 1e-12
+        results = []
+        for loss in (graph.total((out * x[graph.rows]).sum()), (expected * x).sum()):
+            results.append(torch.autograd.grad(loss, list(layer.parameters())))
+        for ours, theirs in zip(*results, strict=True):
+            assert error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
+    one_way = ShardedGraph(edge_index, NODES, weight)
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+        layer(x[graph.rows], one_way)
+    near = torch.cat([weights[:-1], weights[-1:] * 1.01])  # one weight of twelve thousand, known to one rank
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+        layer(x[graph.rows], ShardedGraph(both, NODES, near))
+
+
+def test_a_certified_step_over_ranks(tmp_path: Path) -> None:
+    on_ranks(certified_as_one_process, 2, tmp_path)
 
 
 def left_by_one(folder: Path) -> None:

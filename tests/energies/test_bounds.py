@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from diffusion_mp.couplings import LowRankCoupling
-from diffusion_mp.energies import Energy, QuadraticPenalty, energy_bounds, spectrum
+from diffusion_mp.couplings import Coupling, LowRankCoupling, SparseCoupling
+from diffusion_mp.energies import Energy, GaussianPenalty, QuadraticPenalty, energy_bounds, spectrum
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing.problems import path_problem
 
 
 @pytest.mark.parametrize("reach", [0.3, 1.0, 1.7])
@@ -58,6 +62,62 @@ def test_lanczos_finds_the_same_ends(symmetric_graph, monkeypatch: pytest.Monkey
     lanczos = energy_bounds(s, 0.01)
     assert lanczos.largest == pytest.approx(dense.largest, rel=1e-9)
     assert lanczos.smallest_nonzero == pytest.approx(dense.smallest_nonzero, rel=1e-6)
+
+
+def cliques(bridge: float, size: int = 6) -> Tensor:
+    """Two complete graphs, joined by one weak edge or not at all."""
+    weight = torch.block_diag(*2 * [1 - torch.eye(size, dtype=torch.double)])
+    weight[0, -1] = weight[-1, 0] = bridge
+    return weight
+
+
+def sparse(weight: Tensor, dtype: torch.dtype = torch.double) -> SparseCoupling:
+    target, source = weight.nonzero().T
+    return SparseCoupling(Graph(len(weight), torch.stack([source, target]), weight[target, source].to(dtype)),
+                          symmetric=True, nonnegative=True)  # fmt: skip
+
+
+def reached(weight: Tensor, tau: float, components: int) -> float:
+    """The rate at which the slowest mode that decays at all does."""
+    slowest = float(np.linalg.eigvalsh((weight.sum(1).diag() - weight).numpy())[components])
+    return (1 - tau * slowest) ** 2
+
+
+@pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("weight", "components"),
+    [
+        (path_problem(20).matrix, 1),
+        (cliques(1e-7), 1),
+        (cliques(0.0), 2),
+        (torch.block_diag(path_problem(20).matrix, torch.zeros(3, 3), cliques(1e-5)), 5),
+    ],
+    ids=["path", "bridge", "no bridge", "five components"],
+)
+def test_slow_modes_are_no_kernel(
+    weight: Tensor, components: int, dtype: torch.dtype, dense_nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not decay at all is known by counting components; a threshold would take slow modes for it."""
+    monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
+    weight = weight.to(dtype).double()
+    bounds = energy_bounds(sparse(weight, dtype), 0.15)
+    assert reached(weight, 0.15, components) <= bounds.upper <= reached(weight, 0.15, components) + 1e-9
+    assert bounds.smallest_nonzero == pytest.approx(
+        (1 - reached(weight, 0.15, components) ** 0.5) / 0.15, rel=1e-5, abs=1e-9
+    )
+
+
+def test_all_pairs_of_a_graph_are_joined(ball, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far apart two of them are: what cannot be told apart counts as one component, which is never too low."""
+    x = torch.cat([ball(8, 2), ball(8, 2) + 3])
+    for ptr, components in [(None, 1), (torch.tensor([0, 8, 16]), 2)]:
+        omega: Coupling = GaussianPenalty(0.5).coupling(x, ptr)
+        dense = energy_bounds(omega, 0.05)
+        assert dense.upper >= reached(omega.to_dense()[0], 0.05, components)
+        with monkeypatch.context() as patch:
+            patch.setattr(spectrum, "DENSE_NODES", 5)
+            assert energy_bounds(omega, 0.05).upper == pytest.approx(dense.upper, rel=1e-9)
 
 
 def test_refusals(ball, generator: torch.Generator) -> None:

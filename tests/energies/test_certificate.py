@@ -43,6 +43,20 @@ def test_step_too_long(symmetric_graph, ball) -> None:
         assert "τ must be below τ_max" in str(certificate)
 
 
+@pytest.mark.parametrize("dense_nodes", [0, 256], ids=["lanczos", "dense"])
+def test_heavy_self_weights_hide_no_eigenvalue(dense_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes far apart for their kernel: 1 − ω_ii/d̄_i is the weight of the other one, which 1 − 1 would lose."""
+    monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
+    penalty, x = GaussianPenalty(0.15), torch.tensor([[0.0], [1.3]], dtype=torch.double)
+    weight = math.exp(-(1.3**2) / (2 * 0.15**2))
+    for certificate, truth in [(certify(penalty, x, 0.5), 2 * weight / (1 + weight)),
+                               (theorem1(penalty.coupling(x), 0.5), 2 * weight)]:  # fmt: skip
+        if dense_nodes:
+            assert certificate.eigenvalue == pytest.approx(truth, rel=1e-9)
+        else:  # a product cannot leave its own diagonal out: the answer is safe, not sharp
+            assert truth <= certificate.eigenvalue < 1e-14
+
+
 def test_asymmetric_coupling_is_refused(generator: torch.Generator) -> None:
     q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
     certificate = certify(LowRankCoupling(q, k), None, 0.1)
@@ -135,7 +149,7 @@ def test_bad_arguments(ball) -> None:
         certify(SimplePenalty(), x, 0.5, leak=-1.0)
     with pytest.raises(ValueError, match="x must be given"):
         certify(SimplePenalty(), None, 0.5)
-    with pytest.raises(TypeError, match="certify takes a Coupling, a Penalty or a diffusivity"):
+    with pytest.raises(TypeError, match="certify takes a Coupling, a Penalty, a diffusivity"):
         certify("simple", x, 0.5)
 
 

@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from diffusion_mp.energies import (
     GaussianPenalty,
+    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
@@ -25,6 +26,7 @@ PENALTIES = [
     SoftmaxPenalty(dim=5),
     GaussianPenalty(),
     GaussianPenalty(bandwidth=0.4),
+    MixturePenalty([0.3, 1.5], [2.0, 0.4]).requires_grad_(False),
 ]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
@@ -130,6 +132,38 @@ def test_coupling_is_f_of_the_distances(penalty: Penalty, normalize: bool, ball)
     assert coupling.row_stochastic == normalize
     if not isinstance(penalty, QuadraticPenalty):
         assert coupling.symmetric != normalize
+
+
+def test_a_mixture_is_learned_and_stays_one() -> None:
+    """All that is a function of it has derivatives in widths and weights; training moves them by factors."""
+    penalty = MixturePenalty((0.3, 1.0), (1.0, 0.5))
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    coupling = penalty.coupling(x)
+    assert (coupling.symmetric, coupling.nonnegative, coupling.positive_semidefinite) == (True, True, True)
+    for value in (penalty.total(x), (coupling @ x.unsqueeze(1)).square().sum(), penalty.f(x.square()).sum()):
+        slopes = torch.autograd.grad(value, list(penalty.parameters()))
+        assert all(slope.isfinite().all() and (slope != 0).all() for slope in slopes)
+    (penalty.log_weights.data, penalty.log_widths.data) = torch.tensor([[-40.0, 30.0], [5.0, -5.0]])
+    z2 = torch.linspace(0, 50, 99, dtype=torch.double)
+    assert (penalty.delta(z2).diff() >= 0).all()
+    assert (penalty.f(z2).diff() <= 0).all()
+    torch.testing.assert_close(penalty.score.log(-z2 / 2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6)
+    penalty.reset_parameters()
+    assert repr(penalty) == "MixturePenalty(widths=[0.3, 1.0], weights=[1.0, 0.5])"
+
+
+@pytest.mark.parametrize(
+    ("widths", "weights", "sentence"),
+    [
+        ([], None, "widths must hold a number at least, and weights as many; got 0 and 0"),
+        ([1.0], [1.0, 2.0], "got 1 and 2"),
+        ([0.0], None, "every one of widths must be finite and > 0"),
+        ([1.0], [-1.0], "every one of weights must be finite and > 0"),
+    ],
+)
+def test_a_mixture_needs_positive_numbers(widths: list[float], weights: list[float] | None, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        MixturePenalty(widths, weights)
 
 
 def test_get_penalty() -> None:

@@ -16,6 +16,7 @@ from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
+    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
@@ -29,7 +30,8 @@ from diffusion_mp.energies import (
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 INSTANCES = 200
-PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty(0.5)]
+MIXTURE = MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)
+PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty(0.5), MIXTURE]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
 

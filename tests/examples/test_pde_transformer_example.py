@@ -40,7 +40,7 @@ def test_rank_correlations(pde_transformer):
         results[a_run(pde_transformer, placement=place)] = {"report": report, "test_acc": accuracy}
         results.setdefault(a_run(pde_transformer, placement="none"), {"inserted": {}})["inserted"][place] = {
             "truth": damage,
-            "bound": 10 * damage,
+            "estimate": 10 * damage,
         }
     rows = pde_transformer.ranking(results).splitlines()
     assert rows[-2] == "| listops | P7 | 3 | 30 | 1.000 | 10.00 |"

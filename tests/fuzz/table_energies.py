@@ -34,6 +34,7 @@ from .arguments import (
 )
 from .program import Draw, Strategy, Wrong
 from .table_models import masks
+from .table_operators import MIXTURE
 
 NOT_A_PENALTY = [
     Wrong("'nonsense'", "another name"),
@@ -182,6 +183,36 @@ def certify(d: Draw) -> None:
     )
 
 
+def certify_step(d: Draw) -> None:
+    """A certificate of a step down a joint energy."""
+    within = d.pick(["None", "'ball'", "'sphere'"])
+    wrong = [Wrong("None", "None"), Wrong("'gaussian'", "a string"), Wrong("mp.GaussianPenalty()", "a penalty")]
+    given = coupling(d, symmetric=True, optional=True)
+    x = _free(state(d, parameters=False), "a higher rank")
+    d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
+    d.call(
+        "out",
+        "mp.certify_step({args})",
+        finite=False,
+        energy=Arg("energy", wrong),
+        coupling=Arg(given.right or "None", given.wrong),
+        x=x,
+    )
+
+
+def certify_trajectory(d: Draw) -> None:
+    """A certificate of a run."""
+    d.call(
+        "out",
+        "mp.certify_trajectory({args})",
+        finite=False,
+        penalty=options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY),
+        x=_free(state(d, parameters=False), "a higher rank"),
+        tau=number(d, 0.5, 1.0),
+        ptr=Arg(ptr(d).right, ptr(d).wrong, True),
+    )
+
+
 def certificate(d: Draw) -> None:
     """The record that `certify` gives."""
     d.call("out", "mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.')", finite=False)
@@ -211,17 +242,53 @@ def bounds(d: Draw) -> None:
     )
 
 
+def joint_energy(d: Draw) -> None:
+    """An energy of source, graph, pairs and constraint at a state."""
+    like = d.nodes, d.channels
+    source, metric = (tensor(d, *shape, optional=True, positive=True) for shape in (like, (d.nodes,)))
+    weight = [w for w in number(d, zero=True).wrong if w.valid is False]
+    d.call(
+        "energy",
+        "mp.JointEnergy({args})",
+        penalty=options(
+            d,
+            "'simple'",
+            "'gaussian'",
+            "None",
+            "mp.SigmoidPenalty()",
+            wrong=[w for w in NOT_A_PENALTY if w.source != "None"],
+        ),
+        **{
+            name: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=weight, optional=True)
+            for name in ("lam", "mu", "beta")
+        },
+        graph_term=coupling(d, symmetric=True, optional=True),
+        source=source,
+        metric=metric.without("a higher rank").or_left_out(),
+        constraint=choice(d, None, "nonnegative", "ball", "sphere"),
+        radius=number(d, 1.0, 2.0, optional=True),
+        ptr=ptr(d),
+        mean=flag(d),
+    )
+    x = _free(state(d, parameters=False), "a higher rank")
+    d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=x, finite=False)
+
+
 ENERGIES: dict[str, Strategy] = {
+    "JointEnergy": joint_energy,
     "Penalty": own_penalty,
     "QuadraticPenalty": penalty("QuadraticPenalty"),
     "SimplePenalty": penalty("SimplePenalty"),
     "SigmoidPenalty": penalty("SigmoidPenalty"),
     "SoftmaxPenalty": penalty("SoftmaxPenalty", dim=lambda d: count(d, 4, 1)),
     "GaussianPenalty": penalty("GaussianPenalty", bandwidth=lambda d: number(d, 1.0, 0.5, optional=True)),
+    "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,
     "Certificate": certificate,
     "certify": certify,
+    "certify_step": certify_step,
+    "certify_trajectory": certify_trajectory,
     "energy_bounds": bounds,
 }
 
@@ -311,11 +378,37 @@ def lipschitz(d: Draw) -> None:
     )
 
 
+def fixed_point(d: Draw) -> None:
+    """Where a step comes to rest."""
+    d.call(
+        "out",
+        "mp.fixed_point({args})",
+        step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=NOT_A_FUNCTION),
+        x0=_free(tensor(d, d.pick([4, 1, 0])), "a lower rank", "a higher rank"),
+        tol=number(d, 1e-3, 1e-2, optional=True),
+        max_iter=count(d, 1000, optional=True),
+        memory=count(d, 10, 0, optional=True, zero=True),
+    )
+
+
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> tuple[Arg, Arg]:
     """x [B, L, C] and its mask."""
     size, length = d.pick([2, 1, 3]), d.pick([5, 1, 7])
     x = Arg(real(d, size, length, channels, dtype=dtype), wrong_tensors(size, length, channels, dtype=dtype))
     return x, masks(d, size, length)
+
+
+def smoothing_floor(d: Draw) -> None:
+    """How far apart a source keeps nodes."""
+    d.call(
+        "out",
+        "mp.smoothing_floor({args})",
+        coupling=coupling(d, symmetric=True, other_size=None),
+        x=_free(state(d, parameters=False), "a higher rank"),
+        source=_free(state(d, parameters=False), "a higher rank"),
+        beta=number(d, 1.0, 0.5, optional=True, negative=True, zero=True),
+        leak=number(d, 0.0, 0.2, optional=True, zero=True),
+    )
 
 
 def roughness(d: Draw) -> None:
@@ -379,7 +472,7 @@ def diagnose(d: Draw) -> None:
         tol=number(d, 1e-2),
     )
     wrong = [Wrong("'nonsense'", "no column"), Wrong("None", "None"), Wrong("3", "a number")]
-    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'bound'", wrong=wrong, optional=True))
+    d.call("out", "report.plot({args})", quantity=options(d, "'commutator'", "'estimate'", wrong=wrong, optional=True))
 
 
 def plot_attention(d: Draw) -> None:
@@ -395,6 +488,13 @@ def plot_attention(d: Draw) -> None:
     )
 
 
+def posterior_variance(d: Draw) -> None:
+    """How uncertain every node is."""
+    right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
+    wrong = [*NOT_A_COUPLING, Wrong("mp.SimpleDiffusivity()(torch.ones(2, 2))", "one with normalised rows")]
+    d.call("out", "mp.posterior_variance({args})", coupling=options(d, *right, wrong=wrong), leak=number(d, 0.5, 0.1))
+
+
 def record(source: str) -> Strategy:
     """A record that the library makes; its properties are read."""
     return lambda d: d.call("out", source)
@@ -404,16 +504,20 @@ FUNCTIONS: dict[str, Strategy] = {
     "auxiliary_loss": of_module("auxiliary_loss"),
     "cite": of_module("cite"),
     "edge_loss": edge_loss,
+    "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
     "kernel_error": kernel_error,
     "lipschitz": lipschitz,
     "roughness": roughness,
+    "smoothing_floor": smoothing_floor,
+    "posterior_variance": posterior_variance,
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
     "diagnostics.plot_attention": plot_attention,
+    "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
-    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).bound"),
+    "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
     "diagnostics.PlacementReport": record("diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .arguments import (
     SELF_LOOPS,
     Arg,
@@ -15,6 +17,7 @@ from .arguments import (
     module,
     number,
     probability,
+    real,
     state,
     tensor,
     update,
@@ -22,9 +25,11 @@ from .arguments import (
 from .program import Draw, Strategy, Wrong
 
 
-def called(d: Draw, *, needed: bool, source: bool = True, channels: int | None = None) -> None:
+def called(
+    d: Draw, *, needed: bool, source: bool = True, channels: int | None = None, features: Arg | None = None
+) -> None:
     """``layer(x, edge_index, …)``."""
-    rest = {"return_coupling": flag(d)}
+    rest = {"return_coupling": flag(d)} | ({} if features is None else {"features": features})
     if source:
         wide = d.nodes, d.channels if channels is None else channels
         wrong = [w for w in tensor(d, *wide).wrong if w.source != "None"]
@@ -96,8 +101,37 @@ def positive(d: Draw) -> Arg:
     return number(d, 0.5, 0.25, optional=True)
 
 
+def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
+    """Options of a certified layer: the simple penalty wants states near each other."""
+    constraint = d.pick(["ball", "sphere", "nonnegative", None])
+    near = constraint in ("ball", "sphere")
+    return {
+        "penalty": choice(d, *(["simple"] if near else []), "gaussian", "softmax", "quadratic", None, optional=near),
+        "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
+        "heads": heads(d) if channels else count(d, 1, 2, optional=True),
+        "projection": choice(d, "tied", None),
+        "radius": number(d, 1.0, 0.5, optional=True),
+        "beta": number(d, 1.0, 0.1, optional=True),
+        "lam": number(d, 0.5, 1e-3, optional=True),
+        "mu": number(d, 2.0, 20.0, optional=True),
+        "graph": flag(d),
+    }
+
+
+def certified_conv(d: Draw) -> None:
+    """A certified step."""
+    d.call(
+        "layer",
+        f"mp.CertifiedConv({{args}}){cast(d)}",
+        channels=count(d, d.channels),
+        **certified(d, channels=True),
+    )
+    called(d, needed=False)
+
+
 def diffusion_conv(d: Draw) -> None:
     """The generic layer."""
+    reads = choice(d, "state", "values", "features")
     d.call(
         "layer",
         f"mp.DiffusionConv({{args}}){cast(d)}",
@@ -108,12 +142,17 @@ def diffusion_conv(d: Draw) -> None:
         heads=count(d, 1, 2, optional=True),
         bias=flag(d),
         keep=choice(d, "values", "state"),
-        reads=choice(d, "state", "values"),
+        reads=reads,
         steps=count(d, 1, 3, optional=True),
         dropout=probability(d),
         validate=flag(d),
     )
-    called(d, needed=True)
+    read = reads.right == "'features'"
+    called(
+        d,
+        needed=True,
+        features=state(d) if read else Arg(None, [Wrong(real(d, d.nodes, 3), "features nobody reads")], True),
+    )
 
 
 def gin(d: Draw) -> None:
@@ -200,13 +239,18 @@ def gps_block(d: Draw) -> None:
 
 
 def appnp(d: Draw) -> None:
-    """Personalised PageRank."""
+    """Personalised PageRank, over a graph or all pairs, for some steps or without end."""
+    forever = d.maybe(0.2)
+    steps = count(d, 10, 1, optional=True, none=True)
+    spread = diffusivity(d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))")
+    spread = replace(spread, optional=True).without("None")
     d.call(
         "layer",
         f"mp.APPNPConv({{args}}){cast(d)}",
         channels=count(d, d.channels),
-        K=count(d, 10, 1, optional=True),
-        alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+        K=replace(steps, right="None") if forever else steps,
+        alpha=number(d, 0.1, *([] if forever else [0.0]), optional=True, zero=not forever, below="1.0"),
+        diffusivity=replace(spread, right=spread.right if forever or d.maybe(0.5) else None),
     )
     called(d, needed=True)
 
@@ -225,6 +269,7 @@ LAYERS: dict[str, Strategy] = {
         dropout=dropout,
         bias=flag,
     ),
+    "CertifiedConv": certified_conv,
     "DIFFormerConv": layer(
         "DIFFormerConv",
         out_channels=same,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .arguments import (
     NOT_A_MODULE,
@@ -23,7 +24,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy, Wrong
-from .table_layers import called, loops, positive, projection, rate
+from .table_layers import called, certified, loops, positive, projection, rate
 from .table_operators import boundary, strides
 
 NOT_OPTIONS = [
@@ -167,18 +168,22 @@ def from_dfi(d: Draw) -> None:
 
 
 def label_propagation(d: Draw) -> None:
-    """Labels that spread."""
-    n = d.nodes
+    """Labels that spread, over a graph or what features say, for some steps or without end."""
+    n, forever, reads = d.nodes, d.maybe(0.2), d.maybe(0.3)
+    steps = count(d, 3, 10, optional=True, none=True)
+    undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
+    attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
+    observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
     d.call(
         "layer",
         "mp.LabelPropagation({args})",
-        num_layers=count(d, 3, 10, optional=True),
-        alpha=number(d, 0.9, 1.0, optional=True, below="1.5"),
+        num_layers=replace(steps, right="None") if forever else steps,
+        alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
         diffusivity=options(
             d,
-            "mp.AdjacencyDiffusivity('row')",
+            attention if reads else observed,
             wrong=[Wrong("'sym'", "a string"), Wrong("3", "a number"), Wrong("nn.Linear(2, 2)", "a module")],
-            optional=True,
+            optional=not (reads or forever),
         ),
     )
     wrong = [
@@ -216,7 +221,8 @@ def label_propagation(d: Draw) -> None:
         ],
         optional=True,
     )
-    d.call("out", "layer({args})", y=options(d, *y, wrong=wrong), **given, mask=mask, batch=batch)
+    features = state(d) if reads else Arg(None, [Wrong(real(d, n, 3), "features nobody reads")], True)
+    d.call("out", "layer({args})", y=options(d, *y, wrong=wrong), **given, mask=mask, batch=batch, features=features)
 
 
 def laplacian_encoder(d: Draw) -> None:
@@ -333,7 +339,29 @@ def pde_transformer(d: Draw) -> None:
     d.call("out", "layer({args})", **given)
 
 
+def certified_difformer(d: Draw) -> None:
+    """The certified model."""
+    d.call(
+        "layer",
+        f"mp.CertifiedDIFFormer({{args}}){cast(d)}",
+        in_channels=count(d, d.channels),
+        hidden_channels=count(d, 4, 6),
+        out_channels=count(d, 3, 1),
+        num_layers=layers(d),
+        encoder_layers=count(d, 1, 2, optional=True),
+        encoder_channels=count(d, 5, optional=True, none=True),
+        centre=flag(d),
+        dropout=probability(d),
+        **certified(d, channels=False),
+    )
+    if d.maybe(0.5):
+        called(d, needed=False, source=False)
+    else:
+        d.call("out", f"layer.{d.pick(['energy', 'energies'])}({{args}})", x=state(d), **edges(d, needed=False))
+
+
 MODELS: dict[str, Strategy] = {
+    "CertifiedDIFFormer": certified_difformer,
     "DIFFormer": model(
         "DIFFormer",
         num_layers=layers,

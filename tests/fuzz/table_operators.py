@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .arguments import (
     NOT_A_DIFFUSIVITY,
@@ -289,6 +290,19 @@ def reweighted(d: Draw) -> None:
     used(d)
 
 
+def projected(d: Draw) -> None:
+    """Heads that look at a state through projections."""
+    projection = tensor(d, d.pick([1, 2]), 2, d.channels).without("a longer last dimension")
+    d.call(
+        "coupling",
+        "mp.ProjectedCoupling({args})",
+        coupling=coupling(d, symmetric=True, other_size=None),
+        projection=projection,
+    )
+    v = tensor(d, d.nodes, 1, d.channels)
+    d.call("out", "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]", v=v)
+
+
 def scaled(d: Draw) -> None:
     """A multiple."""
     wrong = [
@@ -360,7 +374,7 @@ COUPLINGS: dict[str, Strategy] = {
         },
     ),
     "PairwiseCoupling": by_features(
-        "PairwiseCoupling", more={"score": lambda d: choice(d, "exp", "sigmoid"), "normalize": flag}
+        "PairwiseCoupling", more={"score": lambda d: choice(d, "exp", "sigmoid"), "normalize": flag, "loops": flag}
     ),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
@@ -368,6 +382,7 @@ COUPLINGS: dict[str, Strategy] = {
     "NeumannCoupling": neumann,
     "PolynomialCoupling": polynomial,
     "ReweightedCoupling": reweighted,
+    "ProjectedCoupling": projected,
     "ScaledCoupling": scaled,
     "SumCoupling": summed,
 }
@@ -476,6 +491,11 @@ def composed(name: str) -> Strategy:
                 "gamma": positive(d),
                 "self_loops": loops(d),
             }
+        elif name == "SymmetricDiffusivity":
+            whole = "mp.GaussianDiffusivity(row_stochastic=False)", "mp.SigmoidDiffusivity(row_stochastic=False)"
+            divided = Wrong("mp.GaussianDiffusivity()", "rows divided by their sums")
+            inner = diffusivity(d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')")
+            own = {"diffusivity": replace(inner, wrong=[*inner.wrong, divided]), "diagonal": flag(d)}
         else:
             own = {
                 "attention": diffusivity(d, "mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
@@ -508,12 +528,35 @@ def own_diffusivity(d: Draw) -> None:
     _used_by(d)
 
 
+NOT_WIDTHS = [
+    Wrong("[]", "none"),
+    Wrong("[0.0]", "zero"),
+    Wrong("[-1.0]", "negative"),
+    Wrong("'ab'", "a string"),
+    Wrong("1.0", "a number"),
+    Wrong("[math.nan]", "not a number"),
+]
+MIXTURE: Options = {
+    "widths": lambda d: options(d, "[0.3, 1.0]", "(2.0, 0.5)", wrong=NOT_WIDTHS),
+    "weights": lambda d: options(d, "[1.0, 0.2]", wrong=[*NOT_WIDTHS, Wrong("[1.0]", "too few")], optional=True),
+}
+DISTANCE_ONLY = {name: make for name, make in ALL_PAIR.items() if name not in ("measure", "form")}
+
+
+def positive_number(d: Draw) -> None:
+    """A learnable number."""
+    d.call("positive", "mp.Positive({args})", initial=number(d, 1.0, 0.01, optional=True))
+    d.call("out", "(positive.reset_parameters(), positive())[1]")
+
+
 DIFFUSIVITIES: dict[str, Strategy] = {
+    "Positive": positive_number,
     "Diffusivity": own_diffusivity,
     "SimpleDiffusivity": of_state("SimpleDiffusivity", channels=False, **ALL_PAIR),
     "SigmoidDiffusivity": of_state("SigmoidDiffusivity", channels=False, **ALL_PAIR),
     "SoftmaxDiffusivity": of_state("SoftmaxDiffusivity", channels=False, **ALL_PAIR),
     "GaussianDiffusivity": of_state("GaussianDiffusivity", channels=False, bandwidth=positive, **ALL_PAIR),
+    "MixtureDiffusivity": of_state("MixtureDiffusivity", channels=False, **MIXTURE, **DISTANCE_ONLY),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state(
@@ -580,6 +623,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         self_loops=loops,
         direction=DIRECTION,
     ),
+    "SymmetricDiffusivity": composed("SymmetricDiffusivity"),
     "AdjacencyEnhancedDiffusivity": composed("AdjacencyEnhancedDiffusivity"),
     "GraphAugmentedDiffusivity": composed("GraphAugmentedDiffusivity"),
 }
@@ -594,7 +638,7 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **make: Cal
         own = {key: value(d) for key, value in make.items()}
         d.call("update", f"mp.{name}({{args}})", **own)
         weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
-        if name == "Equilibrium":
+        if name in ("Equilibrium", "CertifiedStep"):  # whose sources weigh one by default
             weighs = own["beta"].right != "0.0"
         wide = d.nodes, 1, d.channels
         x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
@@ -634,6 +678,15 @@ def own_update(d: Draw) -> None:
 UPDATES: dict[str, Strategy] = {
     "StateUpdate": own_update,
     "ExplicitEuler": step("ExplicitEuler", tau=TIME, form=FORM, beta=BETA, leak=LEAK),
+    "MomentumStep": step(
+        "MomentumStep",
+        tau=TIME,
+        momentum=lambda d: number(d, 0.5, 0.0, zero=True, below="1.0"),
+        steps=lambda d: count(d, 2, 3, optional=True),
+        form=FORM,
+        beta=BETA,
+        leak=LEAK,
+    ),
     "ImplicitEuler": step("ImplicitEuler", symmetric=True, tau=TIME, beta=BETA, leak=LEAK, tol=TOL, max_iter=STEPS),
     "CrankNicolson": step("CrankNicolson", symmetric=True, tau=TIME, beta=BETA, leak=LEAK, tol=TOL, max_iter=STEPS),
     "HeatKernel": step("HeatKernel", symmetric=True, source=False, t=TIME, tol=TOL),
@@ -644,6 +697,15 @@ UPDATES: dict[str, Strategy] = {
         leak=lambda d: number(d, 0.5, 0.2, zero=True),
         tol=TOL,
         max_iter=STEPS,
+    ),
+    "CertifiedStep": step(
+        "CertifiedStep",
+        symmetric=True,
+        beta=lambda d: options(
+            d, 1.0, "mp.Positive(0.5)", wrong=[w for w in number(d, zero=True).wrong if w.valid is False], optional=True
+        ),
+        constraint=lambda d: choice(d, None, "nonnegative", "ball", "sphere"),
+        radius=lambda d: number(d, 1.0, 2.0, optional=True),
     ),
     "Backtracking": step(
         "Backtracking",
@@ -663,5 +725,8 @@ UPDATES: dict[str, Strategy] = {
         shrink=lambda d: number(d, 0.5, optional=True, below="1.0"),
         max_steps=lambda d: count(d, 30, optional=True),
         form=lambda d: choice(d, "conservative"),
+        exact=lambda d: options(
+            d, False, wrong=[Wrong("True", "not for this penalty"), Wrong("'yes'", "a string")], optional=True
+        ),
     ),
 }

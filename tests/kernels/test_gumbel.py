@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from diffusion_mp.kernels.gumbel import RUN, gumbel, take_step
+from diffusion_mp.kernels.gumbel import RUN, STRIDE, gumbel, take_step
 
 STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 
@@ -24,6 +24,12 @@ def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
     whole, later = gumbel(STATE, LIKE, 4), gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE, 4), whole)
     assert torch.cat([whole, later]).unique().numel() == 2 * whole.numel()
+
+
+def test_runs_meet_the_seeds_of_each_other_as_late_as_the_comment_says() -> None:
+    """The CPU's generator takes 32 bits of seed + step + STRIDE · run; 10⁵ runs are so many steps apart."""
+    distance = torch.arange(1, 100_000) * STRIDE % 2**32
+    assert torch.minimum(distance, 2**32 - distance).min() == 11_703
 
 
 def test_the_distribution() -> None:

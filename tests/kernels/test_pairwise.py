@@ -35,10 +35,17 @@ def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    return pairwise_logsumexp(q, k, **options).to(v.dtype) + 0 * v.sum()
+    lse = pairwise_logsumexp(q, k, **options)
+    return lse.masked_fill(lse == -torch.inf, 0.0).to(v.dtype) + 0 * v.sum()  # −∞ for a node that is alone
 
 
-OPERATIONS = {"attention": pairwise_attention, "product": by_shifts, "logsumexp": lse_of}
+OPERATIONS = {
+    "attention": pairwise_attention,
+    "product": by_shifts,
+    "product-no-loops": partial(by_shifts, loops=False),
+    "logsumexp": lse_of,
+    "logsumexp-no-loops": partial(lse_of, loops=False),
+}
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -70,9 +77,9 @@ def test_registered_operations_pass_opcheck(ragged, generator):
     a, b = (randn(9, 2, generator=generator, dtype=torch.float32) for _ in range(2))
     ops = torch.ops.diffusion_mp
     torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, "sigmoid", "auto"))
-    torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", "auto"))
+    torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", ragged, "auto"))
     inputs = [t.detach() for t in (grad, a, q, k, v, a, b)]
-    torch.library.opcheck(ops.pairwise_backward.default, (*inputs, ptr, "sigmoid", "auto"))
+    torch.library.opcheck(ops.pairwise_backward.default, (*inputs, ptr, "sigmoid", ragged, "auto"))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -92,6 +99,28 @@ def test_rows_far_from_the_origin_neither_overflow_nor_vanish(score, tile, gener
         leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
         out = pairwise_attention(*leaves, score=score, backend=backend)
         results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for name, got, expected in zip(["product"] + ["gradient"] * 3, *results, strict=True):
+        torch.testing.assert_close(got.to(DOUBLE), expected, **tolerance(name, torch.float32)._asdict())
+
+
+def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(generator):
+    """The loops weigh e^0, all others between e^−60 and e^−50: a sum over all pairs holds nothing of them in float32.
+
+    Alone in its graph, the last node has no pair at all.
+    """
+    n, ptr = 40, torch.tensor([0, 39, 40])
+    k = torch.eye(n, dtype=DOUBLE).unsqueeze(1)
+    q = -(50 + 10 * torch.rand(n, 1, n, generator=generator, dtype=DOUBLE)) * (1 - k)
+    v = torch.randn(n, 1, 3, generator=generator, dtype=DOUBLE)
+    results = []
+    for dtype, backend in ((torch.float32, "cpu"), (DOUBLE, "reference")):
+        leaves = [t.float().to(dtype).requires_grad_() for t in (q, k, v)]
+        lse = pairwise_logsumexp(*leaves[:2], ptr, loops=False, backend=backend)
+        assert lse[-1] == -torch.inf
+        shift = -0.5 * lse.masked_fill(lse == -torch.inf, 0.0)
+        out = pairwise_product(*leaves, shift, shift, ptr, loops=False, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    assert torch.equal(results[0][0][-1], torch.zeros(1, 3))
     for name, got, expected in zip(["product"] + ["gradient"] * 3, *results, strict=True):
         torch.testing.assert_close(got.to(DOUBLE), expected, **tolerance(name, torch.float32)._asdict())
 

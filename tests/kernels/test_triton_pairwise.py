@@ -31,7 +31,9 @@ def test_values_and_gradients(
     inputs = [scale * q, scale * k, v]
     assert_equals_reference(partial(pairwise_attention, ptr=ptr, score=score), inputs, generator)
     shifts = [randn(n, heads, generator=generator) - 2 for _ in range(2)]
-    assert_equals_reference(partial(pairwise_product, ptr=ptr, score=score), [*inputs, *shifts], generator)
+    for loops in (True, False):
+        product = partial(pairwise_product, ptr=ptr, score=score, loops=loops)
+        assert_equals_reference(product, [*inputs, *shifts], generator)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -52,7 +54,8 @@ def test_half_precision(score: str, dtype: torch.dtype, generator: torch.Generat
 def test_the_normaliser(score: str, generator: torch.Generator) -> None:
     ptr, n = boundaries([40, 0, 65])
     inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)]
-    assert_equals_reference(partial(pairwise_logsumexp, ptr=ptr, score=score), inputs, generator)
+    for loops in (True, False):
+        assert_equals_reference(partial(pairwise_logsumexp, ptr=ptr, score=score, loops=loops), inputs, generator)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -86,4 +89,4 @@ def test_registered_operations_pass_opcheck(generator: torch.Generator) -> None:
     a, b = (randn(5, 1, generator=generator).requires_grad_() for _ in range(2))
     ops = torch.ops.diffusion_mp
     torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, "sigmoid", "triton"))
-    torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", "triton"))
+    torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", False, "triton"))

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from diffusion_mp.couplings import PooledCoupling
+from diffusion_mp.diffusivities import SimpleDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
+from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
 from diffusion_mp.testing import tolerance
+from reading_features import ReadsInputs
 
 NODES, FEATURES = 57, 5
 
@@ -24,7 +26,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "DIFFormer-s, Eq. 24": lambda: DIFFormer(FEATURES, 8, 3, graph="mean"),
     "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
     "DIFFormer-a": lambda: DIFFormer(FEATURES, 8, 3, kernel="sigmoid"),
+    "certified": lambda: CertifiedDIFFormer(FEATURES, 8, 3, 3, heads=2, constraint="sphere"),
+    "certified, projections, inputs": lambda: CertifiedDIFFormer(
+        FEATURES, 8, 3, 2, projection="tied", centre=True, inputs=SimpleDiffusivity(row_stochastic=False)
+    ),
+    "certified, at rest": lambda: CertifiedDIFFormer(FEATURES, 8, 3, None, mu=1.0),
     "SGFormer": lambda: SGFormer(FEATURES, 8, 3, gnn="appnp"),
+    "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
     "NodeFormer": lambda: NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
     **{
         name: lambda name=name: DiffusionGNN(FEATURES, 8, 3, conv=name)

@@ -1,11 +1,20 @@
 """Backtracking: the energy never rises, τ shrinks when it must and only then."""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
-from diffusion_mp.couplings import Coupling, PolynomialCoupling, ReweightedCoupling, SparseCoupling, row_normalized
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    PolynomialCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    row_normalized,
+)
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
@@ -15,10 +24,11 @@ from diffusion_mp.energies import (
     SimplePenalty,
     SoftmaxPenalty,
 )
-from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import complete_problem, path_problem, random_problem
 from diffusion_mp.updates import Backtracking, ExplicitEuler
+from diffusion_mp.updates.backtracking import first_minimum
 
 PENALTIES = [SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty()]
 
@@ -87,10 +97,110 @@ def test_ragged_batch_measures_pairs_of_the_same_graph_only() -> None:
     for other in made_of_it:
         assert other.ptr is not None
         assert other.ptr.tolist() == ptr.tolist()
-        assert update.energy(x, other) == penalty.total(x, ptr)
+        assert update.energy(x, other).tolist() == [float(penalty.total(part)) for part in (x[:7], x[7:])]
     after = update(x, coupling)
     assert penalty.total(after, ptr) < penalty.total(x, ptr)
     assert penalty.coupling(x).ptr is None
+
+
+def batched(kind: str) -> tuple[Backtracking, Callable[[slice, torch.Tensor | None], Coupling]]:
+    """An update, and the coupling of rows ``start`` … ``stop`` of a batch, for every energy that there is."""
+    if kind in ("quadratic", "residual", "edges"):
+        weight = random_problem(20).matrix
+        weight[:7, 7:] = weight[7:, :7] = 0
+        weight[:7] *= 30
+
+        def couple(rows: slice, ptr: torch.Tensor | None) -> Coupling:
+            part = weight[rows, rows]
+            sender, receiver = part.nonzero(as_tuple=True)
+            return SparseCoupling(Graph(len(part), torch.stack([sender, receiver]), part[sender, receiver], ptr=ptr))
+
+        penalty = SimplePenalty() if kind == "edges" else QuadraticPenalty()
+        return Backtracking(penalty, 0.9, form="residual" if kind == "residual" else "conservative"), couple
+    penalty = SimplePenalty()
+    x = ball(20, heads=2)
+    x[:7] *= 0.1
+    return (
+        Backtracking(penalty, 0.9, exact=kind == "exact"),
+        lambda rows, ptr: penalty.coupling(x[rows], ptr),
+    )
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "residual", "edges", "simple", "exact"])
+def test_a_graph_takes_the_same_step_alone_and_in_a_batch(kind: str) -> None:
+    """However different the steps are that its mates need; an empty graph has any."""
+    update, couple = batched(kind)
+    x, ptr = ball(20, heads=2), torch.tensor([0, 7, 7, 20])
+    x[:7] *= 0.1
+    together = update(x, couple(slice(0, 20), ptr))
+    taus = update.last_tau
+    assert isinstance(taus, torch.Tensor)
+    alone, found = [], []
+    for rows in (slice(0, 7), slice(7, 20)):
+        alone.append(update(x[rows], couple(rows, None)))
+        found.append(update.last_tau)
+    assert taus.shape == (3,)
+    assert taus[[0, 2]].tolist() == pytest.approx(found, rel=1e-12)
+    assert found[0] != found[1]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-12, atol=1e-14)
+
+
+def test_a_function_of_the_state_may_give_the_energy_of_every_graph() -> None:
+    penalty, ptr, x = SigmoidPenalty(), torch.tensor([0, 2, 20]), ball(20)
+    one = Backtracking(lambda x: penalty.total(x, ptr), tau=64.0)
+    each = Backtracking(lambda x: torch.stack([penalty.total(x[:2]), penalty.total(x[2:])]), tau=64.0)
+    coupling = penalty.coupling(x, ptr)
+    assert penalty.total(one(x, coupling), ptr) < penalty.total(x, ptr)
+    after = each(x, coupling)
+    assert isinstance(one.last_tau, float)
+    assert isinstance(each.last_tau, torch.Tensor)
+    assert each.last_tau.max() > each.last_tau.min() == one.last_tau
+    assert torch.equal(after, Backtracking(penalty, tau=64.0)(x, coupling))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_simple_energy_along_a_step_is_a_quartic(seed: int) -> None:
+    """Its coefficients from moments, against the energy itself, at lengths over six decades."""
+    x, down = ball(5 + seed, heads=1 + seed % 3, seed=seed), ball(5 + seed, heads=1 + seed % 3, seed=100 + seed) + 3
+    p, powers = SimplePenalty().along(x, down), torch.arange(5)
+    for tau in torch.logspace(-3, 3, 13, dtype=torch.float64):
+        direct = SimplePenalty().total(x + tau * down)
+        size = (p.abs() * tau**powers).sum()
+        assert abs((p * tau**powers).sum() - direct) <= 1e-13 * size
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_step_is_better_than_the_exact_one(seed: int, normalize: bool) -> None:
+    """On a fine grid of τ up to where the state leaves the domain, from starts near consensus and far from it."""
+    penalty, scale = SimplePenalty(), 10.0 ** -(seed % 5)
+    x = scale * ball(12, heads=2, seed=seed) + 1
+    coupling = penalty.coupling(x, normalize=normalize)
+    slope = coupling.degree().unsqueeze(2) * x - coupling @ x
+    update = Backtracking(penalty, tau=1e-3, exact=True)
+    after = penalty.total(update(x, coupling))
+    best = update.last_tau
+    assert isinstance(best, float)
+    for factor in torch.linspace(0, 1.5, 61, dtype=torch.float64):
+        other = x - factor * best * slope
+        if penalty.reach(x.dtype) >= torch.cdist(other.transpose(0, 1), other.transpose(0, 1)).max() ** 2:
+            assert penalty.total(other) >= after * (1 - 1e-13)
+    lower = Backtracking(penalty, tau=1.0 if normalize else 0.05)
+    assert after < penalty.total(lower(x, coupling))
+
+
+@pytest.mark.parametrize(("p", "tau"), [([0, 1, 1], None), ([3, -1, -1, -1, -1], None), ([0, -4, 1, 0, 0], 2.0)])
+def test_the_first_minimum(p: list[float], tau: float | None) -> None:
+    """None where it rises at once, or falls for ever."""
+    assert first_minimum(np.array(p, dtype=float)) == tau
+
+
+def test_the_exact_step_knows_one_energy() -> None:
+    with pytest.raises(ValueError, match=r"exact=True needs SimplePenalty\(\).*got SigmoidPenalty"):
+        Backtracking(SigmoidPenalty(), exact=True)
+    problem = random_problem()
+    with pytest.raises(CouplingMismatchError, match="knows the energy of all pairs; got SparseCoupling"):
+        Backtracking(SimplePenalty(), exact=True)(problem.state, problem.coupling)
 
 
 def test_sparse_coupling_measures_its_edges() -> None:
@@ -131,7 +241,7 @@ def test_the_accepted_step_is_differentiated_with_tau_held_constant() -> None:
 
 def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
     problem = complete_problem()
-    with pytest.raises(ConvergenceError, match=r"no τ between .* that lowers the energy"):
+    with pytest.raises(ConvergenceError, match=r"no τ down to .* that lowers the energy"):
         Backtracking(lambda x: -x.square().sum(), tau=0.1)(problem.state, problem.coupling)
     broken = problem.state.clone()
     broken[0, 0, 0] = float("nan")
@@ -150,6 +260,12 @@ def test_outside_the_domain_the_penalty_is_no_energy(sparse: bool) -> None:
     assert penalty.total(huge) < penalty.total(ball(40))
     after = Backtracking(penalty, tau=1e6)(ball(40), penalty.coupling(ball(40), normalize=True))
     assert after.norm(dim=-1).max() < 2
+
+
+def test_no_graph_at_all() -> None:
+    x = ball(0)
+    for penalty in (QuadraticPenalty(), SimplePenalty()):
+        assert Backtracking(penalty)(x, IdentityCoupling(0, dtype=torch.float64)).shape == x.shape
 
 
 def test_isolated_nodes_rest() -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings import Coupling, LowRankCoupling, SparseCoupling
+from diffusion_mp.distributed.couplings import SummedCoupling
 from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
@@ -73,7 +74,7 @@ def test_asymmetric_coupling(update: StateUpdate) -> None:
     directed = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
     x = torch.zeros(3, 1, 1)
     sentence = (
-        "needs a symmetric coupling.*got a SparseCoupling that declares symmetric=False. Use AdjacencyDiffusivity"
+        "needs a reversible coupling.*got a SparseCoupling that declares symmetric=False and knows no metric. Use Adja"
     )
     with pytest.raises(CouplingMismatchError, match=type(update).__name__ + " " + sentence):
         update(x, directed)
@@ -152,3 +153,17 @@ def test_heads_of_the_coupling() -> None:
     graph = Graph(3, torch.tensor([[0, 1], [1, 0]]))
     with pytest.raises(ValueError, match=r"x must have 2 heads \(or 1\)"):
         ExplicitEuler(0.1)(torch.zeros(3, 3, 1), SparseCoupling(graph, torch.ones(2, 2)))
+
+
+@pytest.mark.parametrize(
+    "update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0), Equilibrium(leak=0.1)], ids=repr
+)
+def test_rows_of_one_rank_are_not_all_rows(update: StateUpdate) -> None:
+    """The sums in a solver would be over those alone."""
+    feature = torch.rand(3, 1, 2)
+    part = SummedCoupling(LowRankCoupling(feature, feature, symmetric=True, nonnegative=True), lambda v: v, None)
+    for coupling in (part, 0.5 * part, part + part):
+        with pytest.raises(
+            CouplingMismatchError, match=r"solves for all rows at once; got a .* with the rows of one rank"
+        ):
+            update(torch.ones(3, 1, 1), coupling)

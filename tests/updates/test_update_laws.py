@@ -5,12 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.couplings import ScaledCoupling, SparseCoupling
 from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import Problem, cycle_problem, grid_problem, path_problem, random_problem
 from diffusion_mp.updates import (
     Backtracking,
+    CertifiedStep,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
@@ -38,8 +39,11 @@ LINEAR = [
     HeatKernel(2.0, "residual"),
     Equilibrium(leak=0.1),
     Equilibrium("residual", beta=0.7, leak=0.2),
+    CertifiedStep(0.0),
+    CertifiedStep(0.7),
 ]
-ALL = [*LINEAR, Backtracking(QuadraticPenalty(), tau=0.1)]
+CONFINED = [CertifiedStep(0.7, constraint=constraint) for constraint in ("nonnegative", "ball", "sphere")]
+ALL = [*LINEAR, *CONFINED, Backtracking(QuadraticPenalty(), tau=0.1)]
 
 
 def problem_for(update: StateUpdate, num_nodes: int = 14) -> Problem:
@@ -82,9 +86,8 @@ def test_permutation_equivariant(update: StateUpdate) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("update", ALL, ids=repr)
+@pytest.mark.parametrize("update", [*ALL, Backtracking(QuadraticPenalty(), tau=3.0)], ids=repr)
 def test_a_graph_in_a_batch_is_a_graph_alone(update: StateUpdate) -> None:
-    """Backtracking shares its τ among the graphs; here none of them needs a smaller one."""
     form = getattr(update, "form", "conservative")
     parts = [path_problem(5, form), random_problem(13, form), grid_problem(2, 3, form)]
     x = torch.cat([part.state for part in parts])
@@ -105,10 +108,11 @@ def test_inputs_and_global_randomness_are_left_alone(update: StateUpdate) -> Non
     inputs = [problem.state.clone(), problem.state.flip(0).clone()]
     source = source_for(update, problem.state)
     before, state = [tensor.clone() for tensor in inputs], torch.get_rng_state()
-    first = update(inputs[0], problem.coupling, inputs[1], source)
+    values = None if isinstance(update, CertifiedStep) else inputs[1]  # it takes no others than the state
+    first = update(inputs[0], problem.coupling, values, source)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
-    assert torch.equal(first, update(inputs[0], problem.coupling, inputs[1], source))
+    assert torch.equal(first, update(inputs[0], problem.coupling, values, source))
 
 
 @pytest.mark.parametrize("update", ALL, ids=repr)
@@ -142,7 +146,8 @@ def test_empty_single_and_isolated_nodes(update: StateUpdate, num_nodes: int) ->
 @pytest.mark.parametrize("update", ALL, ids=repr)
 def test_state_dict_is_empty_and_repr_names_the_choices(update: StateUpdate) -> None:
     assert not update.state_dict()
-    assert f"form={update.form!r}" in repr(update)  # type: ignore[attr-defined]
+    choice = f"constraint={update.constraint}" if isinstance(update, CertifiedStep) else f"form={update.form!r}"  # type: ignore[attr-defined]
+    assert choice in repr(update)
 
 
 @given(
@@ -170,7 +175,7 @@ def test_a_flat_state_is_cut_into_the_heads_of_the_coupling(update: StateUpdate)
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(problem.coupling.num_nodes, 6, generator=generator, dtype=torch.float64)
     source = x.flip(0) if update.takes_source and getattr(update, "beta", 0.0) else None
-    two = problem.coupling * torch.ones(2, dtype=torch.float64)
+    two = ScaledCoupling(torch.ones(2, dtype=torch.float64), problem.coupling, nonnegative=True)
     flat = update(x, two, None, source)
     heads = update(x.unflatten(1, (2, 3)), two, None, None if source is None else source.unflatten(1, (2, 3)))
     assert torch.equal(flat, heads.flatten(1))

@@ -1,13 +1,12 @@
-"""``Coupling``: a linear operator over nodes, one per head, never materialised unless asked; sums and multiples."""
+"""``Coupling``: a linear operator over nodes, one per head, never materialised unless asked."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
-from operator import add
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
-from diffusion_mp.errors import check_counts, check_device, check_flags, check_kind, check_pairs, check_values, describe
+from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.errors import (
+    CouplingMismatchError,
+    check_counts,
+    check_device,
+    check_flags,
+    check_function,
+    check_kind,
+    check_pairs,
+    check_values,
+    describe,
+)
 from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
 
 if TYPE_CHECKING:
@@ -47,8 +57,11 @@ class Coupling(ABC):
             leaves the node alone, a residual one shrinks it.)
         nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which is promised along with it.
+        low_rank: S is a diagonal plus a product of features, all of it (:meth:`low_rank_form`).
+        metric: a function that finds d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` where there is none; for a
+            symmetric S nobody asks it.
 
-    ``ptr`` and the four promises may also be questions, functions without arguments: whoever asks for
+    ``ptr`` and the promises may also be questions, functions without arguments: whoever asks for
     ``coupling.symmetric`` first has it found out, and nobody pays for what nobody asks (:class:`Fact`).
 
     Raises:
@@ -60,6 +73,8 @@ class Coupling(ABC):
     row_stochastic = Fact[bool]()
     nonnegative = Fact[bool]()
     positive_semidefinite = Fact[bool]()
+    low_rank = Fact[bool]()
+    _metric = Fact[Tensor | None]()
 
     def __init__(
         self,
@@ -72,6 +87,8 @@ class Coupling(ABC):
         row_stochastic: Promise = False,
         nonnegative: Promise = False,
         positive_semidefinite: Promise = False,
+        low_rank: Promise = False,
+        metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not torch.compiler.is_compiling():  # they may be symbols there
             if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
@@ -83,10 +100,16 @@ class Coupling(ABC):
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        self._questions: dict[str, Callable[[], Any]] = {}
+        if metric is not None:
+            check_function(metric, "metric", "that finds the metric, or None")
+        self._questions: dict[str, Callable[[], Any]] = {"_metric": metric or _no_metric}
+        #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
+        self.quadratic: bool = isinstance(like, Coupling) and like.quadratic
+        #: Whether this process has all rows; a solver of a whole system needs them.
+        self.whole: bool = not isinstance(like, Coupling) or like.whole
         symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
-        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite)
-        for name, promise in zip(PROMISES, given, strict=True):
+        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank)
+        for name, promise in zip((*PROMISES, "low_rank"), given, strict=True):
             if type(promise) is bool:
                 setattr(self, name, promise)
             elif callable(promise) and not isinstance(promise, nn.Module):
@@ -117,6 +140,53 @@ class Coupling(ABC):
         dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
         ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
         return self._product(ones).squeeze(2)
+
+    def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
+        """Row sums as exact as ``dtype``: D − S then maps constants to zero, as it should.
+
+        Row sums that were rounded to fewer digits than somebody works with would be a leak, or a source, of their own.
+        """
+        if torch.promote_types(self.dtype, dtype) == self.dtype:
+            return self.degree().to(dtype)
+        return self.matmul(torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)).squeeze(2)
+
+    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """(D − S) v = d·v − S v with d the row sums, in at least float32."""
+        check_values(v, self.num_nodes, self.heads)
+        check_device(v, "v", self.device, "the coupling")
+        return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[0]
+
+    def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+        """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
+
+        With ``convex``, 2 diag(p) ⪰ D − S, for which the row sums d are enough. Without, diag(p) ⪰ D − S: that takes
+        2d, but d where S is positive semi-definite. A sum adds what its terms say, so only the others count twice.
+
+        Raises:
+            CouplingMismatchError: S does not promise to be symmetric and nonnegative.
+        """
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        nothing = torch.empty(self.num_nodes, self.heads, 0, dtype=dtype, device=self.device)
+        return self.majorized(nothing, convex)[1].squeeze(2)
+
+    def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
+        """`laplacian` and `majorant` by one product, for a wide v that an update has checked."""
+        missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
+        if missing:
+            raise CouplingMismatchError(
+                f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
+                f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
+                f"everything in the end), AdjacencyDiffusivity('sym') or ('sum') of an undirected graph "
+                f"(graph.to_undirected()), factors that are numbers >= 0 or a Positive, and for the simple penalty of "
+                f"distances a constraint that keeps states within 2 of each other."
+            )
+        return self._majorized(v, convex)
+
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        """(D − S) v and p, from one product with [v, 1]."""
+        moved = self.product(torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2))
+        degree = moved[:, :, -1:]
+        return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
 
     def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """``S @ v``, the same as :meth:`matmul`."""
@@ -179,6 +249,10 @@ class Coupling(ABC):
                 stacklevel=3,
             )
 
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        """s_ii [N, H], what every node couples with itself; as cheap as the entries of N pairs."""
+        return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
+
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
         """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
 
@@ -190,9 +264,33 @@ class Coupling(ABC):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # The form does not see a shift; removing the mean keeps the two terms from cancelling.
         values = values - values.mean(0, keepdim=True)
-        ends = self.degree() + self.T.degree()
+        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
+
+    @property
+    def metric(self) -> Float[Tensor, "N heads"] | None:
+        """d̄ > 0 with diag(d̄) S symmetric; ``None`` where none is known. Found out when first asked, without gradient.
+
+        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i (*reversible*, as a Markov chain is), so its spectrum is
+        real, and conjugate gradients work in this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
+        """
+        if self.symmetric:
+            return torch.ones(self.num_nodes, self.heads, dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            return None if self._metric is None else self._metric.expand(-1, self.heads)
+
+    @property
+    def reversible(self) -> bool:
+        """Whether S is symmetric, or self-adjoint in a known `metric`."""
+        return self.symmetric or self.metric is not None
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` where there is none.
+
+        It is all of S where ``low_rank`` is promised.
+        """
+        return None
 
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
@@ -225,6 +323,8 @@ class Coupling(ABC):
         return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
+        from diffusion_mp.couplings.algebra import ScaledCoupling
+
         return ScaledCoupling(scale, self)
 
     __rmul__ = __mul__
@@ -232,12 +332,18 @@ class Coupling(ABC):
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
             raise TypeError(f"a coupling can only be added to a coupling; got {describe(other)}.")
+        from diffusion_mp.couplings.algebra import SumCoupling
+
         return SumCoupling([self, other])
 
     def __repr__(self) -> str:
         promises = [name for name in PROMISES if vars(self).get(name)]  # what nobody asked for is not found out here
         facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
         return f"{type(self).__name__}({', '.join(facts)})"
+
+
+def _no_metric() -> None:
+    """No metric is known."""
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
@@ -247,158 +353,3 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
             f"{name} must be a Coupling; got {describe(coupling)}. A diffusivity makes one, D(x, graph); a layer "
             f"returns its own with return_coupling=True."
         )
-
-
-def check_scale(scale: object, heads: int) -> None:
-    """Raise unless ``scale`` is a finite number, or a tensor of one number or of one per head."""
-    if not isinstance(scale, Tensor):
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-            raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
-        if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a number may be a symbol there
-            raise ValueError(f"scale must be a finite number; got {scale}.")
-        return
-    if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
-        raise TypeError(f"scale must hold real numbers; got {describe(scale)}.")
-    if scale.dim() > 1 or not scale.numel() or (scale.dim() == 1 and heads != 1 and scale.numel() not in (1, heads)):
-        raise ValueError(f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {describe(scale)}.")
-
-
-class ScaledCoupling(Coupling):
-    """a S with a number, a 0-dimensional tensor or one factor per head [H].
-
-    Args:
-        scale: a. A tensor may be learnable; its sign is then unknown, and nothing but symmetry is promised.
-        coupling: S.
-
-    Raises:
-        TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
-    """
-
-    def __init__(self, scale: float | Tensor, coupling: Coupling) -> None:
-        check_coupling_kind(coupling)
-        check_scale(scale, coupling.heads)
-        number = None if isinstance(scale, Tensor) else scale
-        one, positive = number == 1, number is not None and number >= 0
-        super().__init__(
-            coupling.num_nodes,
-            max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,
-            coupling,
-            symmetric=lambda: coupling.symmetric,
-            row_stochastic=one and (lambda: coupling.row_stochastic),
-            nonnegative=positive and (lambda: coupling.nonnegative),
-            positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
-        )
-        self.scale = scale
-        self.coupling = coupling
-
-    def _by_head(self, value: Tensor, dim: int) -> Tensor:
-        """a · value, with the head axis of ``value`` at ``dim``."""
-        if not isinstance(self.scale, Tensor):
-            return self.scale * value
-        shape = [1] * value.dim()
-        shape[dim] = -1
-        return self.scale.view(shape) * value
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self._by_head(self.coupling._product(v), 1)
-
-    def _transpose(self) -> Coupling:
-        return ScaledCoupling(self.scale, self.coupling.T)
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._by_head(self.coupling.degree(), 1)
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self._by_head(self.coupling._at(edge_index), 1)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return self._by_head(self.coupling.to_dense(), 0)
-
-
-class SumCoupling(Coupling):
-    """S₁ + S₂ + …; a term with one head is added to every head of the others.
-
-    Args:
-        terms: the couplings; the terms of one that is itself a sum are taken out of it.
-
-    Raises:
-        TypeError, ValueError: no couplings, none at all, or couplings of different nodes or heads.
-    """
-
-    def __init__(self, terms: Sequence[Coupling]) -> None:
-        if not isinstance(terms, Iterable):
-            raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
-        flat: list[Coupling] = []
-        heads = 1
-        for term in terms:
-            if not isinstance(term, Coupling):
-                check_coupling_kind(term, "every one of terms")
-            flat += term.terms if isinstance(term, SumCoupling) else [term]
-            heads = max(heads, term.heads)
-        if not flat:
-            raise ValueError("terms must hold a coupling at least; got none.")
-        nodes, dtype = flat[0].num_nodes, flat[0].dtype
-        for term in flat:
-            if term.num_nodes != nodes:
-                raise ValueError(
-                    f"the terms of a sum must couple the same nodes; got {nodes} and {term.num_nodes} nodes."
-                )
-            if term.heads not in (1, heads):
-                raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in flat]}.")
-            dtype = torch.promote_types(dtype, term.dtype)
-        super().__init__(
-            nodes,
-            heads,
-            flat[0],
-            ptr=lambda: _common_boundaries(flat),
-            symmetric=lambda: all(term.symmetric for term in flat),
-            row_stochastic=lambda: _sums_to_one(flat),
-            nonnegative=lambda: all(term.nonnegative for term in flat),
-            positive_semidefinite=lambda: all(term.positive_semidefinite for term in flat),
-        )
-        self.terms: list[Coupling] = flat
-        self.dtype = dtype
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        total = self.terms[0]._product(v)
-        for term in self.terms[1:]:
-            total = total + term._product(v)
-        return total
-
-    def _transpose(self) -> Coupling:
-        return SumCoupling([term.T for term in self.terms])
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return reduce(add, [term.degree() for term in self.terms])
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return reduce(add, [term._at(edge_index) for term in self.terms])
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return reduce(add, [term.to_dense() for term in self.terms])
-
-
-def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
-    """The row boundaries that all terms have; ``None``, one graph, where one of them couples everything."""
-    common = terms[0].ptr
-    for term in terms[1:]:
-        if common is None or term.ptr is None:
-            return None
-        common, other = sorted((common, term.ptr), key=len)
-        common = common[torch.isin(common, other)]
-    return common
-
-
-def _sums_to_one(terms: Sequence[Coupling]) -> bool:
-    """Whether the terms are multiples of row-stochastic couplings whose factors add up to one, and a row that is empty
-    in one of them is empty in all: half an empty row and half a full one sum to one half."""
-    total, empty = 0.0, []
-    for term in terms:
-        factor, part = 1.0, term
-        if isinstance(term, ScaledCoupling) and not isinstance(term.scale, Tensor):
-            factor, part = term.scale, term.coupling
-        if not part.row_stochastic:
-            return False
-        total += factor
-        empty.append(part.degree() == 0)
-    return abs(total - 1.0) < 1e-12 and all(bool((rows == empty[0]).all()) for rows in empty)

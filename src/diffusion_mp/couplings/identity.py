@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import floating
 
 
@@ -30,6 +31,7 @@ class IdentityCoupling(Coupling):
             row_stochastic=True,
             nonnegative=True,
             positive_semidefinite=True,
+            low_rank=True,
         )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -43,6 +45,10 @@ class IdentityCoupling(Coupling):
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        nothing = torch.empty(self.num_nodes, 1, 0, dtype=dtype, device=self.device)
+        return LowRankForm(nothing, nothing, torch.ones(self.num_nodes, 1, dtype=dtype, device=self.device))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()

@@ -38,9 +38,13 @@ def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
 
 def same_graph(ptr: Int[Tensor, " bounds"], a: Int[Tensor, "*rows"], b: Int[Tensor, "*cols"]) -> Bool[Tensor, " ..."]:
     """Whether nodes ``a`` and ``b`` (broadcast against each other) lie in one graph of a ragged batch."""
+    return graph_of(ptr, a) == graph_of(ptr, b)
+
+
+def graph_of(ptr: Int[Tensor, " bounds"], nodes: Int[Tensor, "*nodes"]) -> Int[Tensor, "*nodes"]:
+    """The number of each node's graph in a ragged batch."""
     # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
-    starts = ptr[1:].to(a.device)
-    return torch.bucketize(a, starts, right=True) == torch.bucketize(b, starts, right=True)
+    return torch.bucketize(nodes, ptr[1:].to(nodes.device), right=True)
 
 
 def listed_products(

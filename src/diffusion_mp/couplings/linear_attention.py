@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling, SumCoupling
+from diffusion_mp.couplings.algebra import SumCoupling
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import unit_rows, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.inner_products import check_features
 from diffusion_mp.couplings.low_rank import LowRankCoupling, UniformCoupling
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.couplings.reweighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number
@@ -35,6 +37,8 @@ class LinearAttentionCoupling(PooledCoupling):
         own: what a node weighs in its own row beyond s_ii, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
         symmetric, nonnegative: promises about the entries of S as it is in the end.
+        reversible: the promise that the scores q_i·k_j are symmetric, made anyway where q and k are one tensor. Where S
+            is nonnegative too, it is self-adjoint in the ``metric`` of its row sums.
 
     Raises:
         ValueError: query and key are not of one shape [N, H, F].
@@ -51,14 +55,16 @@ class LinearAttentionCoupling(PooledCoupling):
         unit: bool = False,
         symmetric: bool = False,
         nonnegative: bool = False,
+        reversible: bool = False,
     ) -> None:
         check_features(query, key)
-        if type(unit) is not bool:
-            check_flags(unit=unit)
+        if type(unit) is not bool or type(reversible) is not bool:
+            check_flags(unit=unit, reversible=reversible)
         for name, value in (("constant", constant), ("own", own)):
             # Numbers may be symbols while torch traces.
             if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):
                 check_number(value, name)
+        mutual = reversible or query is key
         super().__init__(
             query.size(0),
             query.size(1),
@@ -67,9 +73,15 @@ class LinearAttentionCoupling(PooledCoupling):
             symmetric=symmetric,
             row_stochastic=True,
             nonnegative=nonnegative,
+            low_rank=True,
+            metric=(
+                (lambda: _by_entries(query.double(), key.double(), ptr, terms, True, True).metric)
+                if nonnegative and mutual
+                else None
+            ),
         )
-        self.query, self.key = query, key
-        self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
+        terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
+        self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return linear_attention(self.query, self.key, v, self.ptr, **self.terms)
@@ -83,19 +95,13 @@ class LinearAttentionCoupling(PooledCoupling):
     def block(self, rows: slice) -> PooledCoupling:
         return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)
 
-    def _by_entries(self) -> ReweightedCoupling:
-        """The same operator, D⁻¹(own n I + c 11ᵀ + QKᵀ), as a coupling that has each of its parts."""
-        constant, own, unit = self.terms.values()
-        query, key = unit_rows(self.query, self.key) if unit else (self.query, self.key)
-        pairs: Coupling = LowRankCoupling(
-            with_constant(query, constant), with_constant(key, 1.0), self.ptr, nonnegative=self.nonnegative
-        )
-        if own:
-            like: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-            weight = own * UniformCoupling(self.num_nodes, self.ptr, normalize=False, **like).degree()
-            identity = IdentityCoupling(self.num_nodes, **like)
-            pairs = SumCoupling([ReweightedCoupling(identity, weight, nonnegative=own > 0), pairs])
-        return row_normalized(pairs)
+    def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
+        """The same operator as a coupling that has each of its parts."""
+        query, key = self.query.to(dtype or self.dtype), self.key.to(dtype or self.dtype)
+        return _by_entries(query, key, self.ptr, self.terms, self.nonnegative, self.mutual)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        return self._by_entries(dtype).low_rank_form(dtype)
 
     def _transpose(self) -> Coupling:
         return self._by_entries().T
@@ -111,3 +117,21 @@ class LinearAttentionCoupling(PooledCoupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_entries().to_dense()
+
+
+def _by_entries(
+    query: Tensor, key: Tensor, ptr: Tensor | None, terms: dict[str, Any], nonnegative: bool, symmetric: bool
+) -> ReweightedCoupling:
+    """D⁻¹(own n I + c 11ᵀ + QKᵀ); ``symmetric`` says whether the sum in brackets is."""
+    constant, own, unit = terms.values()
+    query, key = unit_rows(query, key) if unit else (query, key)
+    pairs: Coupling = LowRankCoupling(
+        with_constant(query, constant), with_constant(key, 1.0), ptr, symmetric=symmetric, nonnegative=nonnegative
+    )
+    if own:
+        like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
+        weight = own * UniformCoupling(query.size(0), ptr, normalize=False, **like).degree()
+        identity = IdentityCoupling(query.size(0), **like)
+        own_rows = ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0)
+        pairs = SumCoupling([own_rows, pairs])
+    return row_normalized(pairs)

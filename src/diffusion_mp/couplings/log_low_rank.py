@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch_geometric.utils import scatter
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.inner_products import check_features, same_graph
+from diffusion_mp.couplings.inner_products import check_features, graph_of, same_graph
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.kernels.log_linear_attention import (
@@ -23,6 +24,44 @@ from diffusion_mp.kernels.log_linear_attention import (
     log_linear_product,
     log_linear_read,
 )
+
+
+class LogTerms(NamedTuple):
+    """s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js)."""
+
+    log_query: Float[Tensor, "N H F"]
+    log_key: Float[Tensor, "N H F"]
+    col_shift: Float[Tensor, "N H K"]
+    row_shift: Float[Tensor, "N H K"] | None
+
+    @property
+    def heaviest(self) -> Float[Tensor, "N H 1"]:
+        """The largest log weight of every sender, a constant in double precision; 0 for one of no weight."""
+        return _finite(self.col_shift.detach().double().amax(2, keepdim=True))
+
+    def around(self, most: Float[Tensor, "M H F"]) -> LogTerms:
+        """Terms of the same attention, once rows are divided by their sums, whose largest logarithms are zero.
+
+        ``most`` is M_r, or one for every node: about max_j (log ψ_jr + max_s b_js) of the graph. What is added here and
+        subtracted there is constant; it is done in double precision.
+        """
+        dtype, most = torch.promote_types(self.log_query.dtype, torch.float32), _finite(most)
+        log_query = self.log_query.double() + most
+        log_query = log_query - log_query.detach().amax(2, keepdim=True)
+        log_key = self.log_key.double() + (self.heaviest - most)
+        col_shift = self.col_shift.double() - self.heaviest
+        return LogTerms(log_query.to(dtype), log_key.to(dtype), col_shift.to(dtype), None)
+
+    def entries(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E H"]:
+        """log s_ij of listed pairs j → i of one graph."""
+        source, target = edge_index
+        shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
+        return log_linear_entries(edge_index, self.log_query, self.log_key) + shifts.logsumexp(2)
+
+
+def _finite(shift: Tensor) -> Tensor:
+    """Zero in place of −∞, which nothing can be measured from."""
+    return shift.masked_fill(shift == -torch.inf, 0.0)
 
 
 class LogLowRankCoupling(PooledCoupling):
@@ -82,18 +121,33 @@ class LogLowRankCoupling(PooledCoupling):
         # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns. Those of rows that are normalised are
         # found when entries are asked for; products divide rows by their sums themselves.
         self.col_shift = log_weight
-        self._row_shift: Tensor | None = None
+        self.row_shift: Tensor | None = None
         if not normalize:
-            self._row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
+            self.row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
+        self._terms: LogTerms | None = None
 
     @property
-    def row_shift(self) -> Float[Tensor, "N H K"]:
-        """a, the shift of every row and sample."""
-        if self._row_shift is None:
+    def terms(self) -> LogTerms:
+        """What entries and the transpose are made of; where rows are normalised with a, and largest logarithms of 0.
+
+        The sum of two large logarithms, less that of a row, has no digits left: what cancels is taken out before.
+        """
+        if self._terms is None:
+            given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
             with torch.enable_grad():  # also where the first who asks needs no gradient
-                log_sum = log_linear_logsumexp(self.log_query, self.log_key, self.col_shift, self.ptr)
-                self._row_shift = -math.log(self.col_shift.size(2)) - log_sum
-        return self._row_shift
+                self._terms = given if self.row_shift is not None else self._normalized(given)
+        return self._terms
+
+    def _normalized(self, given: LogTerms) -> LogTerms:
+        weighed = given.log_key.detach().double() + given.heaviest
+        if self.ptr is None:
+            most = weighed.amax(0, keepdim=True) if len(weighed) else weighed
+        else:
+            graph = graph_of(self.ptr, torch.arange(self.num_nodes, device=self.device))
+            most = scatter(weighed, graph, dim_size=self.ptr.numel() - 1, reduce="max")[graph]
+        terms = given.around(most)
+        log_sum = log_linear_logsumexp(terms.log_query, terms.log_key, terms.col_shift, self.ptr)
+        return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
@@ -101,7 +155,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _given_shift(self, v: Tensor) -> Tensor | None:
         """a, unless rows are normalised."""
-        return None if self.row_stochastic else heads_of(v, self.row_shift)[0]
+        return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
@@ -114,13 +168,14 @@ class LogLowRankCoupling(PooledCoupling):
     def block(self, rows: slice) -> PooledCoupling:
         features = (self.log_query[rows], self.log_key[rows])
         block = LogLowRankCoupling(*features, None, self.col_shift[rows], normalize=self.row_stochastic)
-        if not self.row_stochastic:
-            block._row_shift = self.row_shift[rows]
+        if self.row_shift is not None:
+            block.row_shift = self.row_shift[rows]
         return block
 
     def _transpose(self) -> Coupling:
-        transposed = LogLowRankCoupling(self.log_key, self.log_query, self.ptr, self.row_shift, normalize=False)
-        transposed._row_shift = self.col_shift
+        log_query, log_key, col_shift, row_shift = self.terms
+        transposed = LogLowRankCoupling(log_key, log_query, self.ptr, row_shift, normalize=False)
+        transposed.row_shift = col_shift
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -131,8 +186,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        log_entries = log_linear_entries(edge_index, self.log_query, self.log_key)
-        log_entries = log_entries + (self.row_shift[target] + self.col_shift[source]).logsumexp(2)
+        log_entries = self.terms.entries(edge_index)
         if self.ptr is None:
             return log_entries
         return log_entries.masked_fill(~same_graph(self.ptr, target, source).unsqueeze(1), -torch.inf)

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.errors import check_flags, floating
 from diffusion_mp.graph_checks import as_num_nodes, row_bounds
@@ -49,6 +50,7 @@ class LowRankCoupling(PooledCoupling):
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
             positive_semidefinite=query is key,
+            low_rank=True,
         )
         self.query, self.key = query, key
 
@@ -72,8 +74,15 @@ class LowRankCoupling(PooledCoupling):
     def _transpose(self) -> Coupling:
         return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
 
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        (query, key), _ = accumulating(self.query, self.key)
+        return (query * key).sum(2)
+
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        return LowRankForm(self.query.to(dtype), self.key.to(dtype), ptr=self.ptr)
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()

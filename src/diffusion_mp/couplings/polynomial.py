@@ -39,6 +39,7 @@ class PolynomialCoupling(Coupling):
             coupling,
             symmetric=lambda: coupling.symmetric,
             nonnegative=nonnegative,
+            metric=lambda: coupling.metric,
         )
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.couplings.algebra import ScaledCoupling
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.kernels.unit import reciprocal
 
 
@@ -20,6 +22,8 @@ class ReweightedCoupling(Coupling):
         row_stochastic, nonnegative: promises about s′.
         symmetric: a promise too, kept anyway where r is c, the same tensor, and S is symmetric. There s′ is also
             positive semi-definite if S is.
+        positive: the promise that r and c are positive, but for rows of zeros whose columns are zero too. Then S may be
+            reversible (``metric``): if S is symmetric, diag(c/r) S′ is.
 
     Raises:
         ValueError: r or c has other nodes than S, or heads that do not match.
@@ -34,8 +38,10 @@ class ReweightedCoupling(Coupling):
         symmetric: bool = False,
         row_stochastic: bool = False,
         nonnegative: bool = False,
+        positive: bool = False,
     ) -> None:
         check_coupling_kind(coupling)
+        check_flags(positive=positive)
         heads = coupling.heads
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
@@ -53,6 +59,8 @@ class ReweightedCoupling(Coupling):
             coupling.num_nodes,
             heads,
             coupling,
+            low_rank=lambda: coupling.low_rank,
+            metric=lambda: _reweighted_metric(coupling, row, column) if positive else None,
             symmetric=(lambda: row is column and coupling.symmetric) if symmetric is False else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
@@ -84,6 +92,10 @@ class ReweightedCoupling(Coupling):
         entries = entries if self.row is None else self.row[target] * entries
         return entries if self.column is None else entries * self.column[source]
 
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        return None if form is None else form.reweighted(self.row, self.column)
+
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         dense = self.coupling.to_dense()
         dense = dense if self.row is None else self.row.t().unsqueeze(2) * dense
@@ -93,4 +105,31 @@ class ReweightedCoupling(Coupling):
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row."""
     degree = reciprocal(coupling.degree())
-    return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=coupling.nonnegative)
+    nonnegative = (
+        coupling.nonnegative
+    )  # then a row that sums to zero is zero, and so is its column where S is reversible
+    return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=nonnegative, positive=nonnegative)
+
+
+def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | None) -> Tensor | None:
+    """d̄ c / r: times diag(r) S diag(c) that is diag(c) [diag(d̄) S] diag(c). In double, whatever was rounded into r."""
+    metric = coupling.metric
+    if metric is None:
+        return None
+    metric = metric if column is None else metric * column.detach().double()
+    return metric if row is None else torch.where(row == 0, 1.0, metric / row.detach().double())
+
+
+def averaged(coupling: Coupling, num_nodes: int | None = None) -> Coupling:
+    """s_ij / n with n the number of nodes of the graph of i and j: what S v sums, as a mean.
+
+    Args:
+        coupling: S, of one graph or a batch.
+        num_nodes: n of one graph, where not all of its nodes are rows of S.
+    """
+    if coupling.ptr is None:
+        return ScaledCoupling(1.0 / max(coupling.num_nodes if num_nodes is None else num_nodes, 1), coupling)
+    sizes = coupling.ptr.diff()
+    root = sizes.clamp(min=1).to(torch.float64).rsqrt().repeat_interleave(sizes, output_size=coupling.num_nodes)
+    weight = root.to(coupling.device, coupling.dtype).unsqueeze(1)
+    return ReweightedCoupling(coupling, weight, weight, nonnegative=coupling.nonnegative)

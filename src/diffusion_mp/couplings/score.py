@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import distance_features, unit_rows, with_constant
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.reweighted import row_normalized
 from diffusion_mp.kernels.pairwise import log_score
 
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,6 +26,7 @@ _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "constant": torch.ones_like,
 }
+_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,14 @@ class Score:
         """log f(s), elementwise, also where f(s) itself underflows; not for a linear f, which may be negative."""
         return torch.zeros_like(s) if self.g == "constant" else log_score(self.scale * (s + self.offset), self.g)
 
+    def inverse(self, f: Tensor) -> Tensor:
+        """The s with this f(s), elementwise; not for a constant."""
+        return _INVERSE[self.g](f) / self.scale - self.offset
+
+    def on_sphere(self, radius: float) -> Score:
+        """The score of unit vectors that this one is of vectors of that norm: a (r²s + c) = ar² (s + c/r²)."""
+        return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
+
     def coupling(
         self,
         q: Float[Tensor, "N H D"],
@@ -72,26 +83,98 @@ class Score:
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
             return kind(one, one, ptr, symmetric=True, nonnegative=True)
         offset = self.offset if measure == "distance" else self.offset - 1
-        symmetric = q is k and not normalize
+        mutual = q is k
+        symmetric = mutual and not normalize
         fused = self.g == "linear" and normalize
         if unit and (measure == "distance" or not fused):
             (q, k), unit = unit_rows(q, k), False
         if measure == "distance":
             q, k = distance_features(q, k)
         if fused:  # the scale cancels
-            return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative)
+            return LinearAttentionCoupling(
+                q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative, reversible=mutual
+            )
         if offset:
             # Half of the constant on either side, so that equal queries and keys stay one tensor.
             root = math.sqrt(abs(offset))
             same = q is k and offset > 0
             q = with_constant(q, math.copysign(root, offset))
             k = q if same else with_constant(k, root)
-        if self.scale != 1:
+        if self.scale > 0 and q is k:  # half of the scale on either side too
+            q = k = math.sqrt(self.scale) * q if self.scale != 1 else q
+        elif self.scale != 1:
             q = self.scale * q
         if self.g == "linear":
             return LowRankCoupling(q, k, ptr, symmetric=symmetric, nonnegative=nonnegative)
         # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
         definite = symmetric and self.g == "exp" and self.scale > 0
         return PairwiseCoupling(
-            q, k, ptr, self.g, normalize=normalize, symmetric=symmetric, positive_semidefinite=definite
+            q,
+            k,
+            ptr,
+            self.g,
+            normalize=normalize,
+            symmetric=symmetric,
+            positive_semidefinite=definite,
+            reversible=mutual,
         )
+
+
+class MixtureScore:
+    """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance; answers what a `Score` does.
+
+    Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of those
+    of the Gaussians, with all that they promise.
+    """
+
+    g = "mixture"
+
+    def __init__(self, widths: Float[Tensor, " M"], weights: Float[Tensor, " M"]) -> None:
+        self.widths, self.weights = widths, weights
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """f(s), elementwise."""
+        widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
+        return (weights * (s.unsqueeze(-1) / widths.square()).exp()).sum(-1)
+
+    def log(self, s: Tensor) -> Tensor:
+        """log f(s), elementwise, also where f(s) itself underflows."""
+        widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
+        return (s.unsqueeze(-1) / widths.square() + weights.log()).logsumexp(-1)
+
+    @torch.no_grad()
+    def inverse(self, f: Tensor) -> Tensor:
+        """The s ≤ 0 with this f(s), elementwise, by bisection; −∞ where f is zero."""
+        low = self.widths.max().to(f.dtype) ** 2 * (f / self.weights.sum()).log().clamp(max=0)
+        high = torch.zeros_like(f)
+        for _ in range(100):
+            middle = (low + high) / 2
+            above = self(middle) > f
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return low
+
+    def on_sphere(self, radius: float) -> MixtureScore:
+        """The score of unit vectors that this one is of vectors of that norm."""
+        return MixtureScore(self.widths / radius, self.weights)
+
+    def coupling(
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
+        if unit:
+            q, k = unit_rows(q, k)
+        terms = []
+        for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
+            scaled = q / width
+            other = scaled if k is q else k / width
+            terms.append(ScaledCoupling(weight, Score("exp").coupling(scaled, other, ptr), nonnegative=True))
+        total = SumCoupling(terms)
+        return row_normalized(total) if normalize else total

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.facts import Promise
 from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_ops import entries_at, is_symmetric
@@ -21,7 +24,10 @@ class SparseCoupling(Coupling):
         weight: [E] or [E, H] in the order of ``graph.edge_index``; ``None`` takes the graph's own weights.
         symmetric: a promise, or ``None`` to look at the entries when somebody asks (O(E log E)). The answer is kept,
             for the graph's own weights by the graph, so that the next coupling on it need not look again.
-        row_stochastic, nonnegative: promises about S.
+        row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
+
+    Attributes:
+        own: whether the weights are the graph's own.
 
     Raises:
         TypeError, ValueError: no graph, or weights that do not fit its edges.
@@ -32,9 +38,10 @@ class SparseCoupling(Coupling):
         graph: Graph,
         weight: Tensor | None = None,
         *,
-        symmetric: bool | None = None,
+        symmetric: Promise | None = None,
         row_stochastic: bool = False,
         nonnegative: bool = False,
+        metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not isinstance(graph, Graph):
             check_kind(graph, "graph", Graph, "a Graph")
@@ -64,8 +71,9 @@ class SparseCoupling(Coupling):
             symmetric=looks_symmetric if symmetric is None else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
+            metric=metric,
         )
-        self.graph, self.weight = graph, by_head
+        self.graph, self.weight, self.own = graph, by_head, own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)
@@ -77,6 +85,11 @@ class SparseCoupling(Coupling):
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
         zeros = total.new_zeros(self.num_nodes, self.heads)
         return zeros.index_add(0, self.graph.edges[1], total)
+
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        source, target = self.graph.edges
+        zeros = self.weight.new_zeros(self.num_nodes, self.heads)
+        return zeros.index_add(0, target, self.weight * (source == target).unsqueeze(1))
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)

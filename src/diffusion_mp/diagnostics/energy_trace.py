@@ -44,6 +44,7 @@ class EnergyTrace:
         >>> with EnergyTrace(model) as trace:
         ...     model(x, edge_index)
         >>> trace.energies  # one number per layer and call
+        >>> print(trace)  # a table: layer, energy before, energy after
     """
 
     def __init__(self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None) -> None:
@@ -76,6 +77,13 @@ class EnergyTrace:
     def to_dict(self) -> dict[str, list[Any]]:
         """Columns ``layer``, ``before``, ``after``, for a data frame or a JSON file."""
         return {column: [getattr(r, column) for r in self.records] for column in ("layer", "before", "after")}
+
+    def __str__(self) -> str:
+        """A table of all calls: layer, energy before, energy after."""
+        rows = [("layer", "before", "after")]
+        rows += [(record.layer, f"{record.before:.6g}", f"{record.after:.6g}") for record in self.records]
+        name, before, after = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(f"{row[0]:<{name}}  {row[1]:>{before}}  {row[2]:>{after}}" for row in rows)
 
     def plot(self, ax: Any = None) -> Any:
         """Energy against layer, the incoming state first, on a matplotlib ``ax`` (a new one by default); returns it."""

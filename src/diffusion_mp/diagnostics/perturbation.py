@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,16 @@ from diffusion_mp.errors import check_counts, check_kind, check_positive, descri
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import ExplicitEuler
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Perturbation:
-    r"""One insertion of S in front of the tail T, at the state Z: ‖T(SZ) − T(Z)‖ and what bounds it.
+    r"""One insertion of S in front of the tail T, at the state Z: ‖T(SZ) − T(Z)‖ and a first-order estimate of it.
 
-    ``truth`` ≤ ``bound`` = ``lipschitz`` · ``step`` ≤ ``roughness_bound`` = ``lipschitz`` · ``step_bound``. Norms are
-    over all sequences; ``roughness`` is 𝓔(Z), summed over them, and ``size`` ‖Z‖.
+    ``estimate`` = ``lipschitz`` · ``step`` ≤ ``roughness_estimate`` = ``lipschitz`` · ``step_bound``. They bound
+    ``truth`` where T is linear; where it is not, ``lipschitz`` knows a few points only, and a tail that is steep
+    between them goes farther. Norms are over all sequences; ``roughness`` is 𝓔(Z), summed over them, and ``size`` ‖Z‖.
     """
 
     truth: float
@@ -38,14 +42,34 @@ class Perturbation:
         return self.roughness / self.size**2 if self.size else 0.0
 
     @property
-    def bound(self) -> float:
-        """Lip(T) ‖(S − I)Z‖, the first line of Theorem 4.7."""
+    def estimate(self) -> float:
+        """Lip(T) ‖(S − I)Z‖, the first line of Theorem 4.7, with Lip(T) as measured."""
         return self.lipschitz * self.step
 
     @property
-    def roughness_bound(self) -> float | None:
+    def roughness_estimate(self) -> float | None:
         """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the second line, corrected; ``None`` where the layer is not covered."""
         return None if self.step_bound is None else self.lipschitz * self.step_bound
+
+    @property
+    def bound(self) -> float:
+        """The former name of ``estimate``."""
+        return _renamed(self.estimate, "bound", "estimate")
+
+    @property
+    def roughness_bound(self) -> float | None:
+        """The former name of ``roughness_estimate``."""
+        return _renamed(self.roughness_estimate, "roughness_bound", "roughness_estimate")
+
+
+def _renamed(value: T, former: str, name: str) -> T:
+    """A value under its former name, which promised too much."""
+    warnings.warn(
+        f"Perturbation.{former} is now Perturbation.{name}: behind a nonlinear tail it bounds nothing.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return value
 
 
 def perturbation_bound(
@@ -57,11 +81,11 @@ def perturbation_bound(
     tol: float = 1e-4,
     **named: Any,
 ) -> Perturbation:
-    r"""‖F⁽ʲ⁾(X) − F(X)‖ beside its bounds (Zhang & Zhou, Theorem 4.7, corrected).
+    r"""‖F⁽ʲ⁾(X) − F(X)‖ beside its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
     F⁽ʲ⁾ has the diffusion layer at ``site`` and F has not. With T the model behind it and Z the state there,
     ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖, the mean value theorem. ``lipschitz`` is that maximum over
-    ``points`` of the segment, each by power iteration: an estimate from below, not a certificate. And
+    ``points`` of the segment, each by `lipschitz`: an estimate from below, so no bound where T bends. And
     ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)), which for one stride is α√(8𝓔(Z)): the printed α√(2𝓔(Z)) is too small
     by a factor of two (P3 in docs/errata.md). This second bound is for symmetric boundaries and the explicit step
     without LayerNorm; 𝓔_h is the energy of neighbours at stride h.

@@ -30,8 +30,8 @@ class PlacementReport:
             𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` ‖[S, A](X)‖/‖A(X)‖
             and ``linearized``, Eq. 13 relative to the same (``None`` where the module has no ``frozen``).
         insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
-            where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``bound`` and ``roughness_bound`` of
-            `Perturbation`.
+            where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``
+            of `Perturbation`.
     """
 
     attention: Columns
@@ -47,14 +47,14 @@ class PlacementReport:
         Reports of several placements go on one axis, each with its ``label``.
 
         Args:
-            quantity: a column of ``attention``; or of ``insertion`` where only that has it. ``"bound"`` is drawn with
-                the truth and the bound by roughness beside it, on a logarithmic scale.
+            quantity: a column of ``attention``; or of ``insertion`` where only that has it. ``"estimate"`` is drawn
+                with the truth and the estimate by roughness beside it, on a logarithmic scale.
             label: of this report in the legend.
         """
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
         ax = axis(ax)
-        drawn = ("truth", "bound", "roughness_bound") if quantity == "bound" else (quantity,)
+        drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
         for name in drawn:
             values = [float("nan") if value is None else value for value in table[name]]
             title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
@@ -83,7 +83,7 @@ def diagnose(
     >>> report.plot(quantity="commutator")
 
     Every module with ``is_self_attention = True`` gives the commutator with S at the state that it reads. Every
-    diffusion layer is bypassed for the bound of Theorem 4.7. The model is run in evaluation mode and left as it was;
+    diffusion layer is bypassed for the estimate of Theorem 4.7. The model is run in evaluation mode and left as it was;
     its outputs and gradients are untouched. A Lipschitz constant costs a few dozen backward passes: a few sequences,
     in double precision, are enough.
 
@@ -93,7 +93,7 @@ def diagnose(
         diffusion: S. ``None``: for an attention the model's own diffusion layer whose name shares most with its name,
             that of the same block, or the one behind the embedding. A baseline has none, and P6 none along the
             sequence: for them, or to compare all placements by one S, pass it.
-        sites: names of modules behind which ``diffusion`` is inserted for the bound, such as
+        sites: names of modules behind which ``diffusion`` is inserted for the estimate, such as
             ``["after_embedding", "blocks.0.after_attention"]`` of a baseline; by default the model's own layers are
             bypassed.
         points, tol: see `perturbation_bound`.
@@ -120,7 +120,7 @@ def diagnose(
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")
-INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "truth", "bound", "roughness_bound")
+INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "truth", "estimate", "roughness_estimate")
 
 
 def _commutators(

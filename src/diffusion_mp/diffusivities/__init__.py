@@ -3,6 +3,7 @@
 from diffusion_mp.diffusivities.all_pair import (
     AllPairDiffusivity,
     GaussianDiffusivity,
+    MixtureDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
     SoftmaxDiffusivity,
@@ -17,6 +18,8 @@ from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
 from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
+from diffusion_mp.diffusivities.symmetric import SymmetricDiffusivity
+from diffusion_mp.positive import Positive
 
 __all__ = [
     "AdjacencyDiffusivity",
@@ -32,7 +35,9 @@ __all__ = [
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
     "KernelizedSoftmaxDiffusivity",
+    "MixtureDiffusivity",
     "NeumannDiffusivity",
+    "Positive",
     "RelationalBias",
     "SGFormerDiffusivity",
     "ScaledDiffusivity",
@@ -41,6 +46,7 @@ __all__ = [
     "SoftmaxDiffusivity",
     "SparseFlowDiffusivity",
     "SumDiffusivity",
+    "SymmetricDiffusivity",
     "UniformDiffusivity",
     "auxiliary_loss",
     "edge_loss",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from types import NoneType
 from typing import Any, Literal, cast
 
 from jaxtyping import Float
@@ -10,8 +12,10 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
+from diffusion_mp.energies.constraints import Constraint
+from diffusion_mp.energies.mixture import MixturePenalty
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
-from diffusion_mp.errors import check_choice, check_flags, check_positive
+from diffusion_mp.errors import check_choice, check_flags, check_kind, check_positive
 from diffusion_mp.graph import Graph
 
 
@@ -27,6 +31,8 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             distance, which is what the energy is made of. For unit vectors they coincide, for others the published form
             has another energy than the one that is printed (docs/errata.md, D8).
         row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f] itself, symmetric where q = k.
+        constraint: what the rows of the state are confined to, in every head; f must then read the state itself. Where
+            it keeps them within the domain of the penalty, f ≥ 0 is promised (see `Penalty.coupling`).
         form: the former name of ``measure``.
         options: ``heads`` and ``head_channels`` of :class:`QueryKeyDiffusivity`.
 
@@ -42,6 +48,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         normalize: Normalization = "row",
         measure: Literal["inner", "distance"] = "inner",
         row_stochastic: bool = True,
+        constraint: Constraint | None = None,
         form: Literal["inner", "distance"] | None = None,
         **options: Any,
     ) -> None:
@@ -50,13 +57,24 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         check_choice(form, "form", ["inner", "distance", None])
         measure = form or measure
         check_choice(measure, "measure", ["inner", "distance"])
-        self.measure = measure
+        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
+        self.measure, self.constraint = measure, constraint
         self.row_stochastic = row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', for the softmax with channels given."
         )
+        if constraint is not None and not self.reads_the_state:
+            raise ValueError(
+                f"constraint says where the state lies, so f must read the state: projection=None, normalize=None, "
+                f"measure='distance'; got {projection=}, {normalize=}, {measure=}."
+            )
+
+    @property
+    def reads_the_state(self) -> bool:
+        """Whether f sees the very state that moves: no projection, no normalisation, the actual distance."""
+        return self.projection is None and self.normalize is None and self.measure == "distance"
 
     @abstractmethod
     def penalty_of(self, dim: int | None) -> Penalty | None:
@@ -64,13 +82,15 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
 
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
-        """δ, where f reads the very state that moves: no projection, no normalisation, the actual distance."""
-        reads_the_state = self.projection is None and self.normalize is None and self.measure == "distance"
-        return self.penalty_of(self.head_channels) if reads_the_state else None
+        """δ, where f reads the very state that moves."""
+        return self.penalty_of(self.head_channels) if self.reads_the_state else None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
-        return cast(Penalty, self.penalty_of(q.size(2))).score.coupling(
+        penalty = cast(Penalty, self.penalty_of(q.size(2)))
+        if self.constraint is not None:
+            return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint)
+        return penalty.score.coupling(
             q,
             k,
             graph.segments,
@@ -127,3 +147,22 @@ class GaussianDiffusivity(AllPairDiffusivity):
 
     def penalty_of(self, dim: int | None) -> Penalty:
         return GaussianPenalty(self.bandwidth)
+
+
+class MixtureDiffusivity(AllPairDiffusivity):
+    """f = Σ_m c_m exp(−z²/2σ_m²) with learned weights and widths, see `MixturePenalty`; of the actual distance."""
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        *,
+        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        weights: Sequence[float] | None = None,
+        normalize: Normalization = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, normalize=normalize, measure="distance", **options)
+        self.mixture = MixturePenalty(widths, weights)
+
+    def penalty_of(self, dim: int | None) -> Penalty:
+        return self.mixture

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.base import check_scale
+from diffusion_mp.couplings.algebra import check_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Dependence, Graph
+from diffusion_mp.positive import Positive
 
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty
@@ -73,7 +74,7 @@ class Diffusivity(nn.Module, ABC):
         for child in self.children():
             reset(child)
 
-    def __mul__(self, scale: float | Tensor) -> Diffusivity:
+    def __mul__(self, scale: float | Tensor | Positive) -> Diffusivity:
         return ScaledDiffusivity(scale, self)
 
     __rmul__ = __mul__
@@ -85,17 +86,21 @@ class Diffusivity(nn.Module, ABC):
 
 
 class ScaledDiffusivity(Diffusivity):
-    """a · D; ``a`` is a number, or a tensor (0-dimensional or [H]), learnable if it is an ``nn.Parameter``."""
+    """a · D; ``a`` is a number, or a tensor (0-dimensional or [H]), learnable if it is an ``nn.Parameter``.
+
+    With a learnable ``Positive`` the promises of D about signs are kept.
+    """
 
     depends_on = "parts"
     why_no_penalty = "a multiple of a diffusivity: scale λ in its Energy instead, or certify the diffusivity itself."
 
-    def __init__(self, scale: float | Tensor, diffusivity: Diffusivity) -> None:
+    def __init__(self, scale: float | Tensor | Positive, diffusivity: Diffusivity) -> None:
         super().__init__()
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        check_scale(scale, diffusivity.heads)
+        if not isinstance(scale, Positive):
+            check_scale(scale, diffusivity.heads)
         if isinstance(scale, nn.Parameter):
-            self.scale: float | Tensor = scale
+            self.scale: float | Tensor | Positive = scale
             self._initial: Tensor | None = scale.detach().clone()
         elif isinstance(scale, Tensor):
             self._initial = None
@@ -107,7 +112,10 @@ class ScaledDiffusivity(Diffusivity):
         self.positional = diffusivity.positional
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return ScaledCoupling(self.scale, self.diffusivity(x, graph))
+        coupling = self.diffusivity(x, graph)
+        if isinstance(self.scale, Positive):
+            return ScaledCoupling(self.scale(), coupling, nonnegative=True)
+        return ScaledCoupling(self.scale, coupling)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -124,8 +132,8 @@ class SumDiffusivity(Diffusivity):
 
     depends_on = "parts"
     why_no_penalty = (
-        "a sum of diffusivities: its energy is the sum of theirs (Eq. 25), "
-        "Energy(penalty, graph_term=...) evaluates it, but no step size is certified for it."
+        "a sum of diffusivities: terms that are normalised one by one do not descend the sum of their energies "
+        "(Eq. 25; D24 in docs/errata.md). CertifiedStep on symmetric, unnormalised terms descends a JointEnergy."
     )
 
     def __init__(self, terms: Sequence[Diffusivity]) -> None:

@@ -97,6 +97,7 @@ class AdjacencyDiffusivity(Diffusivity):
             symmetric=self.symmetric or None,
             row_stochastic=self.row_stochastic and graph.full_degree is None,
             nonnegative=True,
+            metric=(lambda: _received(graph)) if self.normalization == "row" else None,
         )
 
     def _entries(self, graph: Graph, like: Tensor) -> Float[Tensor, " E"]:
@@ -117,6 +118,12 @@ class AdjacencyDiffusivity(Diffusivity):
 
     def extra_repr(self) -> str:
         return f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}"
+
+
+def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
+    """Degrees d of an undirected graph, for which diag(d) (a_ij / d_i) is symmetric; 1 for a row of zeros."""
+    degree = graph.degree(dtype=torch.float64).unsqueeze(1)
+    return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
 
 
 def root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, ReweightedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.kernels.unit import reciprocal
 
 Mix = Literal["sum", "mean", "joint"]
 
@@ -24,10 +23,9 @@ class AdjacencyEnhancedCoupling(SumCoupling):
 
     def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
         # By name: under torch.compile ``share * attention`` would ask the tensor on its left, which knows no couplings.
-        super().__init__([ScaledCoupling(share, attention), ScaledCoupling(1 - share, adjacency)])
+        terms = ((share, attention), (1 - share, adjacency))
+        super().__init__([ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
         self.attention = attention
-        # A learnable factor promises no sign, but these two are positive.
-        self.nonnegative = attention.nonnegative and adjacency.nonnegative
 
 
 class GraphAugmentedDiffusivity(Diffusivity):
@@ -42,7 +40,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
         mix: ``"sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), made for
             the conservative one. The paper calls them one thing; they move the state differently
             (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
-            both, so that a node hears its neighbours the more the more of them it has.
+            both, so that a node hears its neighbours the more the more of them it has. With a row-normalised Ŝ
+            none of the three descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
 
     Raises:
         TypeError, ValueError: something else than two diffusivities, or another mix.
@@ -50,7 +49,8 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     depends_on = "parts"
     why_no_penalty = (
-        "attention plus a graph term: Energy(penalty, graph_term=...) is its energy (Eq. 25), not certified."
+        "attention and a graph term that are normalised one by one do not descend Eq. 25, the energy that is printed "
+        "for them (D24 in docs/errata.md). CertifiedStep on the unnormalised sum descends a JointEnergy."
     )
 
     def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum") -> None:
@@ -72,8 +72,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
         """Both couplings as one."""
         both = SumCoupling([attention, graph_term])
         if self.mix == "joint":
-            row = reciprocal(both.degree())
-            return ReweightedCoupling(both, row, row_stochastic=True, nonnegative=both.nonnegative)
+            return row_normalized(both)
         return both if self.mix == "sum" else 0.5 * both
 
     def extra_repr(self) -> str:

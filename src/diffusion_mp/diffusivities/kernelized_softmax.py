@@ -31,13 +31,13 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     and in evaluation, or with ``num_samples=0``, the same without noise. φ are positive orthogonal random features,
     E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ; :func:`kernel_error` measures how
-    well. The error grows with the norms of q/√τ and k/√τ and falls like m^-½: ``normalize="row"`` or
-    ``logits="scaled_dot"`` keep it in bounds.
+    well. The error grows with the norms of q/√τ and k/√τ, and falls like m^-½ only where m is well above
+    e^(‖q_i + k_j‖²/τ): ``normalize="row"`` or ``logits="scaled_dot"`` keep it in bounds.
 
     Only keys carry the noise; from the queries, which Algorithm 1 multiplies too, it cancels. Everything is computed in
-    log space and in at least float32: no row overflows or loses its mass, for any τ and any norm, as rows of the
-    released code do. Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory
-    O(N (m + D)): the samples are accumulated.
+    log space and in at least float32: rows sum to one, for any τ and any norm, where those of the released code
+    overflow or lose their mass. Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D),
+    memory O(N (m + D)): the samples are accumulated.
 
     The features and the state of the noise are buffers: they move, save and load with the module, and a resumed run
     repeats. The noise is a function of that state, which every training call advances; the global random state is never

@@ -8,13 +8,15 @@ from typing import NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.distributed.collectives import all_merged
-from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_entries, log_linear_read
+from diffusion_mp.couplings.facts import Promise
+from diffusion_mp.couplings.log_low_rank import LogTerms
+from diffusion_mp.distributed.collectives import all_merged, all_reduce
+from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read
 
 Exchange = Callable[[Tensor], Tensor]
 """From a rank's own rows to these and those of its halo."""
@@ -23,15 +25,17 @@ Exchange = Callable[[Tensor], Tensor]
 class _OverRanks(Coupling):
     """Rows of this rank, columns of all ranks."""
 
-    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange) -> None:
+    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise) -> None:
         super().__init__(
             num_nodes,
             coupling.heads,
             torch.empty(0, dtype=coupling.dtype, device=coupling.device),
+            symmetric=symmetric,
             row_stochastic=coupling.row_stochastic,
             nonnegative=coupling.nonnegative,
+            positive_semidefinite=lambda: coupling.positive_semidefinite,
         )
-        self.exchange = exchange
+        self.exchange, self.whole = exchange, False
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(
@@ -45,19 +49,20 @@ class _OverRanks(Coupling):
             "features. Export attention in one process: the state dict is the same."
         )
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
-
 
 class SummedCoupling(_OverRanks):
     """An O(N) coupling: the sums over the senders of every rank are added up over ranks, and read by each."""
 
     def __init__(self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None) -> None:
-        super().__init__(coupling.num_nodes, coupling, exchange)
+        super().__init__(coupling.num_nodes, coupling, exchange, lambda: coupling.symmetric)
         self.coupling, self.group = coupling, group
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
+
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        """s_ii of this rank's nodes, unless sums of all nodes divide it."""
+        return super().diagonal() if self.row_stochastic else self.coupling.diagonal()
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
@@ -66,22 +71,23 @@ class SummedCoupling(_OverRanks):
         log_query, log_key, col_shift = self.coupling.log_query, self.coupling.log_key, self.coupling.col_shift
         nothing = log_key.new_zeros(*log_key.shape[:2], 0)
         counts = all_merged(self.coupling.pool(nothing), self.group)
-        log_sum = log_linear_read(
-            Receivers(log_query, None), Pooled(counts.totals, cast("Tensor", counts.shift))
-        ).log_sum
-        row_shift = -math.log(col_shift.size(2)) - log_sum
-        keys, shifts = self.exchange(log_key), self.exchange(col_shift)
-        queries = pad(log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond
-        entries = log_linear_entries(edge_index, queries, keys)
-        source, target = edge_index
-        return entries + (row_shift[target] + shifts[source]).logsumexp(2)
+        shift = cast("Tensor", counts.shift)
+        most = shift.amax(1, keepdim=True)
+        terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))
+        pooled = Pooled(counts.totals, shift - most)
+        row_shift = -math.log(col_shift.size(2)) - log_linear_read(Receivers(terms.log_query, None), pooled).log_sum
+        keys, shifts = self.exchange(terms.log_key), self.exchange(terms.col_shift)
+        queries = pad(terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))  # no edge ends beyond
+        return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
 class HaloCoupling(_OverRanks):
     """A sparse coupling of a rank's nodes and its halo: what the halo sends is fetched, and the product is local."""
 
-    def __init__(self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange) -> None:
-        super().__init__(num_nodes, coupling, exchange)
+    def __init__(
+        self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange, group: ProcessGroup | None
+    ) -> None:
+        super().__init__(num_nodes, coupling, exchange, lambda: _is_symmetric(coupling, num_nodes, exchange, group))
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -89,3 +95,30 @@ class HaloCoupling(_OverRanks):
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return self.coupling.degree()[: self.num_nodes]
+
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        return self.coupling.diagonal()[: self.num_nodes]
+
+
+def _is_symmetric(coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None) -> bool:
+    """Whether S = Sᵀ over all ranks: as promised, or found out, of a graph's own weights once.
+
+    A rank has the rows of S only. But Sv = Sᵀv for a random v says it with probability one, and Sᵀv is a derivative of
+    the product. Every rank gets the same answer.
+    """
+    if "symmetric" not in coupling._questions:
+        return coupling.symmetric
+    graph, kept = coupling.graph, coupling.own and not coupling.weight.requires_grad
+    if kept and graph._symmetric is not None:
+        return graph._symmetric
+    generator = torch.Generator().manual_seed(distributed.get_rank(group))
+    v = 0.5 + torch.rand(num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64).to(coupling.device)
+    same = SparseCoupling(graph, coupling.weight.detach())
+    with torch.enable_grad():
+        forth = same.matmul(exchange(v.requires_grad_()))[:num_nodes]
+        (back,) = torch.autograd.grad(forth, v, v.detach())
+    away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
+    answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
+    if kept:
+        graph._symmetric = answer
+    return answer

@@ -241,4 +241,4 @@ def _(coupling: PooledCoupling, graph: ShardedGraph) -> Coupling:
 
 @over_ranks.register
 def _(coupling: SparseCoupling, graph: ShardedGraph) -> Coupling:
-    return HaloCoupling(graph.num_nodes, coupling, graph.exchange)
+    return HaloCoupling(graph.num_nodes, coupling, graph.exchange, graph.group)

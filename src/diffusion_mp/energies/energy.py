@@ -37,7 +37,8 @@ class Energy:
 
     Terms that may be added, with M = diag(``metric``):
 
-    * ``graph_term`` Ã (Eq. 25): λ P becomes ½λ P + ½λ Σ_ij ã_ij‖z_i − z_j‖².
+    * ``graph_term`` Ã (Eq. 25): λ P becomes ½λ P + ½λ Σ_ij ã_ij‖z_i − z_j‖². The step with ½Ω + ½Ã descends it for
+      τ and λ of Theorem 1; that of Eq. 24, whose Ŝ is normalised by itself, does not (D24 in docs/errata.md).
     * ``source`` H with weight ``beta``, and ``leak`` κ: + λ [2κ⟨Z, MZ⟩ − 4β⟨MH, Z⟩], of which the step
       z − τ(Δ + κ)z + τβh is the gradient step. For the row-normalised step of Theorem 7 give the metric d̄ (the degrees
       of Ω at the step's start); it is 1 otherwise. Without ``x_prev`` this is F(Z), which falls from layer to layer for

@@ -83,6 +83,24 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
     return second, fourth
 
 
+def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
+    """Σ_ij z_ij² and Σ_ij z_ij⁴ of x + τ·direction over ordered pairs of one graph, as polynomials in τ, in O(N d²).
+
+    Coefficients of 1, τ, τ², … The same sums as in `sum_distance_powers`, where a_i and M are now quadratic in τ.
+    """
+    second, fourth = x.new_zeros(3, dtype=torch.float64), x.new_zeros(5, dtype=torch.float64)
+    for y, e in zip(map(_centred, blocks(x)), map(_centred, blocks(direction)), strict=True):
+        n = len(y)
+        a = torch.stack([(y * y).sum(1), 2 * (y * e).sum(1), (e * e).sum(1)])
+        cross = y.T @ e
+        gram = torch.stack([y.T @ y, cross + cross.T, e.T @ e]).flatten(1)
+        total = a.sum(1)
+        square = 2 * n * a @ a.T + 2 * total.outer(total) + 4 * gram @ gram.T
+        second = second + 2 * n * total
+        fourth = fourth + torch.stack([square.fliplr().diagonal(2 - k).sum() for k in range(5)])
+    return second, fourth
+
+
 def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
     """Σ_ij function(‖x_i − x_j‖²) over ordered pairs, tile by tile.
 

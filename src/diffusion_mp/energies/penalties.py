@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar
 
 import torch
@@ -13,18 +14,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
+from diffusion_mp.couplings.score import MixtureScore
+from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import (
     State,
     by_head,
     check_heads,
+    distance_powers_along,
     sum_distance_powers,
     sum_over_pairs,
     sum_squared_distances,
 )
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_tensor
-
-#: The inverse of g, by the name that `Score` has for it.
-_INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
 
 
 class Penalty(ABC):
@@ -43,7 +44,7 @@ class Penalty(ABC):
 
     @property
     @abstractmethod
-    def score(self) -> Score:
+    def score(self) -> Score | MixtureScore:
         """f as a score of s = −½z², which makes its couplings."""
 
     def reach(self, dtype: torch.dtype) -> float:
@@ -55,15 +56,31 @@ class Penalty(ABC):
         check_tensor(z2, "z2", "of squared distances")
         return self.score(-z2 / 2)
 
-    def coupling(self, x: State, ptr: Tensor | None = None, normalize: bool = False) -> Coupling:
+    def coupling(
+        self,
+        x: State,
+        ptr: Tensor | None = None,
+        normalize: bool = False,
+        constraint: Constraint | None = None,
+    ) -> Coupling:
         """Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
+
+        ``constraint`` says what the rows of x are confined to: where that keeps them within ``domain``, f ≥ 0 is
+        promised, and on a sphere Ω is made of angles, so that the simple penalty's is known to be positive
+        semi-definite.
 
         Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
         """
         check_heads(x)
         check_flags(normalize=normalize)
+        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         values = by_head(x)
-        return self.score.coupling(values, values, ptr, normalize=normalize, nonnegative=self.domain[1] == math.inf)
+        diameter = math.inf if constraint is None else constraint.diameter
+        options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
+        if isinstance(constraint, Sphere):
+            score = self.score.on_sphere(constraint.radius)
+            return score.coupling(values, values, ptr, measure="inner", unit=True, **options)
+        return self.score.coupling(values, values, ptr, **options)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
@@ -73,11 +90,8 @@ class Penalty(ABC):
         """
         check_tensor(omega, "omega", "of values of f")
         steepest = self.f(torch.zeros_like(omega))
-        score = self.score
-        if score.g == "constant":
-            return torch.where(omega < steepest, -math.inf, -self.delta(torch.zeros_like(omega)))
         slope = omega.clamp(min=0).minimum(steepest)
-        s = (2 * (score.offset - _INVERSE[score.g](slope) / score.scale)).clamp(min=0)
+        s = (-2 * self.score.inverse(slope)).clamp(min=0)
         product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never gets to zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
@@ -98,6 +112,11 @@ class QuadraticPenalty(Penalty):
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
+
+    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """0 for ω ≥ 1 and −∞ below: a single slope has a single line."""
+        check_tensor(omega, "omega", "of values of f")
+        return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         return sum_squared_distances(x, ptr)
@@ -121,6 +140,11 @@ class SimplePenalty(Penalty):
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         second, fourth = sum_distance_powers(x, ptr)
         return 2 * second - fourth / 4
+
+    def along(self, x: State, direction: State) -> Float[Tensor, " five"]:
+        """P(x + τ·direction) of one graph as a polynomial in τ, coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
+        second, fourth = distance_powers_along(x, direction)
+        return 2 * torch.nn.functional.pad(second, (0, 2)) - fourth / 4
 
 
 @dataclass(frozen=True)

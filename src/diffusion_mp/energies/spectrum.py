@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, SparseCoupling
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -20,6 +20,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 DENSE_NODES = 256  # up to this many, a dense eigenvalue solver is faster than Lanczos, and exact
 LANCZOS = 1e-9  # relative tolerance of Lanczos where the sixth digit does not matter; it works in double throughout
+EPS = 4 * float(np.finfo(np.float64).eps)  # what products of a Laplacian round away, relative to its diagonal
+DOUBLE = 1e-12  # its tolerance where every digit does
 
 
 class Precision(NamedTuple):
@@ -39,40 +41,48 @@ class Precision(NamedTuple):
 def precision(dtype: torch.dtype) -> Precision:
     """What can be asked of solvers for couplings and states of ``dtype``."""
     if dtype == torch.float64:
-        return Precision(1e-12, 1e-12, 1e-6)
+        return Precision(1e-12, DOUBLE, 1e-6)
     return Precision(1e-6, 8 * torch.finfo(dtype).eps, 1e-2)
 
 
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
-    """Δ = D̄ − S or I − S of one head, by ``form``; a dense matrix for small graphs."""
-    diagonal = _degree(coupling, head) if form == "conservative" else np.ones(coupling.num_nodes)
-    if coupling.num_nodes <= DENSE_NODES:
-        return np.diag(diagonal) - _dense(coupling, head)
-    s = coupling.as_linear_operator(head)
-    return _operator(coupling.num_nodes, lambda v: diagonal[:, None] * v - s @ v)
+    """Δ = D̄ − S or I − S of one head, by ``form``, made symmetric where S is reversible; dense for small graphs."""
+    n = coupling.num_nodes
+    metric = None if coupling.symmetric else coupling.metric  # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
+    root = np.ones((n, 1)) if metric is None else metric[:, head, None].sqrt().cpu().numpy()
+    if n <= DENSE_NODES:
+        s = _dense(coupling, head, root)
+        return np.eye(n) - s if form == "residual" else _differences(s, root)
+    product = coupling.as_linear_operator(head)
+    diagonal = product @ np.ones((n, 1)) if form == "conservative" else np.ones((1, 1))
+    return _operator(n, lambda v: diagonal * v - root * (product @ (v / root)), rounding=EPS * float(diagonal.max()))
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """I − D̄^-½ Ω D̄^-½ of one head; its spectrum is that of I − D̄⁻¹Ω. Degrees must be positive."""
-    scale = _degree(coupling, head)[:, None] ** -0.5
-    if coupling.num_nodes <= DENSE_NODES:
-        return np.eye(coupling.num_nodes) - scale * _dense(coupling, head) * scale.T
-    omega = coupling.as_linear_operator(head)
-    return _operator(coupling.num_nodes, lambda v: v - scale * (omega @ (scale * v)))
+    n = coupling.num_nodes
+    if n <= DENSE_NODES:
+        one = np.ones((n, 1))
+        s = _dense(coupling, head, one)
+        scale = s.sum(1, keepdims=True) ** -0.5
+        return scale * _differences(s, one) * scale.T
+    product = coupling.as_linear_operator(head)
+    scale = (product @ np.ones((n, 1))) ** -0.5
+    return _operator(n, lambda v: v - scale * (product @ (scale * v)), rounding=EPS)
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
     """The largest eigenvalue of a symmetric matrix; 0 where there are no nodes.
 
-    Lanczos approaches it from inside the spectrum, so its answer is moved outwards by its tolerance: step bounds and
-    Chebyshev intervals must not be too short.
+    Lanczos approaches it from inside the spectrum, so its answer is moved outwards by its tolerance, and by what the
+    products round away: step bounds and Chebyshev intervals must not be too short.
     """
     if matrix.shape[0] == 0:
         return 0.0
     if isinstance(matrix, np.ndarray):
         return float(np.linalg.eigvalsh(matrix)[-1])
-    value = float(_lanczos(matrix, 1, "LA", rtol)[0])
-    return value + rtol * abs(value)
+    value = _lanczos(matrix, rtol)
+    return value + rtol * abs(value) + matrix.rounding
 
 
 def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> tuple[float, float]:
@@ -85,24 +95,36 @@ def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -
     return top - largest_eigenvalue(_operator(matrix.shape[0], lambda v: top * v - matrix @ v), rtol), top
 
 
-def smallest_nonzero_eigenvalue(matrix: Array | LinearOperator, zero: float, rtol: float) -> float | None:
-    """The smallest eigenvalue above ``zero`` of a positive semi-definite matrix; None if all are zero."""
+@torch.no_grad()
+def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
+    """The smallest eigenvalue of D̄ − S above zero and the largest, S symmetric and nonnegative; (0, 0) if all are zero.
+
+    Both are moved outwards by their tolerance. The kernel is spanned by the constants of every connected component, so
+    the components are counted, and no threshold takes a slow mode for a part of it.
+    """
+    component = _components(coupling, head)
+    kernel = int(component.max(initial=-1)) + 1
+    if kernel == coupling.num_nodes:
+        return 0.0, 0.0
+    matrix = laplacian(coupling, head, "conservative")
+    top = largest_eigenvalue(matrix, DOUBLE)
     if isinstance(matrix, np.ndarray):
-        values = np.linalg.eigvalsh(matrix)
-        return float(values[values > zero].min()) if (values > zero).any() else None
-    n, count = matrix.shape[0], 2
-    while True:
-        values = _lanczos(matrix, count, "SA", rtol)
-        if (values > zero).any():
-            return float(values[values > zero].min())
-        if count == n - 1:
-            return None
-        count = min(4 * count, n - 1)  # the kernel has one dimension per connected component
+        smallest = float(np.linalg.eigvalsh(matrix)[kernel])
+    else:
+        from scipy.sparse import csr_array
+
+        rows = np.arange(coupling.num_nodes)
+        constants = csr_array((np.bincount(component)[component] ** -0.5, (rows, component)))
+        # Lanczos finds the top of a spectrum, so this one is turned over; the kernel stays at zero, then the bottom.
+        turned = _operator(len(rows), lambda v: top * (v - constants @ (constants.T @ v)) - matrix @ v)
+        smallest = top - largest_eigenvalue(turned, DOUBLE)
+    slack = len(component) * EPS * top
+    return max(0.0, smallest - slack), top + slack
 
 
 @torch.no_grad()
 def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of Δ over all heads of a symmetric coupling."""
+    """Smallest and largest eigenvalue of Δ over all heads of a reversible coupling."""
     lowest, highest = zip(
         *(extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)), strict=True
     )
@@ -141,23 +163,60 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     return max(bound, 0.0)
 
 
-def _degree(coupling: Coupling, head: int) -> Array:
-    return coupling.degree()[:, head].detach().double().cpu().numpy()
+def _dense(coupling: Coupling, head: int, root: Array) -> Array:
+    """diag(r) S diag(1/r) of one head, r the root [N, 1] of the metric of S: symmetric, to the last digit."""
+    s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
+    return (s + s.T) / 2
 
 
-def _dense(coupling: Coupling, head: int) -> Array:
-    return coupling.to_dense()[head].detach().double().cpu().numpy()
+def _differences(s: Array, root: Array) -> Array:
+    """diag(r) (D̄ − S) diag(1/r), the diagonal of S left out, as it cancels: the digits of the rest would go with it."""
+    s = s - np.diag(np.diag(s))
+    return np.diag((s @ root / root)[:, 0]) - s
 
 
-def _operator(n: int, apply: Callable[[Array], Array]) -> LinearOperator:
+def _components(coupling: Coupling, head: int) -> Array:
+    """The number of the connected component of every node, 0, 1, …
+
+    Where the entries are not listed, all nodes of a graph count as joined. Too few components only make the smallest
+    eigenvalue zero.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = coupling.num_nodes
+    if n <= DENSE_NODES:
+        entries = _dense(coupling, head, np.ones((n, 1))) > 0
+    elif isinstance(coupling, SparseCoupling):
+        positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].cpu().numpy()
+        entries = csr_array((np.ones(positive.shape[1]), tuple(positive)), shape=(n, n))
+    else:
+        sizes = [n] if coupling.ptr is None else coupling.ptr.diff().tolist()
+        return np.unique(np.repeat(np.arange(len(sizes)), sizes), return_inverse=True)[1]
+    found: Array = connected_components(entries, directed=False)[1]
+    return found
+
+
+def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) -> LinearOperator:
     from scipy.sparse.linalg import LinearOperator
 
-    return LinearOperator((n, n), dtype=np.float64, matvec=lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply)
+    def vector(v: Array) -> Array:
+        return apply(np.reshape(v, (n, 1))).ravel()
+
+    operator = LinearOperator((n, n), dtype=np.float64, matvec=vector, matmat=apply)
+    operator.rounding = rounding
+    return operator
 
 
-def _lanczos(operator: LinearOperator, count: int, which: str, rtol: float) -> Array:
-    """``count`` eigenvalues from a start vector of our own: repeatable, and no global generator moves."""
+def _lanczos(operator: LinearOperator, rtol: float) -> float:
+    """The largest eigenvalue, from a start vector of our own: repeatable, and no global generator moves."""
     from scipy.sparse.linalg import eigsh
 
     start = np.random.default_rng(0).standard_normal(operator.shape[0])
-    return eigsh(operator, k=count, which=which, tol=rtol, v0=start, return_eigenvectors=False)
+    if not (operator @ start).any():  # the zero matrix, which ARPACK refuses
+        return 0.0
+    return float(
+        eigsh(operator, k=1, which="LA", tol=rtol, v0=start, ncv=min(operator.shape[0], 80), return_eigenvectors=False)[
+            0
+        ]
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 RUN = 1024
 
 # Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits that torch's generator on
-# the CPU is seeded with. With 10⁵ runs two of them share a seed after tens of thousands of steps at the earliest.
+# the CPU is seeded with. Of 10⁵ runs no two share a seed within 11 702 steps; the first do at a distance of 11 703.
 STRIDE = 0x9E3779B9
 
 # Held while a state is read and advanced: no two threads may read the same one.

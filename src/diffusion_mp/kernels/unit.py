@@ -31,6 +31,13 @@ def quotient(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(zero, 0.0, part / torch.where(zero, 1.0, whole))
 
 
+def inverse_root(degree: Tensor) -> Tensor:
+    """1/√d in at least float32, and 0 where d is not above zero, in the gradient too."""
+    degree = degree.to(torch.promote_types(degree.dtype, torch.float32))
+    none = ~(degree >= torch.finfo(degree.dtype).tiny)
+    return torch.where(none, 0.0, torch.where(none, 1.0, degree).rsqrt())
+
+
 def reciprocal(degree: Tensor) -> Tensor:
     """1/d in at least float32, and 0 where d is 0: a row nobody sends to stays a zero row, in the gradient too."""
     return quotient(degree.new_ones(()), degree)

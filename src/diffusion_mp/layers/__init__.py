@@ -1,6 +1,7 @@
 """Layers: the generic ``DiffusionConv`` and the named ones built from it."""
 
 from diffusion_mp.layers.attention import DIFFormerConv, NodeFormerConv, SFiConv, SGFormerConv
+from diffusion_mp.layers.certified_conv import CertifiedConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
@@ -11,6 +12,7 @@ from diffusion_mp.layers.positional import LaplacianEncoder
 
 __all__ = [
     "APPNPConv",
+    "CertifiedConv",
     "DIFFormerConv",
     "DiffusionConv",
     "GATConv",

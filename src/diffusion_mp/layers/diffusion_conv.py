@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
@@ -20,6 +21,7 @@ from diffusion_mp.errors import (
     check_flags,
     check_kind,
     check_probability,
+    check_rows,
     check_state,
 )
 from diffusion_mp.graph import Graph
@@ -43,15 +45,17 @@ class DiffusionConv(nn.Module):
         bias: add a bias at the end.
         keep: what the update conserves beside the propagated values: ``"values"``, h(x) (Eq. 22; any channels), or
             ``"state"``, x (Eq. 63; in- and output have the same channels).
-        reads: what the diffusivity looks at: ``"state"``, x, or ``"values"``, h(x), as GAT does and as Proposition 9
-            needs, which the layer as printed does not do (docs/errata.md, D23).
+        reads: what the diffusivity looks at: ``"state"``, x; ``"values"``, h(x), as GAT does and as Proposition 9
+            needs, which the layer as printed does not do (docs/errata.md, D23); or ``"features"``, others that stay
+            as they are while the state moves (inputs, positions) and come with every call.
         steps: how often the update is applied with the one coupling inferred (the K of SGC and APPNP).
         dropout: on the propagated values only; never on what the diffusivity reads or the update keeps.
         validate: look for NaN and infinity in x at every call, which takes a pass over it.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
-          batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from.
+          batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
+          features: [N, F], with ``reads="features"`` and only there.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
 
     Raises:
@@ -72,7 +76,7 @@ class DiffusionConv(nn.Module):
         transform: bool = True,
         bias: bool = True,
         keep: Literal["values", "state"] = "values",
-        reads: Literal["state", "values"] = "state",
+        reads: Literal["state", "values", "features"] = "state",
         steps: int = 1,
         dropout: float = 0.0,
         validate: bool = False,
@@ -80,7 +84,7 @@ class DiffusionConv(nn.Module):
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, steps=steps)
         check_choice(keep, "keep", ["values", "state"])
-        check_choice(reads, "reads", ["state", "values"])
+        check_choice(reads, "reads", ["state", "values", "features"])
         check_probability(dropout, "dropout")
         check_flags(concat=concat, transform=transform, bias=bias, validate=validate)
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
@@ -107,6 +111,7 @@ class DiffusionConv(nn.Module):
     def reset_parameters(self) -> None:
         """Draw every parameter anew; the bias is zero."""
         self.diffusivity.reset_parameters()
+        reset(self.update)
         if self.value is not None:
             self.value.reset_parameters()
         if self.bias is not None:
@@ -120,6 +125,7 @@ class DiffusionConv(nn.Module):
         batch: Tensor | None = None,
         *,
         source: Tensor | None = None,
+        features: Tensor | None = None,
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
@@ -130,11 +136,24 @@ class DiffusionConv(nn.Module):
             check_finite(x, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
-        coupling = self.diffusivity(values.flatten(1) if self.reads == "values" else x, graph)
+        coupling = self.diffusivity(self._read(x, values, features), graph)
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
         out = self._evolve(state, values, coupling, self._source(state, source))
         out = self.output(self._join(out), x)
         return (out, coupling) if return_coupling else out
+
+    def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
+        """What the diffusivity looks at."""
+        if (self.reads == "features") != (features is not None):
+            came = "none came" if features is None else f"features came with reads={self.reads!r}"
+            raise ValueError(
+                f"features must come if and only if the layer was built with reads='features'; {came}. They are what "
+                f"the diffusivity reads in place of the state, [num_nodes, channels]."
+            )
+        if features is None:
+            return values.flatten(1) if self.reads == "values" else x
+        check_rows(features, "features", x, module=self)
+        return features
 
     def _evolve(self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None) -> Tensor:
         for step in range(self.steps):

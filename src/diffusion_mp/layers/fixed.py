@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, reset
 
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, GATDiffusivity, IdentityDiffusivity
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, GATDiffusivity, IdentityDiffusivity
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.updates import ExplicitEuler, teleport
+from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
 
 
 def _propagate() -> ExplicitEuler:
@@ -119,13 +119,33 @@ class GATConv(DiffusionConv):
 
 
 class APPNPConv(DiffusionConv):
-    r"""x^(k+1) = (1 − α) Â x^(k) + α x^(0), K times (Klicpera et al. 2019); its limit is an ``Equilibrium``."""
+    r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times, or without end (Klicpera et al. 2019: APPNP, PPNP).
+
+    The limit α (I − (1 − α) S)⁻¹ x^(0) is an :class:`Equilibrium`. It is a readout for any model, of this library or
+    not: what the model says of every node is spread as far as α lets it, and the model is trained through it.
+
+    Args:
+        channels: of x.
+        K: how many steps, or ``None`` for the limit, which an :class:`Equilibrium` finds: it says what S has to be.
+        alpha: α, the share of x^(0); 0 < α < 1 for the limit.
+        diffusivity: gives S; Â by default.
+        options: further ones of :class:`DiffusionConv`, such as ``reads="features"``.
+    """
 
     references = ("klicpera2019appnp",)
 
-    def __init__(self, channels: int, K: int = 10, alpha: float = 0.1) -> None:
-        check_counts(channels=channels, K=K)
-        super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False, steps=K)
+    def __init__(
+        self,
+        channels: int,
+        K: int | None = 10,
+        alpha: float = 0.1,
+        diffusivity: Diffusivity | None = None,
+        **options: Any,
+    ) -> None:
+        check_counts(channels=channels, **({} if K is None else {"K": K}))
+        update = teleport_limit(alpha) if K is None else teleport(alpha)
+        diffusivity = _gcn_adjacency() if diffusivity is None else diffusivity
+        super().__init__(channels, channels, diffusivity, update, transform=False, bias=False, steps=K or 1, **options)
 
 
 class GCNIIConv(DiffusionConv):

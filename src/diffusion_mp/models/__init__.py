@@ -1,5 +1,6 @@
 """Models: chains of diffusion layers, tensors in and logits or embeddings out."""
 
+from diffusion_mp.models.certified_difformer import CertifiedDIFFormer
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.gnn import DiffusionGNN
 from diffusion_mp.models.gps import GPS, DFiFormer, GatedGCN, SFiFormer
@@ -11,6 +12,7 @@ from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
     "GPS",
+    "CertifiedDIFFormer",
     "DFiFormer",
     "DIFFormer",
     "DiffusionGNN",

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies import Certificate
 from diffusion_mp.errors import check_counts, check_flags, check_probability, check_state
 from diffusion_mp.graph import Graph
+from diffusion_mp.updates import CertifiedStep
 
 #: What a model tells the coupling of every step.
 Record = Callable[[Coupling], None]
@@ -64,6 +66,21 @@ class GraphModel(nn.Module, ABC):
         logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
         return (logits, couplings) if return_coupling else logits
 
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Certificate:
+        """Whether every layer descends one energy at this input, as `certify` asks; a model that does overrides this.
+
+        By itself it is refused, with the parts that no energy knows.
+        """
+        return Certificate(
+            theorem="Theorem T1", holds=False, reason=f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
+        )
+
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""
         for child in self.children():
@@ -105,3 +122,18 @@ class LayerStack(GraphModel):
             nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)
         )
         self.decoder = nn.Linear(states * hidden_channels, out_channels)
+
+
+def uncertified_parts(model: nn.Module) -> list[str]:
+    """The parts of a model that keep Theorem T1 from it, one of every kind, as parts of a sentence."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        update = getattr(module, "update", None)
+        if "Norm" in kind:
+            found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
+        elif getattr(module, "is_diffusion_layer", False) and not isinstance(update, CertifiedStep):
+            by = f"by {type(update).__name__}" if isinstance(update, nn.Module) else "by a rule of its own"
+            values = ", and transforms what it propagates" if getattr(module, "value", None) is not None else ""
+            found.setdefault(kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}")
+    return list(found.values()) or ["no layer is a CertifiedStep"]

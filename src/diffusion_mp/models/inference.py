@@ -162,6 +162,7 @@ class BlockwiseCoupling(Coupling):
             symmetric=example.symmetric,
             row_stochastic=example.row_stochastic,
             nonnegative=example.nonnegative,
+            positive_semidefinite=example.positive_semidefinite,
         )
         self.couple, self.x, self.blocks = couple, x, blocks
 
@@ -175,5 +176,7 @@ class BlockwiseCoupling(Coupling):
             "model(x, graph, return_coupling=True), on a graph that fits into memory."
         )
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._product(torch.ones(self.num_nodes, self.heads, 1, dtype=self.dtype, device=self.device)).squeeze(2)
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        if self.row_stochastic:  # it is divided by a sum over all nodes
+            return super().diagonal()
+        return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)

@@ -9,9 +9,18 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
-from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_number, check_state, describe
+from diffusion_mp.errors import (
+    INTEGERS,
+    check_counts,
+    check_device,
+    check_kind,
+    check_number,
+    check_rows,
+    check_state,
+    describe,
+)
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates import teleport
+from diffusion_mp.updates import teleport, teleport_limit
 
 # Classes that nobody is labelled with, beyond one per node: more is a wrong number, and costs memory.
 MANY_CLASSES = 1 << 16
@@ -20,36 +29,52 @@ MANY_CLASSES = 1 << 16
 class LabelPropagation(nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
+    With ``num_layers=None`` to equilibrium: Y* = (1 − α)(I − αS)⁻¹ Y^(0), the limit of the steps without clamping
+    (Zhou et al. 2004, Eq. 4), for an S that is symmetric, or is Ω divided by its row sums with a symmetric Ω. This is
+    scikit-learn's ``LabelSpreading``, which divides the rows by their sums in the end, if S is D^-½WD^-½ without the
+    diagonal: ``SymmetricDiffusivity(..., diagonal=False)``.
+
     Args:
-        num_layers: how many steps.
-        alpha: α in (0, 1].
-        diffusivity: a fixed one; D^-½AD^-½ by default. It never reads the labels.
+        num_layers: how many steps, or ``None`` for the limit.
+        alpha: α in (0, 1], below 1 for the limit.
+        diffusivity: gives S; D^-½AD^-½ by default. It never reads the labels: an attention reads ``features``. It has
+            one head, since there is one state.
 
     Shapes:
-        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes whose labels are known; output: [N, K].
+        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes whose labels are known; features:
+        [N, F], where the diffusivity reads nodes, and only there; output: [N, K].
     """
 
     references = ("zhou2004learning",)
 
-    def __init__(self, num_layers: int = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
+    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
         super().__init__()
-        check_counts(num_layers=num_layers)
+        if num_layers is not None:
+            check_counts(num_layers=num_layers)
         check_number(alpha, "alpha")
         check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must lie in (0, 1]; got {alpha}.")
+        if not 0 < alpha <= 1 or (alpha == 1 and num_layers is None):
+            bounds = "(0, 1)" if num_layers is None else "(0, 1]"
+            raise ValueError(f"alpha must lie in {bounds} for {num_layers=}; got {alpha}.")
+        if diffusivity is not None and diffusivity.heads != 1:
+            raise ValueError(
+                f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
+            )
         self.num_layers = num_layers
-        self.update = teleport(1 - alpha)
+        self.update = teleport_limit(1 - alpha) if num_layers is None else teleport(1 - alpha)
         self.diffusivity = AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
+        self.reads_features = _reads_nodes(self.diffusivity)
 
     @torch.no_grad()
     def forward(
         self,
         y: Tensor,
-        edge_index: Tensor | Graph,
+        edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         mask: Tensor | None = None,
         batch: Tensor | None = None,
+        *,
+        features: Tensor | None = None,
     ) -> Tensor:
         """Soft labels of every node."""
         check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
@@ -70,8 +95,27 @@ class LabelPropagation(nn.Module):
                 raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
             check_device(mask, "mask", y.device, "y")
             y = y * mask.unsqueeze(1)
-        coupling = self.diffusivity(y, Graph.coerce(y, edge_index, edge_weight, batch))
+        if self.reads_features != (features is not None):
+            came = "none came" if features is None else "features came, and nobody reads them"
+            raise ValueError(
+                f"features [num_nodes, channels] must come if and only if the diffusivity reads nodes, for it must not "
+                f"read the labels; {came}."
+            )
+        if features is not None:
+            check_rows(features, "features", y)
+        coupling = self.diffusivity(
+            y if features is None else features, Graph.coerce(y, edge_index, edge_weight, batch)
+        )
+        if self.num_layers is None:
+            limit: Tensor = self.update(y, coupling)
+            return limit
         state = y
         for _ in range(self.num_layers):
             state = self.update(state, coupling, source=y).clamp(0, 1)
         return state
+
+
+def _reads_nodes(diffusivity: Diffusivity) -> bool:
+    """Whether an entry depends on what is given for the nodes, more than on which of them they are."""
+    parts = [part for part in diffusivity.modules() if isinstance(part, Diffusivity)]
+    return any(part.depends_on not in ("nothing", "parts") and not part.positional for part in parts)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, PooledCoupling, SumCoupling, merged
+from diffusion_mp.couplings import Coupling, LowRankCoupling, PooledCoupling, SumCoupling, merged
 from diffusion_mp.couplings.facts import PROMISES
-from diffusion_mp.errors import check_function, check_kind, check_seed
+from diffusion_mp.errors import check_function, check_kind, check_seed, describe
 from diffusion_mp.graph_checks import row_bounds
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
 from diffusion_mp.testing.tolerances import tolerance
@@ -94,8 +94,10 @@ def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> 
     return [
         ("@ v", "product", coupling @ v, dense_product(dense, v)),
         (".degree()", "degree", coupling.degree(), dense.sum(-1).T),
+        (".diagonal()", "entries", coupling.diagonal(), dense.diagonal(dim1=1, dim2=2).T),
         (".at(pairs)", "entries", coupling.at(case.pairs), dense_entries(dense, case.pairs)),
         (".dirichlet(v)", "dirichlet", coupling.dirichlet(v), dense_dirichlet(dense, v)),
+        (".laplacian(v)", "dirichlet", coupling.laplacian(v), dense_product(dense_laplacian(dense), v)),
     ]
 
 
@@ -174,6 +176,19 @@ def _dirichlet(case: CouplingCase) -> None:
         expect_close(case.coupling.dirichlet(x), dense_dirichlet(case.dense, x), "dirichlet", what)
 
 
+def _majorant(case: CouplingCase) -> None:
+    """p = S.majorant(convex) of a symmetric, nonnegative S bounds D − S: 2 diag(p) ⪰ D − S if convex, else diag(p)"""
+    if not (case.coupling.symmetric and case.coupling.nonnegative):
+        return
+    rtol, atol = tolerance("degree", case.coupling.dtype)
+    for convex, factor in ((True, 2.0), (False, 1.0)):
+        bound = factor * torch.diag_embed(case.coupling.majorant(convex).detach().double().T)
+        least = torch.linalg.eigvalsh(bound - dense_laplacian(case.dense.detach().double()))
+        low = float(least.min()) if least.numel() else 0.0
+        limit = -atol - rtol * float(bound.max()) if least.numel() else 0.0
+        expect(low >= limit, f"{factor:g} S.majorant({convex}) less the Laplacian has the eigenvalue {low:.6g}")
+
+
 def _linearity(case: CouplingCase) -> None:
     """S @ (a u + b v) = a S @ u + b S @ v"""
     u, v = case.values(), case.values()
@@ -206,12 +221,40 @@ def _expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
             expect(low >= least, f"{name} is declared positive_semidefinite, but an eigenvalue is {low:.6g}")
 
 
+def _metric(case: CouplingCase) -> None:
+    """where S knows a metric d̄ [N, H], d̄ is positive and diag(d̄) S symmetric; S is reversible where there is one"""
+    coupling = case.coupling
+    metric = coupling.metric
+    expect(coupling.reversible == (metric is not None), f"reversible is {coupling.reversible}, the metric is {metric}")
+    if metric is None:
+        return
+    expect(tuple(metric.shape) == (coupling.num_nodes, coupling.heads), f"the metric is {describe(metric)}")
+    expect(bool((metric > 0).all()), "an entry of the metric is not positive")
+    flows = (metric / metric.mean(0)).t().unsqueeze(2) * case.dense.detach().double()
+    flows = flows.to(coupling.dtype)
+    expect_close(flows, flows.transpose(1, 2), "degree", "diag(metric) S against its transpose")
+
+
 def _scaling(case: CouplingCase) -> None:
     """a * S has a times the entries, for a number, a 0-dimensional tensor and one number per head"""
     factors: list[Any] = [0.25, -1.0, case.random(), case.random(case.coupling.heads)]
     for a in factors:
         dense = case.dense * (a.reshape(-1, 1, 1) if isinstance(a, Tensor) else a)
         _expect_matrix(case, f"(a * S) for a = {a}, that", a * case.coupling, dense)
+
+
+def _low_rank_form(case: CouplingCase) -> None:
+    """where S promises to be low-rank its form is S, diag(e) + U Kᵀ within every graph, with its gradients"""
+    if not case.coupling.low_rank:
+        return
+    form = case.coupling.low_rank_form(case.coupling.dtype)
+    if form is None:
+        raise AssertionError("S promises to be low-rank, but has no low_rank_form")
+    dense = LowRankCoupling(form.left, form.right, form.ptr).to_dense()
+    dense = dense if form.diagonal is None else dense + torch.diag_embed(form.diagonal.t())
+    dense = dense.expand_as(case.dense)
+    expect_close(dense, case.dense, "entries", "the low-rank form")
+    _expect_gradients(case, [("the low-rank form", dense, case.dense)])
 
 
 def _addition(case: CouplingCase) -> None:
@@ -324,8 +367,11 @@ COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
     _at,
     _log_at,
     _dirichlet,
+    _majorant,
     _linearity,
     _declared_properties,
+    _metric,
+    _low_rank_form,
     _scaling,
     _addition,
     _block_diagonal,
@@ -354,6 +400,11 @@ def dense_dirichlet(dense: Tensor, x: Tensor) -> Tensor:
     x = x.unsqueeze(1) if x.dim() == 2 else x
     squared = (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)
     return (dense * squared).sum((1, 2))
+
+
+def dense_laplacian(dense: Tensor) -> Tensor:
+    """D − S of every head, D the row sums."""
+    return torch.diag_embed(dense.sum(-1)) - dense
 
 
 def leaf_tensors(*outputs: Tensor) -> list[Tensor]:

@@ -2,12 +2,17 @@
 
 from diffusion_mp.updates.backtracking import Backtracking
 from diffusion_mp.updates.base import Form, LaplacianUpdate, StateUpdate
-from diffusion_mp.updates.explicit_euler import ExplicitEuler, teleport
+from diffusion_mp.updates.certified_step import CertifiedStep
+from diffusion_mp.updates.explicit_euler import ExplicitEuler
+from diffusion_mp.updates.fixed_point import fixed_point
 from diffusion_mp.updates.heat_kernel import HeatKernel
 from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler
+from diffusion_mp.updates.momentum import MomentumStep
+from diffusion_mp.updates.teleport import teleport, teleport_limit
 
 __all__ = [
     "Backtracking",
+    "CertifiedStep",
     "CrankNicolson",
     "Equilibrium",
     "ExplicitEuler",
@@ -15,6 +20,9 @@ __all__ = [
     "HeatKernel",
     "ImplicitEuler",
     "LaplacianUpdate",
+    "MomentumStep",
     "StateUpdate",
+    "fixed_point",
     "teleport",
+    "teleport_limit",
 ]

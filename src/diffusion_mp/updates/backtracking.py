@@ -3,14 +3,15 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
-from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty
-from diffusion_mp.errors import ConvergenceError, check_counts, check_positive
+from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
+from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, check_counts, check_flags, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate
 
 
@@ -28,22 +29,28 @@ class Backtracking(LaplacianUpdate):
     * or whatever ``penalty`` returns, when it is a function of the state [N, H, D], such as an `Energy`.
 
     Nor is a step taken that leaves the penalty's domain: beyond it the simple penalty falls, and would reward a state
-    that explodes. One product with S, one energy per trial. The search runs without gradients; the accepted step is
-    differentiated with τ held constant. The τ of the last call is ``last_tau``.
+    that explodes. Every graph of a ragged batch has its own τ. One product with S, one energy per trial. The search
+    runs without gradients; the accepted step is differentiated with τ held constant. The τ of the last call is
+    ``last_tau``: a number, or for a batch a tensor [B].
 
     Args:
-        penalty: the penalty δ, or a callable x ↦ energy (0-dimensional).
+        penalty: the penalty δ, or a callable x ↦ energy; it returns one per graph [B], or one for all (0-dimensional),
+            which then share τ.
         tau: the first step tried, > 0.
         shrink: factor q in (0, 1).
         max_steps: trials at most.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ, and its first
+            minimum a root of a cubic (Theorem T7 of docs/certified.md). ``tau`` is tried where it has no minimum.
 
     Shapes:
         x, values [N, H, D]; result [N, H, D].
 
     Raises:
         ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
-        ValueError: a state outside the penalty's domain, an argument out of range, a source, shapes that do not fit.
+        CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
+        ValueError: ``exact`` with another penalty, a state outside the penalty's domain, an argument out of range, a
+            source, shapes that do not fit.
     """
 
     takes_source = False
@@ -56,6 +63,7 @@ class Backtracking(LaplacianUpdate):
         shrink: float = 0.5,
         max_steps: int = 30,
         form: Form = "conservative",
+        exact: bool = False,
     ) -> None:
         super().__init__(form)
         check_positive(tau, "tau")
@@ -65,8 +73,21 @@ class Backtracking(LaplacianUpdate):
         check_counts(max_steps=max_steps)
         if not isinstance(penalty, Penalty) and not callable(penalty):
             raise TypeError(f"penalty must be a Penalty or a function of the state; got {penalty!r}.")
+        check_flags(exact=exact)
+        if exact and not isinstance(penalty, SimplePenalty):
+            raise ValueError(f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}.")
         self.penalty, self.tau, self.shrink, self.max_steps = penalty, float(tau), float(shrink), max_steps
-        self.last_tau: float | None = None
+        self.best_first = exact
+        self.last_tau: float | Tensor | None = None
+
+    def check(self, coupling: Coupling) -> None:
+        """Refuse the exact step where the energy is a sum over edges."""
+        super().check(coupling)
+        if self.best_first and isinstance(coupling, SparseCoupling):
+            raise CouplingMismatchError(
+                f"Backtracking(exact=True) knows the energy of all pairs; got {coupling!r}, which has one of its "
+                f"edges. Leave exact out."
+            )
 
     def step(
         self,
@@ -80,62 +101,121 @@ class Backtracking(LaplacianUpdate):
         diagonal = self.diagonal(coupling)
         own = (diagonal.to(x.dtype) if isinstance(diagonal, Tensor) else diagonal) * x
         slope = own - coupling @ values
-        # At rest, what is left of the two terms is rounding, and its energy means nothing.
-        at_rest = bool(slope.norm() <= 64 * torch.finfo(x.dtype).eps * own.norm())
         x = x.expand_as(slope)
-        self.last_tau = self.tau if at_rest else self._search(x.detach(), slope.detach(), coupling)
-        return torch.sub(x, slope, alpha=self.last_tau)
+        tau = self._search(x.detach(), slope.detach(), own.detach(), coupling)
+        self.last_tau = tau if tau.dim() else float(tau)
+        return _moved(x, slope, tau, coupling)
 
     @torch.no_grad()
-    def _search(self, x: Tensor, slope: Tensor, coupling: Coupling) -> float:
+    def _search(self, x: Tensor, slope: Tensor, own: Tensor, coupling: Coupling) -> Tensor:
+        """τ of every graph [B], or of all together."""
         outside = self._distance_outside(x, coupling)
-        if outside is not None:
+        if bool((outside != 0).any()):
             raise ValueError(
                 f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "  # type: ignore[union-attr]
-                f"it holds two nodes at squared distance {outside:.6g}. Normalise the rows, x / x.norm(dim=-1, "
-                f"keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
+                f"it holds two nodes at squared distance {float(outside[outside != 0][0]):.6g}. Normalise the rows, "
+                f"x / x.norm(dim=-1, keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
             )
         start = self.energy(x, coupling)
-        tau = self.tau
+        per_graph = coupling if start.dim() else None
+        # At rest, what is left of the two terms is rounding, and its energy means nothing.
+        rounding = 64 * torch.finfo(x.dtype).eps
+        rest = _sum(slope.square(), per_graph).sqrt() <= rounding * _sum(own.expand_as(x).square(), per_graph).sqrt()
+        tau = torch.where(rest, self.tau, self._first(x, slope, coupling))
         for _ in range(self.max_steps):
-            trial = torch.sub(x, slope, alpha=tau)
-            if bool(self.energy(trial, coupling) <= start) and self._distance_outside(trial, coupling) is None:
+            trial = _moved(x, slope, tau, coupling)
+            fits = (self.energy(trial, coupling) <= start) & (self._distance_outside(trial, coupling) == 0) | rest
+            if bool(fits.all()):
                 return tau
-            tau *= self.shrink
+            tau = torch.where(fits, tau, tau * self.shrink)
         raise ConvergenceError(
-            f"Backtracking found no τ between {tau / self.shrink:.3g} and {self.tau:.3g} that lowers the energy from "
-            f"{float(start):.6g}. The energy has to belong to the coupling (pass the penalty of its diffusivity), the "
-            f"coupling has to be symmetric up to row normalisation, and the state finite."
+            f"Backtracking found no τ down to {float(tau.min()) / self.shrink:.3g} that lowers the energy from "
+            f"{float(start[~fits][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
+            f"diffusivity), the coupling has to be symmetric up to row normalisation, and the state finite."
         )
 
-    def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, ""]:
-        """The energy that must not rise, in float64 where it is one of ours."""
+    def _first(self, x: Tensor, slope: Tensor, coupling: Coupling) -> Tensor:
+        """The first τ to try."""
+        if not (self.best_first and isinstance(self.penalty, SimplePenalty)):
+            return torch.tensor(self.tau, dtype=torch.float64, device=x.device)
+        parts = zip(_graphs(x, coupling), _graphs(slope, coupling), strict=True)
+        best = [first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau for part, down in parts]
+        return torch.tensor(best[0] if coupling.ptr is None else best, dtype=torch.float64, device=x.device)
+
+    def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, "*B"]:
+        """The energy that must not rise, of every graph of a batch [B]; in float64 where it is one of ours."""
         if not isinstance(self.penalty, Penalty):
             return self.penalty(x)
         if isinstance(self.penalty, QuadraticPenalty):
-            centred = x - x.mean(0) if self.form == "conservative" else x  # constants cost nothing; they would cancel
-            return (centred.double() * self.laplacian(coupling, x.dtype)(centred).double()).sum()
+            if self.form == "conservative":  # constants cost nothing; they would cancel
+                x = torch.cat([x[:0], *(part - part.mean(0) for part in _graphs(x, coupling))])
+            return _sum(x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling)
         if isinstance(coupling, SparseCoupling):
             cost = self.penalty.delta(edge_distances(x, coupling))
             weight = coupling.graph.edge_weight
-            return (cost if weight is None else weight.unsqueeze(1) * cost).sum()
-        return self.penalty.total(x, coupling.ptr)
+            return _sum_edges(cost if weight is None else weight.unsqueeze(1) * cost, coupling)
+        return _each(self.penalty.total, x, coupling)
 
-    def _distance_outside(self, x: Tensor, coupling: Coupling) -> float | None:
-        """A squared distance among those summed that the penalty is not meant for; None if there is none."""
+    def _distance_outside(self, x: Tensor, coupling: Coupling) -> Tensor:
+        """A squared distance among those summed that the penalty is not meant for, of every graph; 0 if it has none."""
         limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
         if limit == math.inf:
-            return None
+            return x.new_zeros(())
         if not isinstance(coupling, SparseCoupling):
-            return find_distance_above(limit, x, coupling.ptr)
+            return _each(lambda part: x.new_tensor(find_distance_above(limit, part) or 0.0), x, coupling)
         distances = edge_distances(x, coupling)
-        return float(distances.max()) if bool((distances > limit).any()) else None
+        return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
 
     def extra_repr(self) -> str:
-        return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}"
+        exact = ", exact=True" if self.best_first else ""
+        return f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}{exact}"
+
+
+def first_minimum(p: np.ndarray) -> float | None:
+    """The first τ > 0 where Σ_k p_k τᵏ stops falling; ``None`` where there is none."""
+    slope = np.polynomial.Polynomial(p).deriv()
+    roots = slope.roots()
+    real = roots.real[(abs(roots.imag) <= 1e-8 * abs(roots)) & (roots.real > 0)]
+    if slope(0) >= 0 or not len(real):
+        return None
+    tau = real.min()
+    return float(tau - slope(tau) / slope.deriv()(tau))  # the roots of a matrix are as exact as its largest one
 
 
 def edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float[Tensor, "E H"]:
     """‖x_i − x_j‖² over the observed edges, in float64."""
     sender, receiver = coupling.graph.edges
     return (x[sender] - x[receiver]).double().square().sum(-1)
+
+
+def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
+    """x − τ slope, with one τ or one for every graph."""
+    if tau.dim() and coupling.ptr is not None:
+        tau = tau.repeat_interleave(coupling.ptr.diff().to(tau.device)).view(-1, 1, 1)
+    return x - tau.to(x.dtype) * slope
+
+
+def _graphs(x: Tensor, coupling: Coupling) -> tuple[Tensor, ...]:
+    """The rows of every graph."""
+    return (x,) if coupling.ptr is None else x.split(coupling.ptr.diff().tolist())
+
+
+def _each(function: Callable[[Tensor], Tensor], x: Tensor, coupling: Coupling) -> Tensor:
+    """A function of every graph's rows [B]; of a single graph a number."""
+    parts = [function(part) for part in _graphs(x, coupling)]
+    if coupling.ptr is None:
+        return parts[0]
+    return torch.stack(parts) if parts else x.new_zeros(0)
+
+
+def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
+    """Σ x over all, or over every graph of a coupling, as exact as each of them alone."""
+    return x.sum() if coupling is None else _each(torch.sum, x, coupling)
+
+
+def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
+    """Σ x [E, H] over the edges of every graph."""
+    if coupling.ptr is None:
+        return x.sum()
+    graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1
+    return x.new_zeros(len(coupling.ptr) - 1).index_add(0, graph, x.sum(1))

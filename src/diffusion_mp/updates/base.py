@@ -4,7 +4,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -41,19 +41,29 @@ class StateUpdate(nn.Module, ABC):
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
     """
 
-    #: Whether S = Sᵀ is needed: conjugate gradients and a spectrum on the real line are for symmetric operators.
-    needs_symmetric: ClassVar[bool] = False
+    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra are those of self-adjoint
+    #: operators, closed forms for features.
+    needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
     #: β, the weight of the source; where it is not zero, a source must come.
     beta: float = 0.0
 
     def forward(
-        self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10."""
+        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10.
+
+        ``options`` are those that the `step` of this update has beside these.
+        """
+        values = None if values is x else values
         if not isinstance(x, Tensor) or x.dim() != 2:
-            return self.step(x, coupling, values, source)
+            return self.step(x, coupling, values, source, **options)
         check_coupling_kind(coupling)
         heads = coupling.heads
         if x.size(1) % heads:
@@ -62,7 +72,8 @@ class StateUpdate(nn.Module, ABC):
         def by_head(t: Tensor | None) -> Tensor | None:
             return t.unflatten(1, (heads, -1)) if isinstance(t, Tensor) and t.dim() == 2 else t
 
-        return self.step(x.unflatten(1, (heads, -1)), coupling, by_head(values), by_head(source)).flatten(1)
+        x = x.unflatten(1, (heads, -1))
+        return self.step(x, coupling, by_head(values), by_head(source), **options).flatten(1)
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
@@ -70,11 +81,17 @@ class StateUpdate(nn.Module, ABC):
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
-        if self.needs_symmetric and not coupling.symmetric:
+        if self.needs_reversible and not coupling.whole:
             raise CouplingMismatchError(
-                f"{type(self).__name__} needs a symmetric coupling (S = Sᵀ); got a {type(coupling).__name__} that "
-                f"declares symmetric=False. Use AdjacencyDiffusivity('sym') on an undirected graph, or an all-pair "
-                f"diffusivity with row_stochastic=False and no or tied projections; ExplicitEuler takes any coupling."
+                f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
+                f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
+            )
+        if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
+            raise CouplingMismatchError(
+                f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
+                f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
+                f"AdjacencyDiffusivity on an undirected graph, an all-pair diffusivity with no or tied projections, or "
+                f"SimpleDiffusivity, which is solved in closed form; ExplicitEuler takes any coupling."
             )
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
@@ -103,8 +120,9 @@ class StateUpdate(nn.Module, ABC):
                 f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
             )
         if self.beta != 0.0 and source is None:
+            beta = f"{self.beta:g}" if isinstance(self.beta, float) else self.beta
             raise ValueError(
-                f"beta={self.beta:g} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
             )
         return x if values is None else values
@@ -132,16 +150,8 @@ class LaplacianUpdate(StateUpdate):
         return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
 
     def exact_diagonal(self, coupling: Coupling, dtype: torch.dtype) -> Tensor | float:
-        """The diagonal part of Δ in ``dtype``, row sums as exact as that: Δ then maps constants to zero, as it should.
-
-        Row sums that were rounded to fewer digits than a solver works with would be a leak, or a source, of their own.
-        """
-        if self.form == "residual":
-            return 1.0
-        if torch.promote_types(coupling.dtype, dtype) == coupling.dtype:
-            return coupling.degree().unsqueeze(-1).to(dtype)
-        ones = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=dtype, device=coupling.device)
-        return coupling.matmul(ones)
+        """The diagonal part of Δ as exact as ``dtype``; see `Coupling.exact_degree`."""
+        return 1.0 if self.form == "residual" else coupling.exact_degree(dtype).unsqueeze(-1)
 
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
         """The product u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``; row sums are taken once."""

@@ -65,15 +65,3 @@ class ExplicitEuler(LaplacianUpdate):
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"
-
-
-def teleport(alpha: float) -> ExplicitEuler:
-    """x′ = (1 − α) S x + α h, the step of APPNP: of size 1 − α, with source and leak α/(1 − α).
-
-    The leak keeps a deep stack apart, which a source alone does not (D22 in docs/errata.md).
-    """
-    check_positive(alpha, "alpha", allow_zero=True)
-    if alpha >= 1:
-        raise ValueError(f"alpha must lie in [0, 1), nothing would propagate at 1; got {alpha}.")
-    rate = alpha / (1 - alpha)
-    return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)

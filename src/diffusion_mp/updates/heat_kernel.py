@@ -7,8 +7,9 @@ import torch
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
-from diffusion_mp.errors import check_positive
+from diffusion_mp.errors import CouplingMismatchError, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
+from diffusion_mp.updates.closed_forms import low_rank_heat
 
 # An interval that reaches below zero by a multiplies rounding by e^{ta}: the exponent that is given away.
 LOST = 3.0
@@ -19,10 +20,11 @@ class HeatKernel(LaplacianUpdate):
 
     .. math:: x' = e^{-t\Delta} v = e^{-t(c-r)} \sum_k (2 - \delta_{k0}) (-1)^k e^{-tr} I_k(tr) \, T_k((\Delta-c)/r) v
 
-    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them; for others it is this Chebyshev
-    expansion, with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and I_k the
-    modified Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S. Autograd
-    runs through the recurrence, with the interval held constant (the result does not depend on it).
+    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, and linear attention with any
+    queries and keys, S = U Kᵀ, in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md); for others it is this
+    Chebyshev expansion, with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and
+    I_k the modified Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S.
+    Autograd runs through the recurrence, with the interval held constant (the result does not depend on it).
 
     Args:
         t: diffusion time t > 0.
@@ -33,11 +35,11 @@ class HeatKernel(LaplacianUpdate):
         x, values [N, H, D]; result [N, H, D].
 
     Raises:
-        CouplingMismatchError: the coupling is not symmetric.
+        CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
         ValueError: an argument out of range, a source (there is none in Eq. 5), shapes that do not fit.
     """
 
-    needs_symmetric = True
+    needs_reversible = True
     takes_source = False
 
     def __init__(self, t: float, form: Form = "conservative", *, tol: float | None = None) -> None:
@@ -54,6 +56,18 @@ class HeatKernel(LaplacianUpdate):
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
         if exact is not None:
             return exact.to(values.dtype)
+        form = coupling.low_rank_form(v.dtype) if self._has_even_rates(coupling) else None
+        if form is not None and form.diagonal is None:
+            one = v.new_ones(coupling.num_nodes, coupling.heads, 1)
+            # A row sums to one, or is empty.
+            rates = one if self.form == "residual" else (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
+            return low_rank_heat(form, rates, self.t, v).to(values.dtype)
+        if not coupling.reversible:
+            raise CouplingMismatchError(
+                f"{type(self).__name__} needs a reversible coupling, or features without a diagonal beside them; got a "
+                f"{type(coupling).__name__} in which nodes keep different shares of themselves, as in SGFormer. "
+                f"ImplicitEuler, CrankNicolson and Equilibrium take it."
+            )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
         if -self.t * low > LOST:  # the bound is loose, or the state really grows
@@ -70,6 +84,10 @@ class HeatKernel(LaplacianUpdate):
                 before, current = current, (2.0 / radius) * shifted(current) - before
                 total = total + weight * current
         return (math.exp(-self.t * low) * total).to(values.dtype)
+
+    def _has_even_rates(self, coupling: Coupling) -> bool:
+        """Whether S is low-rank and the diagonal part of Δ is one, or zero in empty rows."""
+        return coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}, form={self.form!r}"

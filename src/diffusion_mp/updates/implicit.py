@@ -1,6 +1,5 @@
 """Updates that solve a linear system with the Laplacian: implicit steps of any length, and the steady state."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -10,17 +9,24 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
+from diffusion_mp.updates.closed_forms import LowRankInverse
 from diffusion_mp.updates.linear_solve import solve
+from diffusion_mp.updates.preconditioners import precondition
 
 
 class SolvedUpdate(LaplacianUpdate):
-    """Base of the updates that solve (Δ + shift) x = b, for symmetric couplings.
+    """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
 
-    Where the coupling knows its eigenvectors (`NeumannCoupling`) the system is solved in them. For others it is solved
-    by matrix-free conjugate gradients; derivatives then come from the implicit function theorem, so memory does not
-    grow with the iterations, and are once differentiable. All of it happens in double precision, whatever the precision
-    of the state: a long step or a small leak makes systems whose condition number is the inverse of float32's
-    resolution.
+    How it is solved, the first of these that fits:
+
+    - in the eigenvectors of Δ, where the coupling knows them (`NeumannCoupling`);
+    - in closed form, where S is low-rank: O(N F² + F³) (Theorem T3 of docs/certified.md), differentiable any number of
+      times. A system that is symmetric but not promised to be definite is left to the iteration, which sees it;
+    - by conjugate gradients in the metric of the coupling, preconditioned as `precondition` says. Derivatives come from
+      the implicit function theorem, so memory does not grow with the iterations, and are once differentiable.
+
+    All of it happens in double precision, whatever the precision of the state: a long step or a small leak makes
+    systems whose condition number is the inverse of float32's resolution.
 
     Args:
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
@@ -34,12 +40,12 @@ class SolvedUpdate(LaplacianUpdate):
         x, values, source [N, H, D]; result [N, H, D].
 
     Raises:
-        CouplingMismatchError: the coupling is not symmetric.
-        ConvergenceError: ``max_iter`` is not enough or the operator is not positive definite.
+        CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), nor low-rank.
+        ConvergenceError: ``max_iter`` is not enough, or the system is not positive definite or singular.
         ValueError: an argument out of range, a missing source, shapes that do not fit.
     """
 
-    needs_symmetric = True
+    needs_reversible = True
 
     def __init__(
         self,
@@ -64,10 +70,30 @@ class SolvedUpdate(LaplacianUpdate):
             if solution is not None:
                 return solution
         self.warn_if_rounded(coupling, shift)
+        form = coupling.low_rank_form(b.dtype)  # all of S, a part of it, or None
+        diagonal = self.exact_diagonal(coupling, b.dtype) + shift
+        dominant = self._is_dominant(coupling, shift)
+        if form is not None and coupling.low_rank and (dominant or not coupling.reversible):
+            return LowRankInverse(form, diagonal).solve(b)
         wanted = precision(dtype).residual * min(1.0, shift or 1.0)
-        tol = self.tol or max(precision(b.dtype).residual, wanted)
-        operator: Callable[[Tensor], Tensor] = self.laplacian(coupling, b.dtype, shift)
-        return solve(operator, b, tol=tol, max_iter=self.max_iter, what=f"the system of {self}")
+        metric = None if coupling.symmetric else coupling.metric
+        return solve(
+            lambda u: diagonal * u - coupling @ u,
+            b,
+            metric=metric,
+            preconditioner=precondition(coupling, diagonal, metric, form, dominant),
+            tol=self.tol or max(precision(b.dtype).residual, wanted),
+            max_iter=self.max_iter,
+            what=f"the system of {self}",
+        )
+
+    def _is_dominant(self, coupling: Coupling, shift: float) -> bool:
+        """Whether every row of Δ + shift, S ≥ 0, has more on its diagonal than off it: regular, and so is any part."""
+        if not (coupling.nonnegative and shift > 0.0):
+            return False
+        if self.form == "conservative" or coupling.row_stochastic:
+            return True
+        return bool((coupling.degree() < 1.0 + shift).all())
 
 
 class _ThetaStep(SolvedUpdate):
@@ -103,7 +129,7 @@ class _ThetaStep(SolvedUpdate):
 
 
 class ImplicitEuler(_ThetaStep):
-    r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, for symmetric couplings.
+    r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, for reversible couplings.
 
     .. math:: (I + \tau (\Delta + \kappa)) x' = v + \tau \beta h
 
@@ -171,6 +197,11 @@ class Equilibrium(SolvedUpdate):
             raise SingularSystemError(
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
+            )
+        if not coupling.reversible:
+            raise SingularSystemError(
+                f"Equilibrium(form='residual', leak=0) needs I − S regular, which only reversible couplings are asked; "
+                f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
             )
         smallest, _ = laplacian_extremes(coupling, self.form)
         regular = precision(coupling.dtype).regular

@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import fsspec
@@ -35,6 +36,14 @@ def test_configurations_were_found():
     assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
 
 
+def built(value):
+    """An object where a configuration names a class, built with what it gives; any other value as it is."""
+    if not isinstance(value, dict) or "class_path" not in value:
+        return value
+    module, name = value["class_path"].rsplit(".", 1)
+    return getattr(import_module(module), name)(**{key: built(each) for key, each in value["init_args"].items()})
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
@@ -45,7 +54,9 @@ def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
     assert printed["name"] == config.stem
     chosen = printed["model"]["model"]
     arguments = {
-        name: value for name, value in chosen["init_args"].items() if not name.endswith(("in_channels", "t_channels"))
+        name: built(value)
+        for name, value in chosen["init_args"].items()
+        if not name.endswith(("in_channels", "t_channels"))
     }
     model = getattr(diffusion_mp.models, chosen["class_path"].split(".")[-1])(
         in_channels=5, out_channels=3, **arguments

@@ -35,7 +35,7 @@ def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) 
     cpu=tiled.logsumexp,
     triton=gpu.kernel(TRITON, "logsumexp"),
 )
-def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str) -> Tensor:
+def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
@@ -75,11 +75,12 @@ def _of_attention(
 
 
 def _of_logsumexp(
-    grad: Tensor, q: Tensor, k: Tensor, ptr: Tensor | None, score: str, out: Tensor, backend: str
+    grad: Tensor, q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool, out: Tensor, backend: str
 ) -> tuple[Tensor, ...]:
-    # p is the derivative of lse by log f; there are no values.
+    # p is the derivative of lse by log f; there are no values. An empty row, without a pair, is −∞ and stays zero.
     nothing = q.new_empty(*q.shape[:2], 0)
-    return _backward(nothing, -grad, q, k, nothing, Weighting(-out, None, ptr, score), backend=backend)[:2]
+    weighting = Weighting(-out.masked_fill(out == -torch.inf, 0.0), None, ptr, score, loops)
+    return _backward(nothing, -grad, q, k, nothing, weighting, backend=backend)[:2]
 
 
 def _of_product(
@@ -133,11 +134,15 @@ def pairwise_logsumexp(
     ptr: Tensor | None = None,
     *,
     score: str = "exp",
+    loops: bool = True,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H"]:
-    """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row; always in at least float32."""
+    """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row; always in at least float32.
+
+    Without ``loops`` over the nodes j ≠ i, and −∞ for a node alone in its graph.
+    """
     check_choice(score, "score", SCORES)
-    return _logsumexp(q, k, ptr, score, backend=backend)
+    return _logsumexp(q, k, ptr, score, loops, backend=backend)
 
 
 def pairwise_product(
@@ -149,6 +154,7 @@ def pairwise_product(
     ptr: Tensor | None = None,
     *,
     score: str = "exp",
+    loops: bool = True,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
@@ -161,9 +167,10 @@ def pairwise_product(
         row_shift, col_shift: a and b.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
         score: ``"exp"`` (f = exp) or ``"sigmoid"``.
+        loops: whether i is one of the nodes j.
         backend: how it is computed; see `kernels.dispatch`.
 
     O(N²) time, O(N) memory, also in the backward pass; once differentiable.
     """
     check_choice(score, "score", SCORES)
-    return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score), backend=backend)
+    return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score, loops), backend=backend)

@@ -20,6 +20,8 @@ class Weighting(NamedTuple):
     """b [N, H]; ``None`` is zero."""
     ptr: Tensor | None
     score: str
+    loops: bool = True
+    """Whether i and j may be the same node; otherwise w_ii = 0."""
 
 
 class Attended(NamedTuple):

@@ -44,6 +44,11 @@ def _add_product(out: Tensor, rows: Rows, a: Tensor, b: Tensor) -> None:
         put(out, rows, a @ b)
 
 
+def _loops(tile: Tensor, rows: Rows, cols: Rows) -> Tensor:
+    """The entries of a tile [b, n, m] whose node meets itself, a view: none unless rows and columns are the same."""
+    return tile.diagonal(dim1=1, dim2=2) if rows is cols else tile[:, :0]
+
+
 def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
     """w = f(s) e^{−ℓ}; ``below`` is ℓ − s, and e^{ℓ − s} afterwards for the sigmoid, where σ(−s) = w e^{ℓ − s}."""
     if score == "exp":
@@ -51,22 +56,25 @@ def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
     return torch.add(below.exp_(), level.exp(), out=out).reciprocal_()
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32.
 
-    The level of a row is the largest log f(s_ij) so far; where it rises, the sums shrink.
+    The level of a row is the largest log f(s_ij) so far, finite even where there is none; where it rises, the sums
+    shrink.
     """
     (q, k, v), dtype = accumulating(q, k, v)
     out, lse = torch.empty_like(v, memory_format=torch.contiguous_format), q.new_empty(*q.shape[:2], 1)
     buffer = Buffers(q, q.dtype)
     for rows, blocks in _tiles(ptr, q):
         queries = stack(q, rows)
-        level = queries.new_full((*queries.shape[:2], 1), -torch.inf)
+        level = queries.new_full((*queries.shape[:2], 1), torch.finfo(q.dtype).min)
         total, sums = torch.zeros_like(level), queries.new_zeros(*queries.shape[:2], v.size(2))
         for cols in blocks:
             keys, values = stack(k, cols), stack(v, cols)
             tile = _tile(queries, keys)
             s = torch.bmm(queries, keys.transpose(1, 2), out=buffer("scores", *tile))
+            if not loops:
+                _loops(s, rows, cols).fill_(-torch.inf)
             above = torch.maximum(level, log_score(s.amax(2, keepdim=True), score))
             shrink = (level - above).exp_()
             level = above
@@ -78,14 +86,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -
     return Attended(out.to(dtype), lse.squeeze(2))
 
 
-def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
+def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
     """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
-    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score).lse
+    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    row_shift, col_shift, ptr, score = weighting
+    row_shift, col_shift, ptr, score, loops = weighting
     dtype = v.dtype
     (q, k, v, row_shift), _ = accumulating(q, k, v, row_shift)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -98,7 +106,10 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
             level = -row if col_shift is None else -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
             tile = _tile(queries, keys)
             below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
-            sums.baddbmm_(_weights(below, level, score, buffer("weights", *tile)), stack(v, cols))
+            w = _weights(below, level, score, buffer("weights", *tile))
+            if not loops:
+                _loops(w, rows, cols).zero_()
+            sums.baddbmm_(w, stack(v, cols))
         put(out, rows, sums)
     return out.to(dtype)
 
@@ -112,7 +123,7 @@ def backward(
     dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i. Tiles are transposed, so that two of
     these three products have both factors as they lie in memory.
     """
-    row_shift, col_shift, ptr, score = weighting
+    row_shift, col_shift, ptr, score, loops = weighting
     dtype = q.dtype
     (grad, q, k, v, row_shift, delta), _ = accumulating(grad, q, k, v, row_shift, delta)
     dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
@@ -128,6 +139,8 @@ def backward(
             if score == "sigmoid":  # a weight of zero times odds without end is no slope
                 below.clamp_(max=exp_limit(q.dtype))
             w = _weights(below, level, score, buffer("weights", *tile))
+            if not loops:
+                _loops(w, rows, cols).zero_()
             _add_product(dv, cols, w, grads)
             g = torch.baddbmm(
                 minus_delta, values, grads.transpose(1, 2), out=buffer("gradients", *_tile(keys, queries))

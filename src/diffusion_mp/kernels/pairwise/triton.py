@@ -20,18 +20,29 @@ from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit
 @no_type_check
-def _weights(s, level, inside, SIGMOID: tl.constexpr):
-    """w = f(s) e^{−ℓ}, zero in columns outside, and φ = (log f)′: σ(−s) = w e^{ℓ − s}, or 1 for exp."""
+def _pairs(row, col, end, LOOPS: tl.constexpr):
+    """Which pairs of a tile count: columns of the graph, and without loops no node with itself."""
+    inside = col[None, :] < end
+    if not LOOPS:
+        inside = inside & (row[:, None] != col[None, :])
+    return inside
+
+
+@triton.jit
+@no_type_check
+def _weights(s, level, pairs, SIGMOID: tl.constexpr):
+    """w = f(s) e^{−ℓ}, zero for pairs that do not count, and φ = (log f)′: σ(−s) = w e^{ℓ − s}, or 1 for exp."""
     if SIGMOID:
         odds = tl.exp(tl.minimum(level - s, LIMIT))
-        w = tl.where(inside[None, :], 1.0 / (odds + tl.exp(level)), 0.0)
+        w = tl.where(pairs, 1.0 / (odds + tl.exp(level)), 0.0)
         slope = w * odds
     else:
-        w = tl.where(inside[None, :], tl.exp(s - level), 0.0)
+        w = tl.where(pairs, tl.exp(s - level), 0.0)
         slope = 1.0
     return w, slope
 
@@ -40,14 +51,14 @@ def _weights(s, level, inside, SIGMOID: tl.constexpr):
 @no_type_check
 def _attention(
     q, k, v, table, out, lse, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
-    SIGMOID: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    SIGMOID: tl.constexpr, LOOPS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j / Σ_j w_ij and log Σ_j f(s_ij). The level is the largest log f so far; sums shrink as it rises."""
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
-    level = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    level = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
@@ -55,13 +66,14 @@ def _attention(
         inside = col < end
         keys = load(k, col, inside, head, k_n, k_h, f, F, OPERAND)
         s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        above = tl.max(tl.where(inside[None, :], s, float("-inf")), axis=1)
+        pairs = _pairs(row, col, end, LOOPS)
+        above = tl.max(tl.where(pairs, s, float("-inf")), axis=1)
         if SIGMOID:
             above = tl.minimum(above, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(above)))
         above = tl.maximum(level, above)
         shrink = tl.exp(level - above)
         level = above
-        w, _ = _weights(s, level[:, None], inside, SIGMOID)
+        w, _ = _weights(s, level[:, None], pairs, SIGMOID)
         total = total * shrink + tl.sum(w, axis=1)
         if VALUES:
             values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
@@ -76,7 +88,7 @@ def _attention(
 @no_type_check
 def _product(
     q, k, v, row_shift, col_shift, table, out, q_n, q_h, k_n, k_h, v_n, v_h, H, F, D,
-    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Σ_j w_ij v_j with the level −a_i − b_j."""
@@ -92,7 +104,7 @@ def _product(
         level = -shift[:, None]
         if col_shift is not None:
             level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
-        w, _ = _weights(s, level, inside, SIGMOID)
+        w, _ = _weights(s, level, _pairs(row, col, end, LOOPS), SIGMOID)
         values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
         sums = tl.dot(w.to(OPERAND), values, sums, input_precision=PRECISION)
     store(out, row, within, head, H, d, D, sums)
@@ -103,7 +115,7 @@ def _product(
 def _gradient(
     x, y, left, right, row_shift, col_shift, row_delta, col_delta, table, dx, product,
     x_n, x_h, y_n, y_h, left_n, left_h, right_n, right_h, H, F, D,
-    SIGMOID: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, where it is wanted, product_i = Σ_j w_ij right_j."""
@@ -124,7 +136,8 @@ def _gradient(
         level = row_level[:, None]
         if col_shift is not None:
             level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
-        w, slope = _weights(tl.dot(xs, tl.trans(ys), input_precision=PRECISION), level, inside, SIGMOID)
+        s = tl.dot(xs, tl.trans(ys), input_precision=PRECISION)
+        w, slope = _weights(s, level, _pairs(row, col, end, LOOPS), SIGMOID)
         if product is not None:
             sums = tl.dot(w.to(OPERAND), rights, sums, input_precision=PRECISION)
         g = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
@@ -139,7 +152,9 @@ def _gradient(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor, tuple[int], dict[str, Any]]:
+def _plan(
+    q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool
+) -> tuple[Tensor, tuple[int], dict[str, Any]]:
     """Runs of rows, the number of programs, and what all kernels are told."""
     features, channels = padded(q.size(2)), padded(v.size(2))
     size, options = operands(q.dtype)
@@ -147,6 +162,7 @@ def _plan(q: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> tuple[Tensor,
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
     options |= {
         "SIGMOID": score == "sigmoid",
+        "LOOPS": loops,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
         "BLOCK_F": features,
@@ -162,21 +178,21 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:2]]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, ptr, score)
+        table, grid, options = _plan(q, v, ptr, score, loops)
         sizes = (q.size(1), q.size(2), v.size(2))
         _attention[grid](q, k, v, table, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
     return Attended(out, lse)
 
 
-def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str) -> Tensor:
+def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
     """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
-    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score).lse
+    return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
@@ -185,7 +201,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     row_shift, col_shift = contiguous(*weighting[:2])
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, weighting.ptr, weighting.score)
+        table, grid, options = _plan(q, v, *weighting[2:])
         sizes = (q.size(1), q.size(2), v.size(2))
         _product[grid](q, k, v, row_shift, col_shift, table, out, *_strides(q, k, v), *sizes, **options)
     return out
@@ -199,7 +215,7 @@ def backward(
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        table, grid, options = _plan(q, v, weighting.ptr, weighting.score)
+        table, grid, options = _plan(q, v, *weighting[2:])
         sizes = (q.size(1), q.size(2), v.size(2))
         _gradient[grid](
             q, k, grad, v, row_shift, col_shift, delta, None, table, dq, None,

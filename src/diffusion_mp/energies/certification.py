@@ -1,0 +1,129 @@
+"""``certify``: does this step descend its energy, from which λ on, and if nothing is known, why not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies.certificate import Certificate
+from diffusion_mp.energies.joint import JointEnergy
+from diffusion_mp.energies.joint_certificate import certify_step
+from diffusion_mp.energies.pairs import State, check_heads, find_distance_above
+from diffusion_mp.energies.penalties import Penalty
+from diffusion_mp.energies.spectrum import Form
+from diffusion_mp.energies.theorems import theorem1, theorem7
+from diffusion_mp.errors import check_choice, check_positive, describe
+
+
+def certify(
+    subject: Coupling | Penalty | JointEnergy | Any,
+    x: State | Any = None,
+    tau: float | None = None,
+    *,
+    form: Form = "conservative",
+    leak: float = 0.0,
+    ptr: Tensor | None = None,
+) -> Certificate:
+    """Certify a step from state ``x``: that it descends its energy, and which.
+
+    What has no step size, Theorem T1 of docs/certified.md:
+
+    * A `JointEnergy`: `certify_step` for the certified step down it, and for any number of them.
+    * A model, anything with a method ``certificate(x, edge_index, edge_weight, batch)``, at ``x``: PyG's ``Data`` (or
+      what has attributes of these names), or the features alone. A model whose layers are not certified steps is
+      refused, and told which of its parts no energy knows.
+
+    The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025; bounds as corrected here):
+
+    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, Δ = D̄ − S or, with ``form="residual"``, I − S. The state plays no
+      part and may be None.
+    * A `Penalty`: `theorem7` for the row-normalised step x − τ(I − D̄⁻¹Ω + κ)x with Ω = ``penalty.coupling(x)``,
+      provided that the state lies within the penalty's domain.
+    * A diffusivity, anything with an attribute ``penalty``: certified through that penalty, or refused with its
+      ``why_no_penalty``, since no theorem covers couplings that are not symmetric functions of distance.
+
+    With a source the bounds stay the same; the energy is then the falling form of `Energy`, for Theorem 7 with the
+    metric d̄ = Ω.degree().
+
+    Shapes:
+        x [N, C] or [N, H, D]; ptr [B + 1]. With H heads the certificate is that of the worst head.
+
+    Raises:
+        ValueError: τ ≤ 0, not finite or missing, negative leak. TypeError: a subject of another kind.
+    """
+    if isinstance(subject, JointEnergy):
+        return certify_step(subject, None, x)
+    if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
+        return _certify_model(subject, x)
+    if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
+        raise TypeError(
+            f"certify takes a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy or a "
+            f"model; got {describe(subject)}. For a layer pass its coupling, conv(x, edge_index, "
+            f"return_coupling=True)[1], or its diffusivity."
+        )
+    if tau is None:
+        raise ValueError(f"tau must be given, the size of the explicit step; got None for {describe(subject)}.")
+    check_positive(tau, "tau")
+    check_positive(leak, "leak", allow_zero=True)
+    check_choice(form, "form", ["conservative", "residual"])
+    if isinstance(subject, Coupling):
+        return theorem1(subject, tau, form=form, leak=leak)
+    if isinstance(subject, Penalty):
+        return _certify_penalty(subject, x, tau, leak, ptr)
+    uncovered = _why_uncovered(subject, form)
+    if uncovered is not None:
+        return Certificate.refused("Theorem 7", tau, f"{type(subject).__name__}{uncovered}")
+    heads = getattr(subject, "heads", 1)
+    if x is not None and x.dim() == 2 and heads > 1:
+        x = x.unflatten(1, (heads, -1))
+    return _certify_penalty(subject.penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
+
+
+def _certify_model(model: Any, data: Any) -> Certificate:
+    """What a model says of itself at PyG's Data, or at features alone."""
+    if isinstance(data, Tensor) or data is None:
+        answer: Certificate = model.certificate(data)
+        return answer
+    if not hasattr(data, "x"):
+        raise TypeError(f"data must have an attribute x, as PyG's Data has; got {describe(data)}.")
+    names = ("edge_index", "edge_weight", "batch")
+    answer = model.certificate(data.x, **{name: getattr(data, name, None) for name in names})
+    return answer
+
+
+def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
+    """Why no theorem covers a step with this diffusivity, to be read behind its name; None where one does."""
+    if diffusivity.penalty is None:
+        why = getattr(diffusivity, "why_no_penalty", "")
+        return f": {why or 'it declares no penalty, so no energy is known to belong to it.'}"
+    if getattr(diffusivity, "needs_graph", False):
+        return " couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
+    if not getattr(diffusivity, "row_stochastic", True) and form == "residual":
+        return " is not row-normalised, and the residual step then follows no sum over pairs."
+    return None
+
+
+def _certify_penalty(
+    penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool = True
+) -> Certificate:
+    """Theorem 7, or without the normalisation Theorem 1 for Ω, which majorises the penalty's energy (Proposition 6)."""
+    if x is None:
+        raise ValueError("x must be given: what a penalty couples depends on the state.")
+    check_heads(x)
+    if x.is_meta:
+        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
+    if beyond is not None:
+        return Certificate.refused(
+            "Theorem 7",
+            tau,
+            f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
+            f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}.",
+        )
+    with torch.no_grad():
+        omega = penalty.coupling(x.double(), ptr)
+        return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)

@@ -1,0 +1,252 @@
+"""``CertifiedConv``: attention, graph, source, activation and normalisation in one step that never raises an energy."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.reweighted import averaged
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
+from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, SoftmaxPenalty, Unconstrained, get_penalty
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_device,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_state,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.updates import CertifiedStep
+
+
+class CertifiedConv(nn.Module):
+    r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
+
+    Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
+    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md). n is the number of nodes of the graph of i and j, so
+    that λ weighs what a node hears of the others on average, in graphs of any size. H is the ``source`` of the call, δ
+    the penalty with δ′ = f, w_i the row sums of W, and p_i the majorant of a `CertifiedStep`, which this is one of;
+    :meth:`energy` gives F. A state that is not in C is projected onto it first.
+
+    Args:
+        channels: C, of the state and the result.
+        penalty: δ or its name; ``None``: no attention, Σ_ij δ is not there.
+        heads: H. They cut the channels, and each has a C and an attention of its own, unless there are projections.
+        projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ for a learned W_h [channels / H, channels], divided by
+            max(1, ‖W_h‖₂), and all move the state, which is whole, together; ``None``: none.
+        constraint, radius: C of every row of a head; see `CertifiedStep`.
+        beta, lam, mu: β, λ, μ > 0 at the start; they are learned.
+        graph: A, a fixed diffusivity that is symmetric and nonnegative; ``True``: D^-½AD^-½ of the graph's symmetric
+            part, which is all that the energy sees of it; ``False``: edges are not read. It is left out where no edges
+            were observed.
+
+    Shapes:
+        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; source: [N, channels], x by default; beside: a
+          coupling of the same nodes, symmetric and nonnegative, that stands beside A.
+        - output: [N, channels].
+
+    Raises:
+        TypeError, ValueError: an option or the input does not fit; a penalty that is not concave everywhere in C.
+        CouplingMismatchError: A does not promise to be symmetric and nonnegative.
+    """
+
+    is_diffusion_layer = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        penalty: Penalty | str | None = "simple",
+        heads: int = 1,
+        projection: Literal["tied"] | None = None,
+        constraint: Constraint | str | None = "ball",
+        radius: float = 1.0,
+        beta: float = 1.0,
+        lam: float = 1.0,
+        mu: float = 1.0,
+        graph: bool | Diffusivity = True,
+    ) -> None:
+        super().__init__()
+        check_counts(channels=channels, heads=heads)
+        for name, weight in (("beta", beta), ("lam", lam), ("mu", mu)):
+            check_positive(weight, name)
+        check_choice(projection, "projection", [None, "tied"])
+        check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
+        check_kind(penalty, "penalty", (Penalty, str, NoneType), "a Penalty, the name of one, or None")
+        if channels % heads:
+            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        self.in_channels = self.out_channels = channels
+        self.heads = heads if projection is None else 1
+        self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
+        self.lam, self.mu = None if penalty is None else Positive(lam), Positive(mu)
+        self.attention: AllPairs | None = None
+        self.weight: nn.Parameter | None = None
+        if penalty is not None:
+            self.attention = AllPairs(_penalty(penalty, channels // heads), heads, self.update.constraint, projection)
+            if projection is not None:
+                self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels))
+        self.graph_term: Diffusivity | None = None
+        if isinstance(graph, Diffusivity):
+            self.graph_term = graph
+        elif graph:
+            self.graph_term = AdjacencyDiffusivity("sym", direction="undirected")
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.weight is not None:
+            bound = self.in_channels**-0.5
+            nn.init.uniform_(self.weight, -bound, bound)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew; β, λ and μ go back to their initial values."""
+        for child in (self.attention, self.graph_term, self.lam, self.mu, self.beta):
+            if child is not None:
+                child.reset_parameters()
+        self._draw()
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        beside: Coupling | None = None,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, Coupling]:
+        """The next state, and with ``return_coupling`` the operator W that was used."""
+        check_flags(return_coupling=return_coupling)
+        check_kind(beside, "beside", (Coupling, NoneType), "a Coupling of the same nodes, or None")
+        check_state(x, channels=self.in_channels, module=self)
+        check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
+        if source is not None:
+            check_state(source, "source", self.in_channels, module=self)
+            check_device(source, "source", x.device, "x")
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        state = self.update.constraint.project(self.by_head(x))
+        coupling = self.coupling(state, graph, beside)
+        out = self.update.step(state, coupling, source=state if source is None else self.by_head(source)).flatten(1)
+        return (out, coupling) if return_coupling else out
+
+    def coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None = None) -> Coupling:
+        """W at a state by head (:meth:`by_head`) of this graph."""
+        terms: list[Coupling] = []
+        fixed = self._fixed(state.flatten(1), graph, beside)
+        if fixed is not None:
+            terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
+        if self.attention is not None and self.lam is not None:
+            projection = self.projection
+            seen = state
+            if projection is not None:
+                with without_autocast(state):
+                    seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
+            pairs = averaged(self.attention(seen.flatten(1), graph), graph.total_nodes)
+            if projection is not None:
+                pairs = ProjectedCoupling(pairs, projection)
+            terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
+        if not terms:
+            return 0.0 * IdentityCoupling(graph.num_nodes, dtype=state.dtype, device=state.device)
+        return terms[0] if len(terms) == 1 else SumCoupling(terms)
+
+    def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
+        """F, for states by head (:meth:`by_head`) of this graph with this source."""
+        return JointEnergy(
+            None if self.attention is None else self.attention.penalty,
+            1.0 if self.lam is None else self.lam(),
+            graph_term=self._fixed(source, graph, beside),
+            mu=self.mu(),
+            source=self.by_head(source),
+            beta=self.beta(),
+            constraint=self.update.constraint,
+            projection=self.projection,
+            ptr=graph.segments,
+            mean=True,
+        )
+
+    def at_rest(
+        self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
+    ) -> Float[Tensor, "N C"] | None:
+        """Where the steps come to rest, (β + μL)⁻¹ βH, if there is neither attention nor constraint and A knows the
+        eigenvectors of L (``Coupling.laplacian_function``), or nothing couples; else ``None``."""
+        if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
+            return None
+        fixed = self._fixed(source, graph, beside)
+        if fixed is None:
+            return source
+        beta, mu = self.beta(), self.mu()
+        rest = fixed.laplacian_function(lambda rate: beta / (beta + mu * rate), self.by_head(source))
+        return None if rest is None else rest.flatten(1)
+
+    def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
+        """A state as the step and the energy take it: cut into heads, or whole where heads have projections."""
+        return x.unflatten(1, (self.heads, -1))
+
+    @property
+    def beta(self) -> Positive:
+        """What makes β."""
+        return cast("Positive", self.update.beta)
+
+    @property
+    def projection(self) -> Float[Tensor, "H D C"] | None:
+        """The projections as they are used, of norm one at most, in float32 at least: rounding may lengthen them."""
+        if self.weight is None:
+            return None
+        wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        return wide / torch.linalg.matrix_norm(wide, 2, keepdim=True).clamp(min=1)
+
+    def _fixed(self, x: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
+        """A, what stands beside it, or both."""
+        if self.graph_term is None or graph.edge_index is None:
+            return beside
+        edges: Coupling = self.graph_term(x, graph)
+        return edges if beside is None else edges + beside
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, heads={self.heads}, projection={None if self.weight is None else 'tied'!r}"
+
+
+class AllPairs(Diffusivity):
+    """Ω = (f(‖z_i − z_j‖²))_ij of a penalty, head by head, for states within a constraint.
+
+    Raises:
+        ValueError: states of the constraint may be further apart than the penalty allows.
+    """
+
+    depends_on = "rows"
+    symmetric = True
+
+    def __init__(self, penalty: Penalty, heads: int, constraint: Constraint, projection: str | None) -> None:
+        super().__init__()
+        farthest = constraint.diameter**2
+        limit = penalty.domain[1]
+        if farthest > limit:
+            raise ValueError(
+                f"penalty={penalty!r} is for squared distances up to {limit:g}, beyond which its weights are negative; "
+                f"constraint={constraint!r} lets states be {farthest:g} apart. Pass constraint='ball' or 'sphere' with "
+                f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
+            )
+        self.of_pairs, self.heads = penalty, heads
+        # A projection of norm one takes a sphere into its ball.
+        self.within = Ball(constraint.diameter / 2) if projection and not constraint.convex else constraint
+
+    @property
+    def penalty(self) -> Penalty:  # type: ignore[override]
+        """δ; one that is learned is a module, which the attribute of the class would hide."""
+        return self.of_pairs
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return self.penalty.coupling(x.unflatten(1, (self.heads, -1)), graph.segments, constraint=self.within)
+
+
+def _penalty(penalty: Penalty | str, dim: int) -> Penalty:
+    """The penalty of that name, for heads of so many channels; or itself."""
+    return SoftmaxPenalty(dim) if penalty == "softmax" else get_penalty(penalty)

@@ -1,0 +1,181 @@
+"""``CertifiedDIFFormer``: a graph Transformer whose every layer goes down one energy, while it is trained and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from types import NoneType
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import CertifiedConv
+from diffusion_mp.models.base import GraphModel, Record, forget, recorded
+from diffusion_mp.updates import fixed_point
+
+
+class CertifiedDIFFormer(GraphModel):
+    r"""H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
+
+    All K steps share β, λ, μ and the projections, so they go down one energy F, attention, graph, source, activation
+    and normalisation together: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K), at every parameter that training may reach (Theorem T1 of
+    docs/certified.md). :meth:`energy` is F, :meth:`energies` shows it layer by layer, and `certify` looks at the
+    premises. Dropout acts on what makes H, never between steps.
+
+    ``num_layers=None`` goes on until nothing moves, at a stationary point of F. Its gradient is that of the implicit
+    function theorem, so its memory does not depend on how many steps that took (see `fixed_point`).
+
+    Args:
+        in_channels, hidden_channels, out_channels: of the features, the state and the logits.
+        num_layers: K, or ``None``.
+        penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
+            ``penalty=None`` is the model without attention, everything else the same.
+        inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
+            fixed term of μA; ``graph`` may be ``False`` then.
+        encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
+            between them; ``hidden_channels`` by default.
+        centre: take the mean over the nodes of its graph out of H. A constant costs neither pairs nor edges anything,
+            so with a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
+        dropout: rate.
+
+    Shapes: see :class:`GraphModel`.
+
+    Raises:
+        TypeError, ValueError: an option or the input does not fit.
+        ConvergenceError: with ``num_layers=None``, the state did not come to rest.
+    """
+
+    references = ("wu2025transformers",)
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int | None = 16,
+        *,
+        penalty: Penalty | str | None = "simple",
+        constraint: Constraint | str | None = "ball",
+        lam: float = 1.0,
+        mu: float = 10.0,
+        inputs: Diffusivity | None = None,
+        encoder_layers: int = 2,
+        encoder_channels: int | None = None,
+        centre: bool = False,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels)
+        if num_layers is not None:
+            check_counts(num_layers=num_layers)
+        width = hidden_channels if encoder_channels is None else encoder_channels
+        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
+        check_flags(centre=centre)
+        check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
+        check_probability(dropout, "dropout")
+        self.num_layers = num_layers
+        layers: list[nn.Module] = []
+        for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
+            layers += [nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
+        self.encoder = nn.Sequential(*layers)
+        self.mean = UniformDiffusivity() if centre else None
+        self.inputs = inputs
+        self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
+        self.decoder = nn.Linear(hidden_channels, out_channels)
+
+    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+        for state in self._states(*self._terms(x, graph), graph, record):  # noqa: B007  # only the last one is kept
+            pass
+        return self.decoder(state)
+
+    def energy(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> JointEnergy:
+        """F of the steps at these inputs, a function of states [N, heads, channels / heads]."""
+        graph = self._graph(x, edge_index, edge_weight, batch)
+        source, beside = self._terms(x, graph)
+        return self.conv.energy(graph, source, beside)
+
+    @torch.no_grad()
+    def energies(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Float[Tensor, " states"]:
+        """F before the first step and after every one, in float64; before and after all of them without num_layers."""
+        graph = self._graph(x, edge_index, edge_weight, batch)
+        source, beside = self._terms(x, graph)
+        energy = self.conv.energy(graph, source, beside)
+        states = self._states(source, beside, graph, forget)
+        return torch.stack([energy(self.conv.by_head(state)) for state in states])
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Certificate:
+        """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`).
+
+        The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
+        """
+        x = cast("Tensor", x)  # None is refused like anything else that is no state
+        graph = self._graph(x, edge_index, edge_weight, batch)
+        source, beside = self._terms(x, graph)
+        state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
+        coupling = self.conv.coupling(state, graph, beside)
+        return certify_step(self.conv.energy(graph, source, beside), coupling, state)
+
+    def _graph(
+        self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
+    ) -> Graph:
+        check_state(x, channels=self.in_channels, module=self)
+        return Graph.coerce(x, edge_index, edge_weight, batch)
+
+    def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
+        """H, and the coupling that the features have."""
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # autocast makes it coarser than an energy can be
+        if self.mean is not None:
+            source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
+        return source, None if self.inputs is None else self.inputs(x, graph)
+
+    def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, record: Record) -> Iterator[Tensor]:
+        """Z⁰, Z¹, …, Z^K; or Z⁰ and where it comes to rest."""
+        state = self.conv.update.constraint.project(self.conv.by_head(source)).flatten(1)
+        yield state
+        if self.num_layers is not None:
+            for _ in range(self.num_layers):
+                state = recorded(record, self.conv, state, graph, source=source, beside=beside)
+                yield state
+            return
+        rest = self.conv.at_rest(graph, source, beside)
+        if rest is None:
+            rest = self._iterated(state, source, beside, graph)
+        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
+
+    def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
+        """Where the steps from a state come to rest."""
+        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex: one place of rest
+        energy = None if alone else self.conv.energy(graph, source, beside)
+        return fixed_point(
+            lambda z: self.conv(z, graph, source=source, beside=beside),
+            state,
+            energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
+            total=graph.total,
+            what="the state at rest",
+        )

@@ -1,0 +1,93 @@
+"""``CertifiedStep``: source, graph, all pairs, activation and normalisation in one step that never raises an energy."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies.constraints import Constraint, get_constraint
+from diffusion_mp.errors import check_device, check_positive, check_tensor, describe
+from diffusion_mp.kernels.unit import reciprocal
+from diffusion_mp.positive import Positive
+from diffusion_mp.updates.base import State, StateUpdate
+
+
+class CertifiedStep(StateUpdate):
+    r"""One step down F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
+
+    .. math:: x'_i = \mathrm{Proj}_C\Big(x_i + \frac{\beta m_i (h_i - x_i) - (L_W x)_i}{\beta m_i + p_i}\Big)
+
+    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C what every row of a head is
+    confined to, and p the coupling's `majorant`. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) whatever β, λ and μ,
+    with no step size to choose: `JointEnergy` is F. Where C is convex p are the row sums of W, so x′ is the projection
+    of a weighted mean of h and all x_j: attention, graph and source share one denominator. A node that nothing pulls at
+    (β = 0 and no neighbours) stays where it is.
+
+    Args:
+        beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
+        constraint: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms) or
+            ``"sphere"`` (RMSNorm without a gain).
+        radius: of the ball or sphere.
+
+    Shapes:
+        x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
+
+    Raises:
+        CouplingMismatchError: the coupling does not promise to be symmetric and nonnegative.
+        TypeError, ValueError: an argument out of range, a missing source, values that are not the state.
+    """
+
+    def __init__(
+        self, beta: float | Positive = 1.0, *, constraint: str | Constraint | None = None, radius: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not isinstance(beta, Positive):
+            check_positive(beta, "beta", allow_zero=True)
+            beta = float(beta)
+        self.weight = beta
+        self.constraint = get_constraint(constraint, radius)
+
+    @property
+    def beta(self) -> float | Positive:  # type: ignore[override]
+        """The weight of the source, a number or what makes it."""
+        return self.weight
+
+    def step(
+        self,
+        x: State,
+        coupling: Coupling,
+        values: State | None = None,
+        source: State | None = None,
+        *,
+        metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
+    ) -> State:
+        """The projection of x + (βM(h − x) − L_W x) / (βM + p); in at least float32 on the way."""
+        if values is not None and values is not x:
+            raise ValueError(
+                "CertifiedStep moves the state itself; got other values. Transform or drop out what makes the state or "
+                "the source, for the energy is one of the state that moves."
+            )
+        self.validate(x, coupling, None, source)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        rough, total = coupling.majorized(wide, self.constraint.convex)
+        pull = -rough
+        if source is not None and self.beta != 0.0:
+            weight = self.beta() if isinstance(self.beta, Positive) else self.beta
+            weight = weight if metric is None else weight * _by_head(metric, x)
+            pull, total = pull + weight * (source - wide), total + weight
+        return self.constraint.project(wide + pull * reciprocal(total), wide).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        beta = "" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, "
+        return f"{beta}constraint={self.constraint}"
+
+
+def _by_head(metric: Tensor, x: Tensor) -> Float[Tensor, "N H 1"]:
+    """The metric [N] or [N, H] of a state."""
+    check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+    if metric.dim() not in (1, 2) or metric.size(0) != x.size(0):
+        raise ValueError(f"metric must be [{x.size(0)}] or [{x.size(0)}, heads]; got {describe(metric)}.")
+    check_device(metric, "metric", x.device, "the state")
+    return metric[:, None, None] if metric.dim() == 1 else metric.unsqueeze(2)

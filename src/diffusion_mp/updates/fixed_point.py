@@ -1,0 +1,169 @@
+"""The fixed point of a step, found by accelerated iteration and differentiated implicitly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffusion_mp.energies.spectrum import precision
+from diffusion_mp.errors import ConvergenceError, check_counts, check_function, check_positive, check_tensor, describe
+from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.updates.linear_solve import InverseApply
+
+Step = Callable[[Tensor], Tensor]
+
+
+def _all_rows(x: Tensor) -> Tensor:
+    """The total of a graph whose rows are all at hand."""
+    return x
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # how many steps it takes depends on values
+def fixed_point(
+    step: Step,
+    x0: Float[Tensor, "*shape"],
+    *,
+    energy: Callable[[Tensor], Tensor] | None = None,
+    tol: float | None = None,
+    max_iter: int = 1000,
+    memory: int = 10,
+    total: Step = _all_rows,
+    what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:
+    r"""z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
+
+    .. math:: \frac{\partial L}{\partial \theta} = g^T \frac{\partial T(z^*)}{\partial \theta},
+        \qquad g = \frac{\partial L}{\partial z^*} + J^T g, \qquad J = \frac{\partial T}{\partial z}(z^*)
+
+    for every tensor θ inside ``step``. The gradient g is a fixed point too, of a step that is one vector–Jacobian
+    product, so both passes are the one accelerated iteration (`iterate`). What is kept for the backward pass is the
+    graph of a single step, however many were taken (Bai, Kolter & Koltun, 2019, Theorem 1). Once differentiable. Where
+    there are several fixed points the acceleration may find another one than the plain iteration.
+
+    Args:
+        step: T, differentiable, with tensors of the shape of x₀ in and out.
+        x0: where to begin. No gradient flows into it: the limit does not depend on it.
+        energy: a function of the state that T never raises. A limit above the energy of x₀, which only the acceleration
+            can lead to, is not taken; the plain iteration then runs.
+        tol: ‖T(z) − z‖ ≤ tol ‖T(z)‖ at the end; by default 1e-12 in double, 1e-6 in single precision. Where T contracts
+            by ρ the error is up to 1/(1 − ρ) times as large.
+        max_iter: steps at most, in each pass.
+        memory: of the acceleration, see `iterate`.
+        total: a sum over all rows from one over the rows at hand, where others have the rest (``Graph.total``).
+        what: what an error calls it.
+
+    Raises:
+        ConvergenceError: ``max_iter`` steps were not enough; also from the backward pass.
+    """
+    check_function(step, "step", "the map whose fixed point is sought")
+    check_tensor(x0, "x0", "to begin with")
+    if tol is not None:
+        check_positive(tol, "tol")
+    check_counts(max_iter=max_iter)
+    if type(memory) is not int or memory != 0:
+        check_counts(memory=memory)
+    if x0.is_meta:
+        raise ValueError(f"x0 must have values, for an iteration to begin with; got {describe(x0)}.")
+    # Half precision has no fixed point to six digits, nor has a step that autocast takes there.
+    start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
+    tol = precision(start.dtype).residual if tol is None else tol
+
+    def exact(z: Tensor) -> Tensor:
+        with without_autocast(z):
+            return step(z)
+
+    def limit(step: Step, begin: Tensor, what: str, memory: int = memory) -> Tensor:
+        return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
+
+    solution = limit(exact, start, what)
+    with torch.no_grad():
+        if energy is not None and memory and not bool(energy(solution) <= energy(start)):
+            solution = limit(exact, start, what, memory=0)
+    if not torch.is_grad_enabled():
+        return solution.to(x0.dtype)
+    residual = exact(solution) - solution
+    if not residual.requires_grad:
+        return solution.to(x0.dtype)
+
+    def inverse_transposed(grad: Tensor) -> Tensor:
+        """(I − Jᵀ)⁻¹ grad."""
+        with torch.enable_grad():
+            variable = solution.detach().requires_grad_()
+            image = exact(variable)
+
+        def pull(g: Tensor) -> Tensor:
+            with torch.autocast(g.device.type, enabled=False):  # where backward() was called
+                (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
+            return grad + moved
+
+        return limit(pull, grad, f"the gradient of {what}")
+
+    correction = cast("Callable[..., Tensor]", InverseApply.apply)
+    return (solution + correction(residual, inverse_transposed)).to(x0.dtype)
+
+
+@torch.no_grad()
+def iterate(
+    step: Step,
+    x: Float[Tensor, "*shape"],
+    *,
+    tol: float,
+    max_iter: int,
+    memory: int,
+    total: Step = _all_rows,
+    what: str = "the fixed point",
+) -> Float[Tensor, "*shape"]:
+    r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖; the result is an image of T.
+
+    With r = T(x) − x and the last ``memory`` differences Δr of residuals and ΔT of images, the next x is T(x) − ΔT γ
+    for the γ that makes ‖r − Δr γ‖ least (Anderson, 1965). Where the residual of such an x is no smaller than the one
+    before, T(x) itself comes next, and the differences are forgotten; so it converges where T alone does, at twice its
+    price at worst. ``memory=0`` is T alone.
+
+    Raises:
+        ConvergenceError: not within ``max_iter`` steps, or something is not finite.
+    """
+    # Differences lie in the rows of a ring, so that no iteration allocates or copies all of them.
+    images, residuals = x.new_zeros(2, memory, x.numel()).unbind()
+    count, mixed = 0, False
+    last_image = last_residual = x.flatten()
+    best = size = math.inf
+    for _ in range(max_iter):
+        image = step(x).flatten()
+        residual = image - x.flatten()
+        size, scale = total(torch.stack([residual.square().sum(), image.square().sum()])).sqrt().tolist()
+        if size <= tol * scale:
+            return image.view_as(x)
+        if mixed and not size < best:
+            x, count, mixed = last_image.view_as(x), 0, False
+            continue
+        if not math.isfinite(size):
+            break
+        if count:
+            place = (count - 1) % memory
+            images[place], residuals[place] = image - last_image, residual - last_residual
+        last_image, last_residual, best = image, residual, size
+        used = min(count, memory)
+        mixed = used > 0
+        x = (image - _least(residuals[:used], residual, total) @ images[:used] if mixed else image).view_as(x)
+        count += memory > 0
+    raise ConvergenceError(
+        f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {size:.3g}, more than "
+        f"tol={tol:.3g} of its norm. Raise max_iter or tol, weigh the source more (a larger beta), or use float64."
+    )
+
+
+def _least(differences: Float[Tensor, "m n"], residual: Float[Tensor, " n"], total: Step) -> Float[Tensor, " m"]:
+    """The γ for which ‖residual − γ · differences‖ is least."""
+    products = total(differences @ torch.cat([differences, residual.unsqueeze(0)]).t())
+    gram, right = products[:, :-1], products[:, -1]
+    # Columns of norm one, and a multiple of the identity that rounding hides: differences may be dependent.
+    scale = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny).rsqrt()
+    gram = scale.unsqueeze(1) * gram * scale
+    gram.diagonal().add_(10 * torch.finfo(gram.dtype).eps)
+    return scale * torch.linalg.solve(gram, scale * right)

@@ -1,0 +1,74 @@
+"""Constraints: projections are nearest points, keep what is inside, and have finite gradients everywhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.energies import Ball, Constraint, Nonnegative, Sphere, Unconstrained, get_constraint
+
+ALL = [Unconstrained(), Nonnegative(), Ball(), Ball(0.3), Sphere(), Sphere(2.5)]
+
+
+@pytest.fixture
+def rows(generator: torch.Generator) -> Tensor:
+    return torch.randn(40, 2, 3, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("constraint", ALL, ids=repr)
+def test_the_projection_is_inside_nearest_and_final(
+    constraint: Constraint, rows: Tensor, generator: torch.Generator
+) -> None:
+    nearest = constraint.project(rows)
+    assert constraint.holds(nearest)
+    torch.testing.assert_close(constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15)
+    others = constraint.project(nearest + 0.3 * torch.randn(50, *rows.shape, generator=generator, dtype=rows.dtype))
+    assert ((others - rows).norm(dim=-1) >= (nearest - rows).norm(dim=-1) - 1e-14).all()
+    assert (others.flatten(0, 2)[:60, None] - nearest.flatten(0, 1)).norm(dim=-1).max() <= constraint.diameter + 1e-14
+
+
+@pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
+def test_one_row_outside_is_seen_beyond_rounding(constraint: Constraint, rows: Tensor) -> None:
+    inside = constraint.project(rows)
+    assert constraint.holds(inside.float())
+    assert constraint.holds(inside.float().double()), "a state that was once in single precision"
+    inside[3, 1] = -1.01 * constraint.project(torch.ones(3, dtype=rows.dtype))
+    assert not constraint.holds(inside)
+    assert not constraint.holds(torch.full_like(inside, math.nan))
+
+
+@pytest.mark.parametrize("constraint", ALL, ids=repr)
+@pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1.0, 1e200])
+def test_gradients_are_finite_for_rows_of_any_length(constraint: Constraint, size: float) -> None:
+    y = (size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)).requires_grad_()
+    out = constraint.project(y)
+    assert constraint.holds(out)
+    (gradient,) = torch.autograd.grad(out.sum(), y)
+    assert not gradient.isnan().any()
+
+
+def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
+    zero = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    start = torch.tensor([[0.0, -3.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    expected = torch.tensor([[0.0, -2.0, 0.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
+    out = Sphere(2.0).project(zero, start)
+    assert torch.equal(out, expected)
+    (gradient,) = torch.autograd.grad(out.sum(), zero)
+    assert torch.equal(gradient, torch.zeros_like(zero))
+
+
+def test_getting_one_by_name() -> None:
+    assert get_constraint(None) == Unconstrained()
+    assert get_constraint("ball", 2.0) == Ball(2.0)
+    assert get_constraint(Sphere(3.0), 2.0) == Sphere(3.0)
+    assert [c.convex for c in ALL] == [True, True, True, True, False, False]
+    with pytest.raises(ValueError, match="constraint must be one of None, 'nonnegative', 'ball', 'sphere'; got 'cone'"):
+        get_constraint("cone")
+    with pytest.raises(TypeError, match="radius must be a number"):
+        Ball("wide")  # type: ignore[arg-type]
+    for constraint in ALL[1:]:
+        with pytest.raises(TypeError, match="x must be floating point"):
+            constraint.holds(torch.ones(2, 3, dtype=torch.long))

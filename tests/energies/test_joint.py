@@ -1,0 +1,144 @@
+"""``JointEnergy`` against its definition, term by term over pairs written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.diagnostics import EnergyTrace
+from diffusion_mp.energies import JointEnergy, SoftmaxPenalty, get_constraint, get_penalty
+from diffusion_mp.graph import Graph
+
+PENALTIES = ["simple", "sigmoid", "gaussian", "quadratic", SoftmaxPenalty(3)]
+PTR = torch.tensor([0, 4, 4, 9])
+EDGES = torch.tensor([[0, 1, 2, 1, 5, 6, 7, 5], [1, 0, 1, 2, 6, 5, 5, 7]])
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def edges(heads: int) -> SparseCoupling:
+    weight = randn(4, heads, seed=5).exp().repeat_interleave(2, 0)
+    return SparseCoupling(Graph(9, EDGES, ptr=PTR), weight, symmetric=True, nonnegative=True)
+
+
+def plain(penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: Tensor | None) -> Tensor:
+    """3 ‖x − h‖²_M + ½·2 Σ δ + ½·5 Σ a s over pairs."""
+    bounds = torch.tensor([0, 9]) if ptr is None else ptr
+    member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
+    same = member.unsqueeze(1) == member
+    total = 3 * (m.unsqueeze(2) * (x - h).square()).sum()
+    squares = (seen.unsqueeze(1) - seen.unsqueeze(0)).square().sum(3)
+    total = total + get_penalty(penalty).delta(squares)[same].sum()  # type: ignore[arg-type]
+    squares = (x.unsqueeze(1) - x.unsqueeze(0)).square().sum(3)
+    return total + 2.5 * (edges(x.size(1)).to_dense().permute(1, 2, 0) * squares).sum()
+
+
+@pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor | None) -> None:
+    x, h, m = randn(9, 2, 3).requires_grad_(), randn(9, 2, 3, seed=1), randn(9, 2, seed=2).exp()
+    options = {"graph_term": edges(2), "source": h, "metric": m, "ptr": ptr}
+    energy = JointEnergy(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)  # type: ignore[arg-type]
+    got, expected = energy(x, x + 1), plain(penalty, x, x, h, m, ptr)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    gradients = (torch.autograd.grad(value, x)[0] for value in (got, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_projected_heads_see_one_state(penalty: object) -> None:
+    x, h, w = randn(9, 1, 4), randn(9, 1, 4, seed=1), randn(2, 3, 4, seed=2)
+    energy = JointEnergy(penalty, 2.0, graph_term=edges(1), mu=5.0, source=h, beta=3.0, projection=w)  # type: ignore[arg-type]
+    seen = torch.einsum("hdc,nkc->nhd", w, x)
+    expected = plain(penalty, x, seen, h, torch.ones(9, 1, dtype=x.dtype), None)
+    torch.testing.assert_close(energy(x), expected, rtol=1e-12, atol=1e-12)
+    flat = JointEnergy(penalty, 2.0, graph_term=edges(1), mu=5.0, source=h[:, 0], beta=3.0, projection=w)  # type: ignore[arg-type]
+    assert flat(x[:, 0]) == energy(x)
+    with pytest.raises(ValueError, match="x must have one head and the 4 channels that the projection reads"):
+        JointEnergy(penalty, projection=w)(randn(9, 2, 4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_the_surrogate_touches_from_above(penalty: object) -> None:
+    at, h = get_constraint("ball").project(randn(9, 2, 3)), randn(9, 2, 3, seed=1)
+    energy = JointEnergy(penalty, 2.0, graph_term=edges(2), mu=5.0, source=h, beta=3.0, ptr=PTR)  # type: ignore[arg-type]
+    torch.testing.assert_close(energy.surrogate(at, at), energy(at), rtol=1e-13, atol=1e-13)
+    for seed in range(5):
+        x = get_constraint("ball").project(at + 0.5 * randn(9, 2, 3, seed=seed))
+        assert energy.surrogate(x, at) >= energy(x) - 1e-11
+
+
+@pytest.mark.parametrize("constraint", ["nonnegative", "ball", "sphere"])
+def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
+    energy = JointEnergy(None, constraint=constraint, source=torch.zeros(9, 3), radius=2.0)
+    inside = get_constraint(constraint, 2.0).project(randn(9, 3))
+    assert energy(inside).isfinite()
+    assert energy(inside.float()).dtype == torch.float64
+    inside[4] = -3.0
+    assert energy(inside) == math.inf
+
+
+def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
+    x, at = randn(9, 2, 3), get_constraint("ball").project(randn(9, 2, 3, seed=1))
+    penalty = get_penalty("gaussian")
+    expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
+    energy = JointEnergy(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
+    torch.testing.assert_close(energy(x), expected)
+    torch.testing.assert_close(energy.surrogate(at, at), energy(at))
+    assert energy.surrogate(x, at) > energy(x)
+    torch.testing.assert_close(JointEnergy(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
+    assert "mean" in repr(energy)
+
+
+def test_no_nodes_cost_nothing() -> None:
+    x = torch.zeros(0, 3)
+    assert JointEnergy("gaussian", source=x, metric=torch.ones(0), constraint="sphere")(x) == 0
+
+
+def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
+    x = randn(9, 3)
+    assert JointEnergy(None)(x) == 0
+    assert float(JointEnergy(None, source=x + 1, beta=2.0)(x)) == pytest.approx(54)
+    energy = JointEnergy("simple", 0.5, graph_term=edges(1), mu=torch.tensor(10.0), source=x, constraint="ball")
+    assert repr(energy) == "JointEnergy(SimplePenalty(), lam=0.5, mu=10, beta=1, constraint=Ball(radius=1.0))"
+    assert repr(JointEnergy(None, ptr=PTR)) == "JointEnergy(None, lam=1, constraint=Unconstrained(), ptr)"
+
+
+def test_what_does_not_fit_is_refused_in_sentences() -> None:
+    x = randn(9, 3)
+    with pytest.raises(ValueError, match="mu must be finite and >= 0; got -1"):
+        JointEnergy("simple", mu=-1.0)
+    with pytest.raises(ValueError, match="lam must be a number or a 0-dimensional tensor; got a float32 tensor"):
+        JointEnergy("simple", torch.ones(2))
+    with pytest.raises(TypeError, match="graph_term must be a Coupling or None"):
+        JointEnergy("simple", graph_term=EDGES)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"projection must be \[heads, head_channels, channels\]"):
+        JointEnergy("simple", projection=x)
+    with pytest.raises(ValueError, match=r"source must have the shape \[9, 3\] of the state"):
+        JointEnergy("simple", source=randn(9, 4))(x)
+    with pytest.raises(ValueError, match=r"metric must be \[9\] or \[9, heads\]"):
+        JointEnergy("simple", source=x, metric=torch.ones(8))(x)
+    with pytest.raises(ValueError, match="ptr must end at the 9 rows"):
+        JointEnergy("simple", ptr=torch.tensor([0, 8]))(x)
+
+
+class Halve(nn.Module):
+    is_diffusion_layer = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def test_a_trace_prints_it_layer_by_layer() -> None:
+    x = torch.full((2, 1), 4.0)
+    model = nn.Sequential(Halve(), Halve())
+    with EnergyTrace(model, JointEnergy(None, source=torch.zeros(2, 1))) as trace:
+        model(x)
+    assert str(trace) == "layer  before  after\n0          32      8\n1           8      2"
+    assert str(EnergyTrace(model)) == "layer  before  after"

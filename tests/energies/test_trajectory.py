@@ -1,0 +1,104 @@
+"""Theorem T2: one λ, certified at the first state, for all steps of a run; the λ of that state alone fails later."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.energies import (
+    Energy,
+    GaussianPenalty,
+    MixturePenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+    certify,
+    certify_trajectory,
+)
+
+pytestmark = pytest.mark.usefixtures("no_typecheck")
+
+MIXTURE = MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)
+PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.3), MIXTURE]
+every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+
+
+def run(penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
+    """x and the states after it."""
+    states = [x]
+    for _ in range(steps):
+        x = states[-1]
+        average = penalty.coupling(x, ptr, normalize=True) @ x.unsqueeze(1)
+        states.append(x - tau * (x - average.squeeze(1)))
+    return states
+
+
+def rises(penalty: Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None) -> int:
+    """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
+    energy = Energy(penalty, lam, ptr=ptr)
+    values = [energy(new, old) for old, new in pairwise(states)]
+    rest = [energy(state) for state in states[1:]]  # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both
+    return sum(
+        bool(after > min(before, still) + 1e-12 * abs(before) + 1e-13)
+        for before, still, after in zip(values, rest, values[1:], strict=False)
+    )
+
+
+@every_penalty
+def test_one_lambda_holds_at_every_step(penalty: Penalty, ball, uniform, size) -> None:
+    """And for every larger one."""
+    for _ in range(10):
+        x, tau = ball(size(1, 12), size(1, 4)), uniform(0.02, 1.0)
+        certificate = certify_trajectory(penalty, x, tau)
+        assert certificate
+        states = run(penalty, x, tau, 15)
+        for factor in (1.0, 10.0):
+            assert rises(penalty, factor * certificate.lam, states) == 0
+        assert all(certificate.lam >= certify(penalty, state, tau).lam * (1 - 1e-12) for state in states)
+
+
+def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None:
+    """Nodes that leave a neighbour behind lower its degree, and then a larger λ is needed than at the start."""
+    penalty, outgrown, risen = GaussianPenalty(0.2), 0, 0
+    for _ in range(30):
+        x = ball(6, 2)
+        states, whole = run(penalty, x, 1.0, 12), certify_trajectory(penalty, x, 1.0).lam
+        later = [certify(penalty, state, 1.0).lam for state in states]
+        outgrown += max(later) > 1.01 * later[0]
+        assert max(later) <= whole
+        risen += rises(penalty, 0.1 * whole, states) > 0
+    assert outgrown > 20
+    assert risen > 5, "below the bound energies do rise"
+
+
+def test_every_graph_counts_for_itself(ball) -> None:
+    """The worst of a batch, heads among it."""
+    penalty, ptr = GaussianPenalty(0.4), torch.tensor([0, 3, 3, 12])
+    x = torch.cat([ball(3, 2), ball(9, 2) + 50])
+    certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
+    alone = [certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
+    assert certificate.lam == pytest.approx(0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5)
+    assert certificate.lam >= max(each.lam for each in alone)
+    assert rises(penalty, certificate.lam, run(penalty, x, 0.7, 10, ptr), ptr) == 0
+    heads = torch.stack([ball(5, 2), 3 * ball(5, 2)], 1)
+    assert certify_trajectory(penalty, heads, 0.7).lam == certify_trajectory(penalty, heads[:, 1], 0.7).lam
+
+
+def test_refusals(ball) -> None:
+    certificate = certify_trajectory(SigmoidPenalty(), ball(5, 2), 1.01)
+    assert not certificate
+    assert certificate.tau_max == 1
+    assert str(certificate).startswith("Theorem T2 does not cover τ = 1.01: above τ = 1")
+    unit = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1)
+    assert certify_trajectory(SimplePenalty(), unit, 1.0)
+    assert "beyond the domain of SimplePenalty()" in certify_trajectory(SimplePenalty(), 1.01 * unit, 0.5).reason
+    assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
+    with pytest.raises(TypeError, match="penalty must be a Penalty"):
+        certify_trajectory("simple", unit, 0.5)
+    with pytest.raises(ValueError, match="tau must be finite and > 0"):
+        certify_trajectory(SimplePenalty(), unit, 0.0)

@@ -1,0 +1,144 @@
+"""Theorem T1 of docs/certified.md needs what it says: each premise left out, and an energy that rises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.energies import JointEnergy, SigmoidPenalty
+from diffusion_mp.graph import Graph
+from diffusion_mp.updates import CertifiedStep
+
+DOUBLE = torch.float64
+PENALTY = SigmoidPenalty()
+
+
+def edges(num_nodes: int, ends: list[tuple[int, int]], both: bool = True) -> Coupling:
+    """Weight one on every listed edge source → target, and back."""
+    index = torch.tensor(ends).T
+    index = torch.cat([index, index.flip(0)], 1) if both else index
+    return SparseCoupling(Graph(num_nodes, index), torch.ones(index.size(1), 1, dtype=DOUBLE), nonnegative=True)
+
+
+def column(*values: float) -> Tensor:
+    """A state of one head and one channel."""
+    return torch.tensor(values, dtype=DOUBLE).reshape(-1, 1, 1)
+
+
+# ------------------------------------------------------------------------------------------ the denominator is sharp
+
+
+def moved(x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float) -> Tensor:
+    """x + (β(h − x) − L_W x) / (β + p), with any p."""
+    return x + (beta * (source - x) - coupling.laplacian(x)) / (beta + p)
+
+
+@pytest.mark.parametrize(("share", "falls"), [(0.9, False), (1.1, True)])
+def test_without_a_constraint_p_must_reach_the_row_sums(share: float, falls: bool) -> None:
+    """Two nodes that an edge joins overshoot with less."""
+    x, coupling = column(1, -1), edges(2, [(0, 1)])
+    energy = JointEnergy(None, graph_term=coupling, source=0 * x, beta=0.01)
+    assert bool(energy(moved(x, coupling, 0 * x, 0.01, share)) < energy(x)) == falls
+
+
+def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
+    """With p = w two nodes that pull at each other change places, and both leave their source: F = 4.02 → 11.22."""
+    x, source, coupling = column(1, -1), column(0.9, -0.9), edges(2, [(0, 1)])
+    energy = JointEnergy(None, graph_term=coupling, source=source, constraint="sphere")
+    swapped = moved(x, coupling, source, 1.0, p=1.0).sign()
+    assert float(energy(x)) == pytest.approx(4.02)
+    assert float(energy(swapped)) == pytest.approx(11.22)
+    assert torch.equal(CertifiedStep(constraint="sphere")(x, coupling, source=source), x)
+
+
+# ----------------------------------------------------------------------------------- what people put between the steps
+
+
+def test_a_directed_graph_has_no_energy() -> None:
+    """Three nodes hear a fourth, which hears a fifth: what the fifth says raises the energy of three edges."""
+    x, ends = column(0, 0, 0, 0, 1), [(3, 0), (3, 1), (3, 2), (4, 3)]
+    after = edges(5, ends, both=False) @ x  # everybody takes over what is heard; the fifth hears nothing
+    after[4] = x[4]
+    energy = JointEnergy(None, graph_term=edges(5, ends))
+    assert [float(energy(state)) for state in (x, after)] == pytest.approx([1.0, 3.0])
+
+
+def setting() -> tuple[Tensor, Tensor, Coupling]:
+    """The state at which F is least, its source and a ring of six nodes."""
+    source = torch.randn(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    ring = edges(6, [(i, (i + 1) % 6) for i in range(6)])
+    x = source
+    for _ in range(150):
+        x = CertifiedStep()(x, PENALTY.coupling(x) + ring, source=source)
+    return x, source, ring
+
+
+def average(w: Tensor, x: Tensor, source: Tensor) -> Tensor:
+    """(h + W v) / (1 + w) for a dense W [N, N], one head."""
+    return (source + (w @ x.squeeze(1)).unsqueeze(1)) / (1 + w.sum(1)).reshape(-1, 1, 1)
+
+
+def weights(x: Tensor, ring: Coupling) -> Tensor:
+    return (PENALTY.coupling(x) + ring).to_dense()[0]
+
+
+def certified(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    return average(weights(x, ring), x, source)
+
+
+def layer_norm(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    return torch.nn.functional.layer_norm(certified(x, source, ring), (4,))
+
+
+def tanh(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    return certified(x, source, ring).tanh()
+
+
+def dropout_on_values(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    values = x.clone()
+    values[0] = 0
+    return average(weights(x, ring), values, source)
+
+
+def value_transform(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    return average(weights(x, ring), 0.9 * x, source)
+
+
+def separate_projections(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    query, key = x.squeeze(1), x.squeeze(1).roll(1, 1)
+    return average(PENALTY.f(torch.cdist(query, key).square()) + ring.to_dense()[0], x, source)
+
+
+def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+    pairs = PENALTY.coupling(x)
+    return x + 0.1 * (source - x - pairs.laplacian(x) / pairs.degree().unsqueeze(2) - ring.laplacian(x) / 2)
+
+
+BREAKS = [layer_norm, tanh, dropout_on_values, value_transform, separate_projections, separate_denominators]
+
+
+@pytest.mark.parametrize("layer", [certified, *BREAKS], ids=lambda layer: layer.__name__)
+def test_a_layer_that_leaves_the_least_energy_does_not_descend_it(
+    layer: Callable[[Tensor, Tensor, Coupling], Tensor],
+) -> None:
+    """From where F is least the certified step does not move; every other layer does, and F rises."""
+    x, source, ring = setting()
+    energy = JointEnergy(PENALTY, graph_term=ring, source=source)
+    rise = float((energy(layer(x, source, ring)) - energy(x)) / energy(x).abs())
+    assert (rise > 1e-3) == (layer is not certified)
+    assert rise > -1e-12
+
+
+def test_a_ball_or_an_orthant_that_holds_the_source_never_acts() -> None:
+    """A certified step is a weighted mean of source and states, so where these lie in a convex C it does, too."""
+    source = torch.rand(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) / 2
+    coupling = PENALTY.coupling(source) + edges(6, [(0, 1), (1, 2)])
+    for constraint in ("nonnegative", "ball"):
+        assert torch.equal(
+            CertifiedStep(constraint=constraint)(source.flip(0), coupling, source=source),
+            CertifiedStep()(source.flip(0), coupling, source=source),
+        )

@@ -1,0 +1,77 @@
+"""APPNP without end: a readout that spreads what any model says, and the model is trained through it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import GCN
+
+from diffusion_mp import APPNPConv, CouplingMismatchError, GaussianDiffusivity, Graph
+from diffusion_mp.diffusivities import SymmetricDiffusivity
+
+
+def undirected(generator: torch.Generator, nodes: int = 30) -> Tensor:
+    edge_index = torch.randint(nodes, (2, 2 * nodes), generator=generator)
+    return torch.cat([edge_index, edge_index.flip(0)], dim=1)
+
+
+def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(generator: torch.Generator) -> None:
+    edge_index = undirected(generator)
+    x, weight = torch.randn(2, 30, 4, generator=generator, dtype=torch.float64)
+    x.requires_grad_()
+    limit = APPNPConv(4, K=None, alpha=0.05)
+    out, coupling = limit(x, edge_index, return_coupling=True)
+    torch.testing.assert_close(out, APPNPConv(4, K=800, alpha=0.05)(x, edge_index), rtol=1e-9, atol=1e-10)
+    inverse = torch.linalg.inv(torch.eye(30, dtype=x.dtype) - 0.95 * coupling.to_dense()[0])
+    torch.testing.assert_close(out, 0.05 * inverse @ x, rtol=1e-9, atol=1e-10)
+    (grad,) = torch.autograd.grad((weight * out).sum(), x)
+    torch.testing.assert_close(grad, 0.05 * inverse.mT @ weight, rtol=1e-9, atol=1e-10)
+
+
+def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
+    x, hidden = torch.randn(2, 12, 3, generator=generator, dtype=torch.float64)
+    kernel = GaussianDiffusivity(bandwidth=0.7, normalize=None, measure="distance", row_stochastic=False)
+    readout = APPNPConv(
+        3, K=None, alpha=0.1, diffusivity=SymmetricDiffusivity(kernel, diagonal=False), reads="features"
+    )
+    weights = torch.exp(-torch.cdist(x, x).square() / (2 * 0.7**2)).fill_diagonal_(0)
+    root = weights.sum(1).rsqrt()
+    dense = root[:, None] * weights * root[None, :]
+    expected = 0.1 * torch.linalg.solve(torch.eye(12, dtype=x.dtype) - 0.9 * dense, hidden)
+    torch.testing.assert_close(readout(hidden, features=x), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_model_of_pyg_is_trained_through_it(generator: torch.Generator) -> None:
+    """Two rings that three edges join, and the labels of six nodes: two steps reach few nodes, the limit all."""
+    ring = torch.arange(30)
+    edges = torch.stack([ring, (ring // 15) * 15 + (ring + 1) % 15])
+    edges = torch.cat([edges, torch.tensor([[0, 5, 10], [15, 20, 25]])], dim=1)
+    graph = Graph(30, torch.cat([edges, edges.flip(0)], dim=1))
+    x, y = torch.randn(30, 8, generator=generator), ring // 15
+    train = torch.tensor([2, 7, 12, 17, 22, 27])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, readout = GCN(8, 16, 2, 2), APPNPConv(2, K=None, alpha=0.05)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        losses = []
+        for _ in range(15):
+            optimizer.zero_grad()
+            logits = readout(model(x, graph.edges), graph)
+            loss = cross_entropy(logits[train], y[train])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert not list(readout.parameters())
+    assert losses[-1] < 0.5 * losses[0]
+    assert (logits.argmax(1) == y).float().mean() > 0.9
+
+
+def test_what_has_no_limit_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="alpha must be finite and > 0; got 0"):
+        APPNPConv(3, K=None, alpha=0.0)
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\)"):
+        APPNPConv(3, K=None, alpha=1.0)
+    with pytest.raises(CouplingMismatchError, match="undirected graph"):
+        APPNPConv(3, K=None)(torch.rand(3, 3), torch.tensor([[0, 1], [1, 2]]))

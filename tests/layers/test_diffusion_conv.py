@@ -1,0 +1,55 @@
+"""What the generic layer lets its diffusivity read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diffusion_mp import DiffusionConv, ExplicitEuler, GaussianDiffusivity, Graph, MultiHeadConv, SimpleDiffusivity
+
+
+def test_with_features_the_coupling_is_that_of_the_features_at_every_step(generator: torch.Generator) -> None:
+    x, features = (torch.randn(7, c, generator=generator, dtype=torch.float64) for c in (3, 5))
+    graph = Graph(7, batch=torch.tensor([0, 0, 0, 0, 2, 2, 2]))
+    diffusivity = GaussianDiffusivity(bandwidth=0.8)
+    conv = DiffusionConv(3, 3, diffusivity, ExplicitEuler(0.5), transform=False, bias=False, reads="features", steps=2)
+    out, coupling = conv(x, graph, features=features, return_coupling=True)
+    dense = diffusivity(features, graph).to_dense()
+    assert torch.equal(coupling.to_dense(), dense)
+    step = 0.5 * torch.eye(7, dtype=x.dtype) + 0.5 * dense[0]
+    torch.testing.assert_close(out, step @ step @ x)
+
+
+def test_layers_built_on_it_take_features_and_pass_gradients_to_them(generator: torch.Generator) -> None:
+    x, features = (torch.randn(7, c, generator=generator) for c in (3, 5))
+    conv = MultiHeadConv(3, 4, SimpleDiffusivity(5, heads=2, projection="tied"), 2, head_channels=2, reads="features")
+    features.requires_grad_()
+    conv(x, features=features).square().sum().backward()
+    assert features.grad is not None
+    assert features.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("reads", ["state", "values"])
+def test_features_come_if_and_only_if_they_are_read(reads: str) -> None:
+    x, diffusivity = torch.rand(4, 3), SimpleDiffusivity()
+    with pytest.raises(ValueError, match=r"features must come if and only if .* reads='features'; none came"):
+        DiffusionConv(3, 2, diffusivity, reads="features")(x)
+    with pytest.raises(ValueError, match=f"features must come .*; features came with reads='{reads}'"):
+        DiffusionConv(3, 2, diffusivity, reads=reads)(x, features=x)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("features", "error", "sentence"),
+    [
+        (torch.rand(5, 3), ValueError, r"features must have 4 rows, one per node, as the state has; got .*\[5, 3\]"),
+        (torch.ones(4, 3).long(), TypeError, "features must be floating point"),
+        (torch.rand(4), ValueError, r"features must have two dimensions"),
+        (torch.rand(4, 3).double(), TypeError, r"features must be float32, as the parameters of DiffusionConv are"),
+        (torch.rand(4, 3, device="meta"), ValueError, "features must be on the device of"),
+        ([[1.0]] * 4, TypeError, "features must be a tensor"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(features: object, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        DiffusionConv(3, 2, SimpleDiffusivity(), reads="features")(torch.rand(4, 3), features=features)

@@ -1,0 +1,317 @@
+"""CertifiedDIFFormer: its energy falls at every layer, in training and after, whatever its parameters have become."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+
+from diffusion_mp import EnergyTrace, GaussianDiffusivity, certify
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.layers import CertifiedConv
+from diffusion_mp.models import CertifiedDIFFormer
+
+NODES = 18
+BATCH = torch.arange(3).repeat_interleave(torch.tensor([7, 1, 10]))
+PENALTIES = (None, "simple", "gaussian", "sigmoid", "softmax", "quadratic")
+CONSTRAINTS = (None, "nonnegative", "ball", "sphere")
+FITTING = [(p, c) for p, c in product(PENALTIES, CONSTRAINTS) if p != "simple" or c in ("ball", "sphere")]
+QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
+
+
+def build(*, dtype: torch.dtype = torch.float64, **options: Any) -> CertifiedDIFFormer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options).to(dtype)
+
+
+def nodes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, edges within the graphs of BATCH (directed, with loops and repeats), classes."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NODES, 5, generator=generator, dtype=torch.float64).to(dtype)
+    edges = torch.randint(NODES, (2, 120), generator=generator)
+    return x, edges[:, BATCH[edges[0]] == BATCH[edges[1]]], torch.randint(3, (NODES,), generator=generator)
+
+
+def largest_rise(model: CertifiedDIFFormer, *inputs: Any) -> float:
+    energies = model.energies(*inputs)
+    return float((energies.diff() / energies[:-1].abs().clamp(min=1e-300)).max())  # an energy may be zero
+
+
+def train(model: nn.Module, steps: int, rate: float = 0.03) -> Any:
+    """Adam, with edges, without, with a batch of graphs and with a batch of mere nodes in turn; yields the inputs."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    x, edges, y = nodes(next(model.parameters()).dtype)
+    for step in range(steps):
+        inputs = [(x, edges), (x,), (x, edges, None, BATCH), (x, None, None, BATCH)][step % 4]
+        optimizer.zero_grad()
+        cross_entropy(model.train()(*inputs), y).backward()
+        optimizer.step()
+        yield inputs
+
+
+@pytest.mark.parametrize(
+    ("penalty", "constraint"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{"heads": 2}, pytest.param({"heads": 2, "projection": "tied"}, marks=pytest.mark.exhaustive)],
+    ids=["heads", "projections"],
+)
+def test_the_energy_never_rises_while_training(
+    penalty: str | None, constraint: str | None, options: dict[str, Any]
+) -> None:
+    """At every layer after every step, in both modes in turn; in double not at all, up to its rounding."""
+    for dtype, limit in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
+        model = build(penalty=penalty, constraint=constraint, lam=0.3, dropout=0.3, dtype=dtype, **options)
+        before = copy.deepcopy(model.state_dict())
+        for step, inputs in enumerate(train(model, 30 if dtype == torch.float64 else 10)):
+            assert largest_rise(model.train(step % 3 == 0), *inputs) <= limit
+        assert not torch.equal(before["conv.mu.raw"], model.conv.mu.raw)
+
+
+def test_a_shorter_denominator_makes_it_rise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above can fail: with a quarter of p a step goes too far."""
+    whole = Coupling.majorized
+
+    def quartered(self: Coupling, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        product, p = whole(self, v, convex)
+        return product, p / 4
+
+    monkeypatch.setattr(Coupling, "majorized", quartered)
+    assert largest_rise(build(penalty="gaussian", constraint="ball"), *nodes()[:2]) > 0.01
+
+
+def dense_states(model: CertifiedDIFFormer, x: Tensor, edges: Tensor | None, batch: Tensor) -> list[Tensor]:
+    """Z⁰ … Z^K by the formula of the theorem, with N × N matrices, for states of one head within a ball."""
+    conv = model.conv
+    h = model.encoder(x)
+    same = (batch.unsqueeze(1) == batch).to(x)
+    same = same / same.sum(1, keepdim=True)  # λ is divided by the number of nodes of a graph
+    graph = torch.zeros(NODES, NODES, dtype=x.dtype)
+    if edges is not None:
+        ones = torch.ones(edges.size(1), dtype=x.dtype) / 2
+        graph = graph.index_put((edges[1], edges[0]), ones, accumulate=True)
+        graph = graph.index_put((edges[0], edges[1]), ones, accumulate=True)
+        degree = graph.sum(1)
+        root = torch.where(degree > 0, degree, 1.0).rsqrt()
+        graph = root.unsqueeze(1) * graph * root
+
+    def clipped(z: Tensor) -> Tensor:
+        return z / z.norm(dim=1, keepdim=True).clamp(min=1)
+
+    states = [clipped(h)]
+    for _ in range(model.num_layers or 0):
+        z = states[-1]
+        square = (z.unsqueeze(1) - z).square().sum(2)
+        w = conv.lam() * same * (-square / 2).exp() + conv.mu() * graph
+        p = w.sum(1, keepdim=True)
+        states.append(clipped((conv.beta() * h + w @ z) / (conv.beta() + p)))
+    return states
+
+
+@pytest.mark.parametrize("with_graph", [False, True])
+def test_values_and_gradients_are_those_of_the_formula(with_graph: bool) -> None:
+    model, (x, edges, y) = build(penalty="gaussian", lam=0.2, mu=3.0), nodes()
+    given = edges if with_graph else None
+    logits = model(x, given, None, BATCH)
+    states = dense_states(model, x, given, BATCH)
+    expected = model.decoder(states[-1])
+    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-12)
+    parameters = [p for name, p in model.named_parameters() if with_graph or "mu" not in name]
+    ours = torch.autograd.grad(cross_entropy(logits, y), parameters)
+    theirs = torch.autograd.grad(cross_entropy(expected, y), parameters)
+    for got, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+    energy = model.energy(x, given, None, BATCH)
+    wanted = torch.stack([energy(state) for state in states])
+    torch.testing.assert_close(model.energies(x, given, None, BATCH), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
+    model, (x, edges, y) = build(penalty="gaussian", heads=2, projection="tied", lam=0.5), nodes()
+    with torch.no_grad():
+        model.conv.weight.mul_(torch.tensor([5.0, 0.2]).view(2, 1, 1))
+        short = torch.linalg.matrix_norm(model.conv.weight[1], 2)
+        norms = torch.linalg.matrix_norm(model.conv.projection, 2)
+    assert short < 1
+    torch.testing.assert_close(norms, torch.stack([torch.ones_like(short), short]))
+    energy = model.energy(x, edges)
+    state = torch.rand(NODES, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 8
+    seen = torch.einsum("hdc,nc->nhd", model.conv.projection, state.squeeze(1))
+    square = (seen.unsqueeze(1) - seen).square().sum(3)
+    pairs = 2 * (1 - (-square / 2).exp()).sum()  # δ of the Gaussian penalty
+    alone = build(penalty=None, heads=2, projection="tied")
+    alone.load_state_dict(model.state_dict(), strict=False)
+    rest = alone.energy(x, edges)(state)
+    torch.testing.assert_close(energy(state), rest + model.conv.lam() / (2 * NODES) * pairs, rtol=1e-10, atol=1e-12)
+    cross_entropy(model(x, edges), y).backward()
+    assert model.conv.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("constraint", ["ball", pytest.param("nonnegative", marks=pytest.mark.exhaustive)])
+def test_without_num_layers_it_is_where_many_layers_end(constraint: str) -> None:
+    x, edges, y = nodes()
+    options = {"penalty": "gaussian", "lam": 0.2, "mu": 1.0, "constraint": constraint}
+    rest, long = build(num_layers=None, **options), build(num_layers=150, **options)
+    assert rest.state_dict().keys() == long.state_dict().keys()
+    results = []
+    for model in (rest, long):
+        logits = model(x, edges, None, BATCH)
+        gradients = torch.autograd.grad(cross_entropy(logits, y), [p for _, p in model.named_parameters()])
+        results.append([logits, *gradients])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
+    before, after = rest.energies(x, edges, None, BATCH)
+    assert after <= before
+    torch.testing.assert_close(after, long.energies(x, edges, None, BATCH)[-1], rtol=1e-10, atol=0)
+
+
+def test_inputs_stand_beside_the_graph() -> None:
+    """What reads the features is a fixed term: with the graph as a diffusivity of its own it is the graph again."""
+    x, edges, _ = nodes()
+    edge_diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
+    once, twice = build(mu=6.0), build(mu=3.0, inputs=edge_diffusivity)
+    alone = build(mu=6.0, inputs=edge_diffusivity, graph=False)
+    torch.testing.assert_close(twice(x, edges), once(x, edges))
+    torch.testing.assert_close(alone(x, edges), once(x, edges))
+    near = build(inputs=GaussianDiffusivity(row_stochastic=False, normalize=None, measure="distance"))
+    assert largest_rise(near, x, edges, None, BATCH) <= 0
+    assert not torch.allclose(near(x, edges), build()(x, edges))
+
+
+def test_a_centred_source_has_mean_zero_in_every_graph() -> None:
+    model, (x, edges, _) = build(centre=True, lam=1.0), nodes()
+    source = model.energy(x, edges, None, BATCH).source
+    assert all(part.mean(0).abs().max() < 1e-15 for part in source.split([7, 1, 10]))
+    assert largest_rise(model, x, edges, None, BATCH) <= 0
+
+
+def test_graphs_of_a_batch_do_not_see_each_other() -> None:
+    x, edges, _ = nodes()
+    inside = (BATCH[edges] == 2).all(0)
+    for options in ({}, {"num_layers": None, "penalty": None}, {"centre": True, "constraint": "sphere"}):
+        model = build(**options).eval()
+        alone = model(x[8:], edges[:, inside] - 8)
+        torch.testing.assert_close(model(x, edges, None, BATCH)[8:], alone, rtol=1e-9, atol=1e-10)
+
+
+def test_dropout_acts_on_what_makes_the_source() -> None:
+    model, (x, edges, _) = build(dropout=0.5).train(), nodes()
+    torch.manual_seed(1)
+    source = model.encoder(x)
+    first = model.conv(source, edges, source=source)
+    assert torch.equal(first, model.conv(source, edges, source=source))
+    assert not torch.equal(model(x, edges), model(x, edges))
+
+
+def test_an_energy_trace_watches_its_layers() -> None:
+    model, (x, edges, _) = build(), nodes()
+    with EnergyTrace(model, model.energy(x, edges)) as trace:
+        model(x, edges)
+    energies = model.energies(x, edges).tolist()
+    assert [record.before for record in trace.records] == pytest.approx(energies[:-1], rel=1e-14)
+    assert trace.energies == pytest.approx(energies[1:], rel=1e-14)
+
+
+def test_it_is_certified_with_the_coefficients_of_its_energy() -> None:
+    (x, edges, _), directed = nodes(), AdjacencyDiffusivity("row")
+    data = Data(x=x, edge_index=edges)
+    for options in (
+        {},
+        {"constraint": "sphere", "heads": 2},
+        {"penalty": "gaussian", "constraint": None, "projection": "tied", "heads": 2},
+        {"penalty": None, "num_layers": None, "centre": True},
+    ):
+        model = build(mu=5.0, **options)
+        certificate = certify(model, data)
+        assert certificate, str(certificate)
+        assert "mu=5" in certificate.energy
+        assert certify(model, x)
+    refused = certify(build(graph=False, inputs=directed), data)
+    assert not refused
+    assert "not promised to be symmetric" in refused.reason
+    with pytest.raises(TypeError, match="x must be a tensor"):
+        build().certificate(None)
+
+
+def test_couplings_are_those_of_the_steps() -> None:
+    model, (x, edges, _) = build(heads=2), nodes()
+    _, couplings = model(x, edges, return_coupling=True)
+    assert [coupling.heads for coupling in couplings] == [2] * 4
+    assert all(coupling.symmetric and coupling.nonnegative for coupling in couplings)
+    _, (last,) = build(num_layers=None)(x, edges, return_coupling=True)
+    assert last.num_nodes == NODES
+    _, (nothing, *_) = build(penalty=None)(x, return_coupling=True)
+    assert nothing.to_dense().abs().max() == 0
+
+
+def test_no_nodes_one_node_and_no_edges() -> None:
+    for options in ({}, {"constraint": "sphere"}, {"num_layers": None}, {"penalty": None}):
+        model = build(**options)
+        for size in (0, 1):
+            x = torch.randn(size, 5, dtype=torch.float64)
+            assert model(x).shape == (size, 3)
+            assert model(x, torch.zeros(2, 0, dtype=torch.long)).isfinite().all()
+
+
+def test_a_state_dict_carries_everything() -> None:
+    model, (x, edges, _) = build(heads=2, projection="tied"), nodes()
+    for _ in train(model, 4):
+        pass
+    other = build(heads=2, projection="tied")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(x, edges), model.eval()(x, edges))
+    other.reset_parameters()
+    assert other.conv.mu().item() == pytest.approx(10.0)
+    assert other.conv.beta().item() == pytest.approx(1.0)
+
+
+def test_autocast_keeps_the_energy_falling() -> None:
+    x, edges, _ = nodes(torch.float32)
+    for num_layers in (4, None):
+        model = build(dtype=torch.float32, num_layers=num_layers, penalty="gaussian", heads=2, projection="tied")
+        with torch.autocast("cpu", torch.bfloat16):
+            assert largest_rise(model, x, edges) <= 1e-5
+            logits = model(x, edges)
+            logits.float().square().sum().backward()
+        torch.testing.assert_close(logits.float(), model(x, edges), rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("constraint", [None, "nonnegative"])
+def test_the_simple_penalty_needs_states_that_are_near(constraint: str | None) -> None:
+    with pytest.raises(ValueError, match=r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radius"):
+        CertifiedConv(8, constraint=constraint)
+    with pytest.raises(ValueError, match="lets states be 16 apart"):
+        CertifiedConv(8, constraint="ball", radius=2.0)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, edges, _ = nodes()
+    with pytest.raises(ValueError, match="heads must divide channels; got 3 heads, 8 channels"):
+        build(heads=3)
+    with pytest.raises(ValueError, match=r"projection must be one of.*'separate'"):
+        build(projection="separate")
+    with pytest.raises(TypeError, match="graph must be a Diffusivity, True or False"):
+        build(graph="sym")
+    with pytest.raises(TypeError, match="inputs must be a Diffusivity"):
+        build(inputs="gaussian")
+    with pytest.raises(TypeError, match="penalty must be a Penalty"):
+        build(penalty=3)
+    with pytest.raises(ValueError, match="encoder_layers must be at least 1"):
+        build(encoder_layers=0)
+    with pytest.raises(ValueError, match="num_layers must be at least 1"):
+        build(num_layers=0)
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+        build(graph=AdjacencyDiffusivity("row"))(x, edges)
+    with pytest.raises(ValueError, match="source must have 8 channels"):
+        build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=x)

@@ -1,0 +1,312 @@
+"""Low-rank couplings, solved and exponentiated in closed form: values and gradients against SciPy and dense algebra."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import expm
+from torch import Tensor
+
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    SparseCoupling,
+    UniformCoupling,
+    distance_features,
+    row_normalized,
+)
+from diffusion_mp.couplings.symmetric import symmetric_normalized
+from diffusion_mp.diffusivities import SGFormerDiffusivity, SimpleDiffusivity
+from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
+from diffusion_mp.graph import Graph
+from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
+
+DOUBLE = torch.float64
+# Graphs with more nodes than features, and with fewer; an empty one and a single node.
+PTR = torch.tensor([0, 4, 4, 5, 17, 40])
+UPDATES = [
+    *(HeatKernel(t, form) for t in (0.3, 20.0) for form in ("conservative", "residual")),
+    *(ImplicitEuler(3.0, form, beta=0.5, leak=0.2) for form in ("conservative", "residual")),
+    *(CrankNicolson(3.0, form, beta=0.5, leak=0.2) for form in ("conservative", "residual")),
+    ImplicitEuler(1e4),
+    Equilibrium(beta=0.7, leak=0.1),
+    Equilibrium("residual", leak=1e-3),
+]  # fmt: skip
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+Q, K, X = random(40, 2, 6), random(40, 2, 6, seed=1), random(40, 2, 3, seed=2)
+POSITIVE = Q.abs()
+
+
+def silent_rows() -> Coupling:
+    """Two nodes to whom nobody sends, among others that hear them."""
+    query = Q.abs() * (torch.arange(40) % 7 != 3).view(-1, 1, 1)
+    return LinearAttentionCoupling(query, K.abs(), PTR, nonnegative=True)
+
+
+KINDS: dict[str, Callable[[], Coupling]] = {
+    "difformer": lambda: LinearAttentionCoupling(Q, K, constant=1.0, unit=True, nonnegative=True),
+    "difformer-ragged": lambda: LinearAttentionCoupling(Q, K, PTR, constant=1.0, unit=True, nonnegative=True),
+    "tied-ragged": lambda: LinearAttentionCoupling(POSITIVE, POSITIVE, PTR, nonnegative=True),
+    "one-head": lambda: LinearAttentionCoupling(Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True),
+    "silent-ragged": silent_rows,
+    "distances": lambda: LinearAttentionCoupling(*distance_features(0.2 * Q), PTR, constant=2.0, nonnegative=True),
+    "signed": lambda: LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
+    "twice": lambda: row_normalized(
+        LowRankCoupling(Q.abs(), K.abs(), nonnegative=True) + 0.5 * LowRankCoupling(K.exp(), Q.exp(), nonnegative=True)
+    ),
+    "uniform": lambda: UniformCoupling(40, PTR, dtype=DOUBLE),
+    "rescaled": lambda: LinearAttentionCoupling(
+        Q.abs() * torch.logspace(-8, 8, 6, dtype=DOUBLE), K.abs() * torch.logspace(6, -9, 6, dtype=DOUBLE), PTR,
+        nonnegative=True,
+    ),
+    "duplicates": lambda: LinearAttentionCoupling(
+        Q.abs()[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]], nonnegative=True
+    ),
+    "far-away": lambda: LinearAttentionCoupling(
+        *distance_features(0.1 * Q.tanh() + 30.0), PTR, constant=2.0, nonnegative=True
+    ),
+}  # fmt: skip
+# A diagonal beside the features, or one that varies: systems only.
+APART = torch.logspace(-2, 2, 40, dtype=DOUBLE).view(-1, 1, 1)
+SOLVED: dict[str, Callable[[], Coupling]] = {
+    "sgformer-ragged": lambda: LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
+    "symmetric": lambda: LowRankCoupling(POSITIVE, POSITIVE, PTR, symmetric=True, nonnegative=True),
+    "degrees-apart": lambda: LowRankCoupling(*2 * [POSITIVE * APART], symmetric=True, nonnegative=True),
+    "asymmetric": lambda: LowRankCoupling(0.1 * POSITIVE, K.abs(), nonnegative=True),
+    "with-identity": lambda: 0.5 * silent_rows() + 0.5 * IdentityCoupling(40, dtype=DOUBLE),
+    "off-diagonal": lambda: symmetric_normalized(
+        LowRankCoupling(POSITIVE, POSITIVE, symmetric=True, nonnegative=True), diagonal=False
+    ),
+}
+
+
+def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor | None) -> Tensor:
+    """The same step by matrices of the entries."""
+    s = coupling.to_dense().expand(x.size(1), -1, -1)
+    eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)
+    form = update.form  # type: ignore[attr-defined]
+    laplacian = (torch.diag_embed(s.sum(2)) if form == "conservative" else eye) - s
+    v = x.transpose(0, 1)
+    if isinstance(update, HeatKernel):
+        power = -update.t * laplacian
+        grown = torch.linalg.matrix_exp(power) if x.requires_grad or s.requires_grad else torch.from_numpy(
+            np.stack([expm(head.numpy()) for head in power])
+        )  # fmt: skip
+        return (grown @ v).transpose(0, 1)
+    h = 0.0 if source is None else source.transpose(0, 1)
+    laplacian = laplacian + update.leak * eye  # type: ignore[attr-defined]
+    if isinstance(update, Equilibrium):
+        return torch.linalg.solve(laplacian, update.beta * h).transpose(0, 1)
+    tau = update.tau  # type: ignore[attr-defined]
+    if isinstance(update, ImplicitEuler):
+        return torch.linalg.solve(eye + tau * laplacian, v + tau * update.beta * h).transpose(0, 1)
+    right = v - tau / 2 * (laplacian @ v) + tau * update.beta * h  # type: ignore[attr-defined]
+    return torch.linalg.solve(eye + tau / 2 * laplacian, right).transpose(0, 1)
+
+
+def source_for(update: StateUpdate, x: Tensor) -> Tensor | None:
+    return x.cos() if update.beta else None
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_expm_and_dense_solves(kind: str, update: StateUpdate) -> None:
+    coupling = KINDS[kind]()
+    assert coupling.low_rank
+    got = update(X, coupling, source=source_for(update, X))
+    expected = dense_update(update, coupling, X, source_for(update, X))
+    # 2 − ½z² of states 30 away from zero is what is left of terms a thousand times as large.
+    atol = (1e-7 if kind == "far-away" else 1e-10) * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+
+
+CONSERVATIVE = [ImplicitEuler(3.0, beta=0.5, leak=0.2), CrankNicolson(0.5), Equilibrium(beta=0.7, leak=0.1)]
+
+
+@pytest.mark.parametrize("update", CONSERVATIVE, ids=repr)
+@pytest.mark.parametrize("kind", SOLVED)
+def test_a_diagonal_beside_the_features_and_degrees_that_vary_are_solved_too(kind: str, update: StateUpdate) -> None:
+    """Row by row to the last digits of what stands in the row; how far the solution is off, the condition says."""
+    coupling = SOLVED[kind]()
+    got = Equilibrium(leak=0.01)(X, coupling)
+    s = coupling.to_dense()
+    rates = torch.diag_embed(s.sum(2) + 0.01)
+    left_over = ((rates - s) @ got.transpose(0, 1)).transpose(0, 1) - X
+    scale = ((rates + s.abs()) @ got.abs().transpose(0, 1)).transpose(0, 1) + X.abs()
+    assert (left_over.abs() <= 1e-14 * scale).all()
+    if kind != "degrees-apart":
+        got = update(X, coupling, source=source_for(update, X))
+        expected = dense_update(update, coupling, X, source_for(update, X))
+        assert (got - expected).abs().max() <= 1e-10 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("update", [UPDATES[0], UPDATES[3], UPDATES[4], UPDATES[7], UPDATES[9]], ids=repr)
+@pytest.mark.parametrize("kind", ["unit-ragged", "silent-ragged", "tied"])
+def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
+    q, k, x, source = (t[:17].clone().requires_grad_() for t in (Q, K, X, X.cos()))
+    ptr = PTR[:5]
+    mask = (torch.arange(17) % 7 != 3).view(-1, 1, 1)
+    coupling = {
+        "unit-ragged": lambda: LinearAttentionCoupling(q, k, ptr, constant=1.0, unit=True, nonnegative=True),
+        "silent-ragged": lambda: LinearAttentionCoupling(q.abs() * mask, k.abs(), ptr, nonnegative=True),
+        "tied": lambda: LinearAttentionCoupling(q, q, None, constant=1.0, unit=True, nonnegative=True),
+    }[kind]()
+    given = source if update.beta else None
+    weight = random(17, 2, 3, seed=5)
+    leaves = (q, k, x, source)
+    got, expected = update(x, coupling, source=given), dense_update(update, coupling, x, given)
+    for mine, theirs in zip(
+        torch.autograd.grad((got * weight).sum(), leaves, retain_graph=True, allow_unused=True, materialize_grads=True),
+        torch.autograd.grad((expected * weight).sum(), leaves, allow_unused=True, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("update", [HeatKernel(0.7), ImplicitEuler(2.0), Equilibrium(leak=0.3)], ids=repr)
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> None:
+    def step(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return update(x, LinearAttentionCoupling(q, k, constant=1.0, unit=True, nonnegative=True))
+
+    inputs = tuple(t[:nodes, :1, :3].clone().requires_grad_() for t in (X, Q, K))
+    assert torch.autograd.gradcheck(step, inputs)
+    assert torch.autograd.gradgradcheck(step, inputs)
+
+
+@pytest.mark.parametrize("t", [1e-6, 1e-3, 0.01, 0.02, 0.03, 0.1, 1.0, 30.0])
+def test_no_time_is_less_accurate_than_another(t: float) -> None:
+    pairs = LinearAttentionCoupling(POSITIVE, K.abs(), torch.arange(0, 41, 2), nonnegative=True)
+    for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
+        expected = dense_update(HeatKernel(t), coupling, X, None)
+        assert (HeatKernel(t)(X, coupling) - expected).abs().max() <= 1e-13
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("nodes", [0, 1, 3])
+def test_few_nodes(update: StateUpdate, nodes: int) -> None:
+    """No node, one, and fewer than features."""
+    x = X[:nodes]
+    coupling = LinearAttentionCoupling(Q[:nodes], K[:nodes], constant=1.0, unit=True, nonnegative=True)
+    got = update(x, coupling, source=source_for(update, x))
+    assert got.shape == x.shape
+    torch.testing.assert_close(got, dense_update(update, coupling, x, source_for(update, x)), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("update", [HeatKernel(1e4), ImplicitEuler(1e8), Equilibrium(beta=1e-8, leak=1e-8)], ids=repr)
+def test_long_times_and_small_leaks_end_in_the_average_that_the_metric_weighs(update: StateUpdate) -> None:
+    """Of a connected reversible coupling: Σ d̄_i x_i / Σ d̄_i. What is lost is the unit of rounding times t, or by κ."""
+    coupling = LinearAttentionCoupling(POSITIVE, POSITIVE, nonnegative=True)
+    metric = coupling.metric
+    assert metric is not None
+    average = (metric.unsqueeze(2) * X).sum(0) / metric.sum(0).unsqueeze(1)
+    torch.testing.assert_close(update(X, coupling), average.expand_as(X), rtol=0, atol=2e-7)
+
+
+def test_a_row_to_which_nobody_sends_stays_and_is_heard() -> None:
+    coupling = silent_rows()
+    for update in (HeatKernel(2.0), ImplicitEuler(2.0)):
+        got = update(X, coupling)
+        torch.testing.assert_close(got[3::7], X[3::7], rtol=1e-13, atol=1e-13)
+        loud = X.clone()
+        loud[10] += 5.0
+        assert (update(loud, coupling) - got)[5:10].abs().min() > 1e-3  # of the same graph
+
+
+@pytest.mark.filterwarnings("ignore:.*entries are rounded")  # a small leak in half precision
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+def test_single_and_half_precision_are_solved_in_double(update: StateUpdate, dtype: torch.dtype) -> None:
+    q, k, x = (t.to(dtype) for t in (Q, K, X))
+    got = update(x, LinearAttentionCoupling(q, k, constant=1.0, unit=True), source=source_for(update, x))
+    exact = LinearAttentionCoupling(q.double(), k.double(), constant=1.0, unit=True)
+    expected = dense_update(update, exact, x.double(), None if (s := source_for(update, x)) is None else s.double())
+    assert got.dtype == dtype
+    rtol = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_the_heat_kernel_refuses_rows_that_keep_different_shares_of_themselves() -> None:
+    sgformer = SGFormerDiffusivity(projection=None, heads=2)(X.flatten(1))
+    with pytest.raises(
+        CouplingMismatchError, match=r"HeatKernel needs a reversible coupling, or features without a dia"
+    ):
+        HeatKernel(1.0)(X, sgformer)
+    torch.testing.assert_close(
+        ImplicitEuler(1.0)(X, sgformer), dense_update(ImplicitEuler(1.0), sgformer, X, None), rtol=1e-10, atol=1e-10
+    )
+
+
+def test_without_a_leak_the_steady_state_of_attention_is_refused() -> None:
+    separate = SimpleDiffusivity(6, projection="separate", heads=2).double()(X.flatten(1))
+    with pytest.raises(SingularSystemError, match="no unique steady state"):
+        Equilibrium()(X, separate)
+    with pytest.raises(SingularSystemError, match=r"not reversible.*Pass leak > 0"):
+        Equilibrium("residual")(X, separate)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_an_error(bad: float) -> None:
+    x = X.clone()
+    x[3, 1, 0] = bad
+    coupling = LinearAttentionCoupling(Q, K, constant=1.0, unit=True, nonnegative=True)
+    with pytest.raises(ConvergenceError, match="NaN or infinity"):
+        ImplicitEuler(1.0)(x, coupling)
+
+
+def test_a_singular_system_is_an_error() -> None:
+    """S has the eigenvalue 2, and the leak is one."""
+    one = torch.ones(8, 1, 1, dtype=DOUBLE)
+    signed = LowRankCoupling(0.25 * one, one.clone())
+    with pytest.raises(ConvergenceError, match="a low-rank system is singular"):
+        Equilibrium("residual", leak=1.0)(random(8, 1, 2), signed)
+
+
+def test_a_symmetric_system_that_is_indefinite_is_still_found_out() -> None:
+    feature = 3.0 * Q[:, :1]
+    with pytest.raises(ConvergenceError, match="not positive definite"):
+        ImplicitEuler(1.0)(X, LowRankCoupling(feature, -feature, symmetric=True) * -1.0 + LowRankCoupling(
+            feature, feature, symmetric=True
+        ))  # fmt: skip
+
+
+def test_features_beside_edges_are_not_all_of_the_coupling() -> None:
+    edges = SparseCoupling(Graph(40, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE))
+    attention = LinearAttentionCoupling(Q, K, constant=1.0, unit=True, nonnegative=True)
+    both = attention + edges
+    assert not both.low_rank
+    assert both.low_rank_form(DOUBLE) is not None
+    assert not (attention + LinearAttentionCoupling(Q, K, PTR, constant=1.0, unit=True)).low_rank  # over other graphs
+    for update in (HeatKernel(1.0), ImplicitEuler(1.0), Equilibrium(leak=0.1)):
+        with pytest.raises(CouplingMismatchError, match="got a SumCoupling that declares symmetric=False and knows no"):
+            update(X, both)
+
+
+# ---------------------------------------------------------------- cost
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_nodes_take_seconds() -> None:
+    q, k, x = (random(200_000, 1, 32, seed=seed) for seed in range(3))
+    coupling = LinearAttentionCoupling(q, k, constant=1.0, unit=True, nonnegative=True)
+    for update in (HeatKernel(2.0), ImplicitEuler(5.0), Equilibrium(leak=0.1)):
+        start = time.process_time()
+        got = update(x, coupling)
+        assert time.process_time() - start < 15.0
+        if isinstance(update, ImplicitEuler):
+            torch.testing.assert_close(got + 5.0 * (got - coupling @ got), x, rtol=0, atol=1e-11)

@@ -1,0 +1,166 @@
+"""The fixed point of a step: the limit of its iteration, and the gradient of that limit."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.updates import fixed_point
+from diffusion_mp.updates.fixed_point import iterate
+
+
+class Averages(torch.nn.Module):
+    """z_i ← ReLU((h_i + μ Σ_j a_ij z_j) / (1 + μ d_i)) on a random graph: the larger μ, the slower."""
+
+    def __init__(self, num_nodes: int = 40, mu: float = 20.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(num_nodes)
+        a = (torch.rand(num_nodes, num_nodes, generator=generator) < 6 / num_nodes).double().triu(1)
+        self.a = a + a.T
+        self.mu = torch.nn.Parameter(torch.tensor(mu).double())
+        self.h = torch.nn.Parameter(torch.randn(num_nodes, 3, generator=generator).double())
+        self.steps = 0
+
+    def forward(self, z: Tensor) -> Tensor:
+        self.steps += 1
+        return self.average(z, self.h, self.mu).relu()
+
+    def average(self, z: Tensor, h: Tensor, mu: Tensor) -> Tensor:
+        return (h + mu * (self.a @ z)) / (1 + mu * self.a.sum(1, keepdim=True))
+
+
+def test_values_and_gradients_are_those_of_ten_thousand_steps() -> None:
+    step = Averages()
+    readout = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    limit = fixed_point(step, step.h)
+    wanted = torch.autograd.grad((limit * readout).sum(), [step.h, step.mu])
+    unrolled = step.h
+    for _ in range(10_000):
+        unrolled = step(unrolled)
+    gradients = torch.autograd.grad((unrolled * readout).sum(), [step.h, step.mu])
+    torch.testing.assert_close(limit, unrolled, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(wanted, gradients, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("rectified", [False, True])
+def test_gradcheck(rectified: bool) -> None:
+    step = Averages(9)
+
+    def solved(h: Tensor, mu: Tensor) -> Tensor:
+        return fixed_point(lambda z: step.average(z, h, mu).relu() if rectified else step.average(z, h, mu), h)
+
+    assert torch.autograd.gradcheck(solved, (step.h, step.mu))
+
+
+def test_memory_of_the_backward_pass_does_not_grow_with_the_steps() -> None:
+    def saved(mu: float) -> tuple[int, int]:
+        step, kept = Averages(mu=mu), [0]
+
+        def keep(x: Tensor) -> Tensor:
+            kept[0] += x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            fixed_point(step, step.h).sum().backward()
+        return step.steps, kept[0]
+
+    (few, little), (many, as_little) = saved(0.1), saved(1000.0)
+    assert many > 3 * few
+    assert as_little == little
+
+
+def test_acceleration_takes_a_tenth_of_the_steps() -> None:
+    step = Averages(200)
+    count = []
+    for memory in (0, 10):
+        step.steps = 0
+        iterate(step, step.h, tol=1e-10, max_iter=100_000, memory=memory)
+        count.append(step.steps)
+    assert count[1] < 0.1 * count[0]
+
+
+def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
+    """z ← cos z jumps between branches of a steep tangent where it is mixed; the answer is that of the plain one."""
+    start = torch.linspace(-3, 3, 50, dtype=torch.float64)
+
+    def kinked(z: Tensor) -> Tensor:
+        return torch.where(z.abs() < 0.5, 0.9 * z, 0.45 * z.sign() + 0.1 * (3 * z).sin())
+
+    for step in (torch.cos, kinked):
+        plain = iterate(step, start, tol=1e-13, max_iter=100_000, memory=0)
+        torch.testing.assert_close(
+            iterate(step, start, tol=1e-13, max_iter=100_000, memory=10), plain, atol=1e-10, rtol=0
+        )
+
+
+def test_a_limit_of_higher_energy_is_not_taken() -> None:
+    """A gradient step between two wells: the acceleration finds the hill between them from many starts."""
+
+    def energy(z: Tensor) -> Tensor:
+        return (z**4 / 4 - 15 * z**2 + 3 * z).sum()
+
+    def step(z: Tensor) -> Tensor:
+        return z - 0.01 * (z**3 - 30 * z + 3)
+
+    rises = 0
+    for x0 in torch.linspace(-8, 8, 20, dtype=torch.float64).unsqueeze(1):
+        rises += int(energy(fixed_point(step, x0)) > energy(x0))
+        assert energy(fixed_point(step, x0, energy=energy)) <= energy(x0)
+    assert rises > 0
+
+
+def test_single_precision_empty_states_and_zeros() -> None:
+    step = Averages().float()
+    step.a = step.a.float()
+    exact = fixed_point(Averages(), Averages().h)
+    torch.testing.assert_close(fixed_point(step, step.h), exact.float(), rtol=1e-3, atol=1e-4)
+    assert fixed_point(lambda z: 0.5 * z, torch.zeros(0, 2, 3)).shape == (0, 2, 3)
+    assert torch.equal(fixed_point(lambda z: 0.5 * z, torch.zeros(4)), torch.zeros(4))
+
+
+def test_without_gradients_nothing_is_recorded() -> None:
+    step = Averages()
+    with torch.no_grad():
+        assert not fixed_point(step, step.h).requires_grad
+    assert not fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3)).requires_grad
+
+
+def test_under_torch_compile() -> None:
+    step = Averages()
+
+    def loss(h: Tensor) -> Tensor:
+        return fixed_point(lambda z: step.average(z, h, step.mu).relu(), h).square().sum()
+
+    (wanted,) = torch.autograd.grad(loss(step.h), step.h)
+    (compiled,) = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(step.h), step.h)
+    torch.testing.assert_close(compiled, wanted)
+
+
+def test_second_derivatives_are_refused() -> None:
+    step = Averages()
+    (first,) = torch.autograd.grad(fixed_point(step, step.h).square().sum(), step.h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once differentiable"):
+        first.sum().backward()
+
+
+def test_no_limit_is_an_error_that_says_how_far_it_came() -> None:
+    with pytest.raises(ConvergenceError, match=r"the fixed point was not reached in max_iter=7 steps"):
+        fixed_point(lambda z: z + 1, torch.zeros(3), max_iter=7)
+    with pytest.raises(ConvergenceError, match="the last one moved the state by nan"):
+        fixed_point(lambda z: z * math.nan, torch.ones(3))
+    # The step contracts, and the gradient of its limit is asked for in too few steps.
+    step = Averages(mu=1000.0)
+    limit = fixed_point(step, fixed_point(step, step.h).detach(), max_iter=2)
+    with pytest.raises(ConvergenceError, match="the gradient of the fixed point was not reached"):
+        limit.square().sum().backward()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(TypeError, match="step must be a function"):
+        fixed_point(None, torch.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="x0 must be a tensor"):
+        fixed_point(torch.cos, [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tol must be finite and > 0"):
+        fixed_point(torch.cos, torch.ones(3), tol=0.0)

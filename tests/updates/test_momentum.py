@@ -1,0 +1,145 @@
+"""``MomentumStep``: Theorem T4, and that momentum pays."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies import (
+    Energy,
+    GaussianPenalty,
+    MixturePenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
+from diffusion_mp.testing.problems import Problem, path_problem, random_problem
+from diffusion_mp.updates import Equilibrium, ExplicitEuler, MomentumStep
+
+MIXTURE = MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)
+PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.3), MIXTURE]
+
+
+def dense(problem: Problem, tau: float, momentum: float, steps: int, leak: float, drive: Tensor) -> Tensor:
+    """The recursion written out, with the Laplacian as a matrix."""
+    z = before = problem.state
+    for _ in range(steps):
+        slope = torch.einsum("ij,jhd->ihd", problem.laplacian, z) + leak * z - drive
+        z, before = z - tau * slope + momentum * (z - before), z
+    return z
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
+    problem = random_problem(form=form)  # type: ignore[arg-type]
+    h = problem.state.cos()
+    update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
+    expected = dense(problem, 0.1, 0.7, steps, 0.2, 0.4 * h)
+    torch.testing.assert_close(update(problem.state, problem.coupling, source=h), expected, rtol=1e-12, atol=1e-12)
+    from_values = update(problem.state.flip(0), problem.coupling, values=problem.state, source=h)
+    torch.testing.assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_without_momentum_it_is_the_explicit_step() -> None:
+    problem = random_problem()
+    after = problem.state
+    for _ in range(3):
+        after = ExplicitEuler(0.2, problem.form)(after, problem.coupling)
+    torch.testing.assert_close(MomentumStep(0.2, 0.0, 3, problem.form)(problem.state, problem.coupling), after)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: Penalty) -> None:
+    """E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m) up to the largest τ of the theorem; twice that rises."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rises(factor: float) -> int:
+        count = 0
+        for _ in range(8):
+            n, momentum = (
+                int(torch.randint(2, 9, (1,), generator=generator)),
+                0.05 + 0.9 * float(torch.rand(1, generator=generator)),
+            )
+            x = torch.randn(n, 1, 2, generator=generator, dtype=torch.float64)
+            x = previous = 0.5 * x / x.norm(dim=2, keepdim=True)
+            top = n * float(penalty.f(torch.zeros((), dtype=torch.float64)))
+            update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum)
+            energy = Energy(penalty, update.tau / (2 * momentum))
+            last = energy(x, x)
+            for _ in range(15):
+                x, previous = update.advance(x, previous, penalty.coupling(x)), x
+                now = energy(x, previous)
+                count += bool(now > last + 1e-12 * abs(last) + 1e-13)
+                last = now
+        return count
+
+    assert rises(1.0) == 0
+    assert rises(4.0) > 0
+
+
+def pair_energy(update: MomentumStep, coupling: Coupling, z: Tensor, after: Tensor) -> float:
+    """½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩."""
+    slope = coupling.laplacian(z) + update.leak * z
+    return float((1 + update.momentum) / 2 * (after - z).square().sum() + update.tau * (after * slope).sum())
+
+
+@pytest.mark.parametrize("seed", range(0, 10, 3))
+def test_one_coupling_allows_longer_steps(seed: int) -> None:
+    """Up to 2(1 + m)/λ₁ the energy of two states falls and is positive; beyond it the state explodes."""
+    problem = random_problem(seed=seed)
+    momentum, leak = 0.1 + 0.085 * seed, 0.3
+    bound = 2 * (1 + momentum) / (float(torch.linalg.eigvalsh(problem.laplacian)[-1]) + leak)
+    update = MomentumStep(0.999 * bound, momentum, 1, leak=leak)
+    z = previous = problem.state
+    values = []
+    for _ in range(80):
+        z, previous = update.advance(z, previous, problem.coupling), z
+        values.append(pair_energy(update, problem.coupling, previous, z))
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(values))
+    assert values[-1] >= 0
+    over = MomentumStep(1.1 * bound, momentum, 200, leak=leak)
+    assert over(problem.state, problem.coupling).abs().max() > 1e3 * problem.state.abs().max()
+
+
+def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
+    """100 nodes, until their differences are a millionth: against the fastest step without momentum, 2/(λ₁ + μ)."""
+    problem = path_problem(100)
+    rates, modes = torch.linalg.eigh(problem.laplacian)
+    top, mu = float(rates[-1]), float(rates[1])
+    start = torch.einsum("im,ihd->mhd", modes, problem.state)[1:]
+    factor = (1 - 2 / (top + mu) * rates[1:]).view(-1, 1, 1)
+    without = bisect(range(100_000), -1e-6 * float(start.norm()), key=lambda k: -float((factor**k * start).norm()))
+    root, low = math.sqrt(top), math.sqrt(mu)
+    steps = without // 20
+    fastest = MomentumStep(4 / (root + low) ** 2, ((root - low) / (root + low)) ** 2, steps)
+    rest = fastest(problem.state, problem.coupling)
+    assert (rest - rest.mean(0)).norm() < 1e-6 * start.norm()
+    one = ExplicitEuler(2 / (top + mu))(problem.state, problem.coupling)
+    torch.testing.assert_close(torch.einsum("im,ihd->mhd", modes, one)[1:], factor * start)
+
+
+def test_it_comes_to_rest_at_the_equilibrium() -> None:
+    problem = random_problem(20)
+    h = problem.state.cos()
+    expected = Equilibrium(leak=0.3, beta=0.7)(problem.state, problem.coupling, source=h)
+    update = MomentumStep(0.2, 0.5, 400, beta=0.7, leak=0.3)
+    torch.testing.assert_close(update(problem.state, problem.coupling, source=h), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ValueError, match=r"momentum must lie in \[0, 1\).*got 1"):
+        MomentumStep(0.1, 1.0)
+    with pytest.raises(ValueError, match="momentum must be finite and >= 0"):
+        MomentumStep(0.1, -0.1)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        MomentumStep(0.1, 0.5, 0)

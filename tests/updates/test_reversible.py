@@ -1,0 +1,380 @@
+"""Reversible couplings: solved in their own metric, preconditioned, against dense algebra in values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    PolynomialCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    SumCoupling,
+    distance_features,
+    row_normalized,
+)
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SimpleDiffusivity
+from diffusion_mp.energies.spectrum import laplacian_extremes
+from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing import check_coupling
+from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate, preconditioners
+from diffusion_mp.updates.linear_solve import conjugate_gradients, solve
+from diffusion_mp.updates.preconditioners import precondition
+
+DOUBLE = torch.float64
+N, PTR = 30, torch.tensor([0, 9, 9, 10, 30])
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+X = random(N, 2, 3, seed=7)
+
+
+def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
+    """An undirected graph whose last node is alone; weights over a decade."""
+    pairs = torch.randint(num_nodes - 1, (2, per_node * num_nodes), generator=torch.Generator().manual_seed(3))
+    weight = random(pairs.size(1), seed=4).exp()
+    return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
+
+
+def symmetric_graph(num_nodes: int = N) -> SparseCoupling:
+    return SparseCoupling(edges(num_nodes), nonnegative=True)
+
+
+def attention(num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2) -> LowRankCoupling:
+    feature = random(num_nodes, heads, 4, seed=5).abs()
+    return LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
+
+
+def gaussian(*, normalize: bool = True, ptr: Tensor | None = None, **options: bool) -> PairwiseCoupling:
+    query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
+    return PairwiseCoupling(query, key, ptr, normalize=normalize, symmetric=not normalize, reversible=True, **options)
+
+
+KINDS: dict[str, Callable[[], Coupling]] = {
+    "rows-of-a-graph": lambda: row_normalized(symmetric_graph()),
+    "adjacency": lambda: AdjacencyDiffusivity("row")(X[:, 0], edges()),
+    "attention-and-graph": lambda: row_normalized(0.5 * attention() + 2.0 * symmetric_graph()),
+    "ragged-attention-and-graph": lambda: row_normalized(attention(ptr=PTR) + symmetric_graph()),
+    "gaussian": gaussian,
+    "gaussian-ragged": lambda: gaussian(ptr=PTR),
+    "gaussian-others": lambda: gaussian(ptr=PTR, loops=False),
+    "gaussian-and-graph": lambda: row_normalized(gaussian(normalize=False) + symmetric_graph()),
+    "softmax": lambda: PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)]),
+    "polynomial": lambda: PolynomialCoupling(
+        row_normalized(symmetric_graph()), torch.tensor([0.5, 0.5], dtype=DOUBLE), nonnegative=True
+    ),
+    "half-lazy": lambda: 0.5 * row_normalized(symmetric_graph()) + 0.5 * IdentityCoupling(N, dtype=DOUBLE),
+    "rescaled": lambda: ReweightedCoupling(
+        symmetric_graph(), random(N, 2).exp(), random(N, 1, seed=1).exp(), nonnegative=True, positive=True
+    ),
+}  # fmt: skip
+UPDATES = [
+    HeatKernel(2.0),
+    HeatKernel(2.0, "residual"),
+    ImplicitEuler(5.0, beta=0.3, leak=0.1),
+    CrankNicolson(1.0, "residual", leak=0.1),
+    Equilibrium(leak=0.05),
+    Equilibrium("residual", beta=0.5, leak=0.05),
+]
+
+
+def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor) -> Tensor:
+    s = coupling.to_dense().expand(x.size(1), -1, -1)
+    eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)
+    laplacian = (torch.diag_embed(s.sum(2)) if update.form == "conservative" else eye) - s  # type: ignore[attr-defined]
+    v, h = x.transpose(0, 1), source.transpose(0, 1)
+    if isinstance(update, HeatKernel):
+        return (torch.linalg.matrix_exp(-update.t * laplacian) @ v).transpose(0, 1)
+    laplacian = laplacian + update.leak * eye  # type: ignore[attr-defined]
+    if isinstance(update, Equilibrium):
+        return torch.linalg.solve(laplacian, update.beta * h).transpose(0, 1)
+    half = 1.0 if isinstance(update, ImplicitEuler) else 0.5
+    tau = update.tau  # type: ignore[attr-defined]
+    right = v - (1 - half) * tau * (laplacian @ v) + tau * update.beta * h  # type: ignore[attr-defined]
+    return torch.linalg.solve(eye + half * tau * laplacian, right).transpose(0, 1)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
+    coupling = KINDS[kind]()
+    assert coupling.reversible
+    assert not coupling.symmetric
+    if kind == "rescaled" and update.form == "residual":  # type: ignore[attr-defined]
+        return  # its row sums are far above one
+    source = X.cos()
+    given = source if isinstance(update, Equilibrium) or getattr(update, "beta", 0.0) else None
+    got = update(X, coupling, source=given)
+    expected = dense_update(update, coupling, X, source)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keeps_the_laws(kind: str) -> None:
+    check_coupling(KINDS[kind]())
+
+
+@pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
+@pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
+def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
+    """In the state, the source, the edge weights and the features."""
+    graph = edges()
+    weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()  # type: ignore[index]
+    feature, x, source = random(N, 2, 3, seed=5).requires_grad_(), X.clone().requires_grad_(), X.cos().requires_grad_()
+    positive = feature.abs()
+    sparse = SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
+    coupling = {
+        "graph": lambda: row_normalized(sparse),
+        "both": lambda: row_normalized(LowRankCoupling(positive, positive, symmetric=True, nonnegative=True) + sparse),
+        "gaussian": lambda: PairwiseCoupling(*distance_features(feature), reversible=True),
+        "label-spreading": lambda: PairwiseCoupling(
+            *distance_features(feature), normalize="symmetric", loops=False, symmetric=True
+        ),
+    }[kind]()
+    got = update(x, coupling, source=source if getattr(update, "beta", 0.0) else None)
+    expected = dense_update(update, coupling, x, source)
+    cotangent, leaves = random(*got.shape, seed=9), (x, source, weight, feature)
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    mine, theirs = (torch.autograd.grad((out * cotangent).sum(), leaves, **options) for out in (got, expected))  # type: ignore
+    torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_nodes", [40, 400])
+def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
+    """Its spectrum is that of its symmetric form, dense or by Lanczos."""
+    rows = row_normalized(symmetric_graph(num_nodes))
+    x = random(num_nodes, 1, 2)
+    update = Equilibrium("residual")
+    torch.testing.assert_close(
+        update(x, 0.9 * rows), dense_update(update, 0.9 * rows, x, x), rtol=1e-8, atol=1e-8
+    )  # fmt: skip
+    with pytest.raises(SingularSystemError, match="smallest eigenvalue"):
+        update(x, rows)
+    for form in ("conservative", "residual"):
+        low, high = laplacian_extremes(0.9 * rows, form)  # type: ignore[arg-type]
+        dense = 0.9 * rows.to_dense()[0]
+        rates = (dense.sum(1).diag() if form == "conservative" else torch.eye(num_nodes, dtype=DOUBLE)) - dense
+        exact = torch.linalg.eigvals(rates).real
+        assert low == pytest.approx(float(exact.min()), abs=1e-7)
+        assert high == pytest.approx(float(exact.max()), abs=1e-7)
+
+
+# ---------------------------------------------------------------- what is known, and what is not
+
+
+def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
+    graph = symmetric_graph()
+    assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
+    metric = row_normalized(graph).metric
+    assert metric is not None
+    degree = graph.degree()
+    torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
+    assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
+    tied = SimpleDiffusivity()(X[:, 0]).metric
+    unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
+    assert tied is not None
+    torch.testing.assert_close(tied[:, 0], (1 + unit @ unit.T).sum(1))
+
+
+@pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity])
+@pytest.mark.parametrize("measure", ["inner", "distance"])
+def test_attention_is_reversible_where_queries_are_keys(kind: type, measure: str) -> None:
+    assert kind(measure=measure)(X[:, 0]).reversible
+    assert kind(3, measure=measure, projection="tied").double()(X[:, 0]).reversible
+    assert not kind(3, measure=measure, projection="separate").double()(X[:, 0]).reversible
+
+
+def test_nothing_is_promised_that_may_be_false() -> None:
+    rows, query = row_normalized(symmetric_graph()), random(N, 1, 3)
+    for coupling in (
+        LinearAttentionCoupling(query, query),  # row sums may be negative
+        LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
+        row_normalized(SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2), nonnegative=True)),
+        row_normalized(LowRankCoupling(query, query, symmetric=True)),
+        SumCoupling([rows, symmetric_graph()]),
+        SumCoupling([rows, row_normalized(attention(heads=1))]),
+        ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
+        AdjacencyDiffusivity("row")(X[:, 0], Graph(N, torch.tensor([[0, 1], [1, 2]]))),
+    ):
+        assert not coupling.reversible
+        with pytest.raises(CouplingMismatchError if not coupling.low_rank else ConvergenceError):
+            Equilibrium(leak=1e-9)(X[: coupling.num_nodes, :1] * float("nan"), coupling)
+
+
+def test_a_false_metric_is_found() -> None:
+    query = random(N, 1, 3).abs()
+    with pytest.raises(AssertionError, match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose"):
+        check_coupling(LinearAttentionCoupling(query, query.flip(0), nonnegative=True, reversible=True))
+
+
+# ---------------------------------------------------------------- conjugate gradients
+
+
+def skewed(size: int = 25) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix that is self-adjoint and positive definite in a metric over four decades, the metric, right sides."""
+    root = random(size, size)
+    metric = torch.logspace(-2, 2, size, dtype=DOUBLE)
+    return (
+        (root @ root.T + torch.eye(size, dtype=DOUBLE)) / metric[:, None],
+        metric[:, None],
+        random(size, 2, 3, seed=1),
+    )
+
+
+def test_conjugate_gradients_in_a_metric() -> None:
+    matrix, metric, b = skewed()
+
+    def apply(v: Tensor) -> Tensor:
+        return torch.einsum("ij,jhd->ihd", matrix, v)
+
+    inverse = torch.linalg.inv(matrix)
+
+    def exact(v: Tensor) -> Tensor:
+        return torch.einsum("ij,jhd->ihd", inverse, v)
+
+    expected = exact(b)
+    got = conjugate_gradients(apply, b, metric=metric)
+    assert ((apply(got) - b).norm(dim=0) <= 1e-10 * b.norm(dim=0)).all()
+    with pytest.raises(ConvergenceError):
+        conjugate_gradients(apply, b)
+    got = conjugate_gradients(apply, b, metric=metric, preconditioner=exact, max_iter=3)
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_the_implicit_gradient_in_a_metric() -> None:
+    _, metric, b = skewed(5)
+
+    def function(root: Tensor, b: Tensor) -> Tensor:
+        def apply(v: Tensor) -> Tensor:
+            return torch.einsum("ij,jhd->ihd", root @ root.T, v) / metric.unsqueeze(2)
+
+        return solve(apply, b, metric=metric)
+
+    root = torch.linalg.cholesky(random(5, 5) @ random(5, 5).T + torch.eye(5, dtype=DOUBLE))
+    assert torch.autograd.gradcheck(function, (root.requires_grad_(), b.requires_grad_()))
+
+
+class Counted(Coupling):
+    """Counts the products of another coupling."""
+
+    def __init__(self, coupling: Coupling) -> None:
+        super().__init__(
+            coupling.num_nodes, coupling.heads, coupling, symmetric=lambda: coupling.symmetric,
+            nonnegative=lambda: coupling.nonnegative, row_stochastic=lambda: coupling.row_stochastic,
+            metric=lambda: coupling.metric,
+        )  # fmt: skip
+        self.coupling, self.products = coupling, 0
+
+    def _product(self, v: Tensor) -> Tensor:
+        self.products += 1
+        return self.coupling.product(v)
+
+    def _transpose(self) -> Coupling:
+        return Counted(self.coupling.T)
+
+    def degree(self) -> Tensor:
+        return self.coupling.degree()
+
+    def to_dense(self) -> Tensor:
+        return self.coupling.to_dense()
+
+    def low_rank_form(self, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+        return self.coupling.low_rank_form(dtype)
+
+
+def products(update: StateUpdate, coupling: Coupling, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How many products of S a solve takes, preconditioned and not; the answers agree."""
+    counted, plain = Counted(coupling), Counted(coupling)
+    first = update(x, counted)
+    with monkeypatch.context() as patch:
+        patch.setattr("diffusion_mp.updates.implicit.precondition", lambda *_: None)
+        torch.testing.assert_close(update(x, plain), first, rtol=1e-6, atol=1e-8)
+    return counted.products, plain.products
+
+
+@pytest.mark.parametrize(
+    ("update", "normalize", "share"),
+    [
+        (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
+        (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
+        # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
+        (Equilibrium("residual", leak=0.01), True, 1.0),
+        (ImplicitEuler(100.0), True, 1.0),
+    ],
+    ids=repr,
+)
+def test_features_beside_edges_are_the_preconditioner(
+    update: StateUpdate, normalize: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
+    size = 500
+    feature = random(size, 1, 8, seed=5).abs() * (2 * random(size, 1, 1, seed=6)).exp()
+    both = 0.05 * LowRankCoupling(feature, feature, symmetric=True, nonnegative=True) + symmetric_graph(size)
+    coupling = row_normalized(both) if normalize else both
+    with_it, without = products(update, coupling, random(size, 1, 3), monkeypatch)
+    assert with_it <= share * without
+
+
+def test_degrees_that_vary_are_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_it, without = products(Equilibrium(leak=0.1), symmetric_graph(300), random(300, 1, 3), monkeypatch)
+    assert with_it < 0.6 * without
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_all_pairs_are_factorised_where_they_are_few(normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    coupling = gaussian(normalize=normalize)
+    assert coupling.quadratic
+    assert (0.5 * coupling + symmetric_graph()).quadratic
+    assert not symmetric_graph().quadratic
+    counted = Counted(coupling)
+    counted.quadratic = True
+    got = Equilibrium(leak=1e-4)(X, counted)
+    assert counted.products <= 5
+    torch.testing.assert_close(got, dense_update(Equilibrium(leak=1e-4), coupling, X, X), rtol=1e-9, atol=1e-7)
+    monkeypatch.setattr(preconditioners, "DENSE", 2 * N * N - 1)
+    slow = Counted(coupling)
+    slow.quadratic = True
+    torch.testing.assert_close(Equilibrium(leak=1e-4)(X, slow), got, rtol=1e-7, atol=1e-7)
+    assert slow.products > 10
+
+
+def test_the_backward_pass_is_preconditioned_too() -> None:
+    counted = Counted(gaussian())
+    counted.quadratic = True
+    x = X.clone().requires_grad_()
+    out = Equilibrium("residual", leak=1e-3)(x, counted)
+    before = counted.products
+    out.sum().backward()
+    assert counted.products - before <= 5
+
+
+def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
+    query = random(N, 1, 3)
+    coupling = PairwiseCoupling(query, query, normalize=False, symmetric=True)
+    assert precondition(coupling, 1.0, None, None, False) is None
+    with pytest.raises(ConvergenceError, match="not positive definite"):
+        Equilibrium("residual", leak=0.1)(random(N, 1, 2), coupling)
+
+
+@pytest.mark.parametrize("row_stochastic", [True, False])
+def test_a_float32_state_over_all_pairs_is_right_to_six_digits(row_stochastic: bool) -> None:
+    x = random(300, 5, seed=2).float()
+    coupling = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=row_stochastic)(x)
+    double = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=row_stochastic)(x.double())
+    y = random(300, 1, 4).float()
+    update = Equilibrium(leak=0.01)
+    expected = dense_update(update, double, y.double(), y.double())
+    error = (update(y, coupling).double() - expected).abs().max() / expected.abs().max()
+    assert error <= 1e-6
