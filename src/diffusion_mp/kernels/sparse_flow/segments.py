@@ -34,7 +34,8 @@ class Segments:
 
     def best(self, entries: Tensor) -> Tensor:
         number = torch.arange(len(entries), device=entries.device).unsqueeze(1)
-        return self._reduce(number.where(entries == self.spread(self.top(entries)), len(entries)), "amin")
+        largest = entries == self.spread(self.top(entries))
+        return self._reduce(number.where(largest, len(entries) - 1), "amin")  # of NaN none is the largest
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         return entries.gather(0, place) if len(entries) else self.zeros

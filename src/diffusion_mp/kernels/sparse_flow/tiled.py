@@ -17,10 +17,10 @@ from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.sparse_flow.solve import solve
 
-# Entries of one tile over all heads on a CPU: half a MiB in float32, for half a dozen of them to stay in cache.
-TILE = 1 << 17
+# Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
+TILE = 1 << 18
 # A GPU wants tiles this many times as large.
-ON_GPU = 128
+ON_GPU = 64
 
 
 def tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, Rows]]:
