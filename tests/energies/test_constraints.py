@@ -72,3 +72,10 @@ def test_getting_one_by_name() -> None:
     for constraint in ALL[1:]:
         with pytest.raises(TypeError, match="x must be floating point"):
             constraint.holds(torch.ones(2, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_row_of_zeros_lands_on_the_sphere_in_every_precision(dtype: torch.dtype) -> None:
+    """The least number of float32 is zero in half precision, and nothing is less than that."""
+    out = Sphere().project(torch.zeros(2, 3, dtype=dtype))
+    assert out.tolist() == [[1.0, 0.0, 0.0]] * 2

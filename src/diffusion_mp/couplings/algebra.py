@@ -199,8 +199,8 @@ def _same_graphs(terms: Sequence[Coupling]) -> bool:
 
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
     """The metric of all terms; one that couples every node with itself alone is self-adjoint in any."""
-    metrics = [term.metric for term in _reaching(terms)]
-    first = metrics[0]  # were there no such term, the sum would be diagonal, and symmetric
+    metrics = [term.metric for term in _reaching(terms)] or [term.metric for term in terms]
+    first = metrics[0]
     same = first is not None and all(metric is not None and bool((metric == first).all()) for metric in metrics)
     return first if same else None
 

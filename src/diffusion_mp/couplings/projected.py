@@ -64,7 +64,10 @@ class ProjectedCoupling(Coupling):
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         with without_autocast(v):
             # Of values without channels only the majorant is asked, which has nothing to project.
-            w, seen, _ = self._seen(v) if v.size(2) else (self.projection, v.expand(-1, self.coupling.heads, -1), None)
+            if v.size(2):
+                w, seen, _ = self._seen(v)
+            else:
+                w, seen = accumulating(self.projection)[0][0], v.expand(-1, self.coupling.heads, -1)
             moved, bounds = self.coupling._majorized(seen, convex)
             bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
             return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(2) else v, bound

@@ -110,12 +110,13 @@ class Sphere(_Round):
     convex = False
 
     def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
-        least = torch.finfo(torch.promote_types(y.dtype, torch.float32)).tiny  # below, `unit_vectors` sees a zero
+        wide = torch.promote_types(y.dtype, torch.float32)
+        least = torch.finfo(wide).tiny  # below, `unit_vectors` sees a zero; in half precision it would be one itself
         axis = y.new_zeros(y.size(-1))
         axis[:1] = 1
         for other in (start, axis):
             if other is not None:
-                nothing = y.detach().abs().amax(-1, keepdim=True) < least
+                nothing = y.detach().abs().amax(-1, keepdim=True).to(wide) < least
                 y = torch.where(nothing, other, y)
         return self.radius * unit_vectors(y)
 

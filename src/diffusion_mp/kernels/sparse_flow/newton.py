@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 MAX_STEPS = 100
 
 
+@runtime_checkable
 class Layout(Protocol):
     """How entries lie in rows."""
 
