@@ -116,7 +116,8 @@ def sparse_flow_edges(
         idle, off = rows.add(active.to(lam.dtype)) == 0, ~active
         best = best.masked_fill(idle, 0)
     # On the support the equation is linear. As in ``solve.py`` with o the best conductor (but for its weight).
-    s_best, w = (rows.at(x, best).masked_fill(idle, 0.0) for x in (s, u))
+    # Of a row where nothing flows all is zero in the end, and must be finite on the way.
+    s_best, w = torch.where(idle, -resistance, rows.at(s, best)), torch.where(idle, friction, rows.at(u, best))
     log_c, f = resistance + s_best, (w - friction).exp()
     share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
     # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
