@@ -101,7 +101,7 @@ INVERSE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 def digits_parser(add_help: bool = True) -> argparse.ArgumentParser:
     """Options of the main job."""
     parser = argparse.ArgumentParser("diffusion-mp digits", description=__doc__, add_help=add_help)
-    parser.add_argument("--splits", type=_positive, default=5, help="number of different random splits")
+    parser.add_argument("--splits", type=_positive, default=4, help="number of different random splits")
     parser.add_argument("--per-class", type=_positive, default=5, help="training labels of each class")
     parser.add_argument("--epochs", type=_positive, default=120, help="epochs of every network")
     parser.add_argument("--seed", type=int, default=0, help="split i and its initialisations use seed + i")
