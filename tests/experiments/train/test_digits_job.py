@@ -20,7 +20,7 @@ def test_command_lines_that_mean_the_main_job(start, monkeypatch):
     monkeypatch.setattr(digits_job, "run_digits", asked.append)
     assert main([*start, "--splits=3"]) == 0
     assert main(start) == 0
-    assert [options.splits for options in asked] == [3, 5]
+    assert [options.splits for options in asked] == [3, 4]
 
 
 def test_main_job_writes_its_report(tmp_path, capsys, monkeypatch):
