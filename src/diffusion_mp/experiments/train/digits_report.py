@@ -173,6 +173,7 @@ def _draw_energy(path: Path, inside: dict[str, Inside]) -> None:
         for layer, ends in enumerate(zip(seen.before, seen.after, strict=True)):
             axes.plot([layer, layer + 1], ends, "o-", markersize=3, color="tab:blue")
         axes.set(xlabel="layer", ylabel=label, yscale="log", title=method)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(path, dpi=120)
 
 
