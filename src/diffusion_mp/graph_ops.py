@@ -19,6 +19,11 @@ def _(batch: Tensor) -> Tensor:
     return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
 
 
+def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
+    """How many nodes every graph of a ragged batch has; without boundaries there is one graph."""
+    return [num_nodes] if ptr is None else ptr.diff().tolist()
+
+
 @torch.library.custom_op(
     "diffusion_mp::walk_pairs",
     mutates_args=(),

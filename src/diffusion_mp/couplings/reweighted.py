@@ -105,9 +105,7 @@ class ReweightedCoupling(Coupling):
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row."""
     degree = reciprocal(coupling.degree())
-    nonnegative = (
-        coupling.nonnegative
-    )  # then a row that sums to zero is zero, and so is its column where S is reversible
+    nonnegative = coupling.nonnegative  # a row that sums to zero is zero then; its column too, where S is reversible
     return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=nonnegative, positive=nonnegative)
 
 

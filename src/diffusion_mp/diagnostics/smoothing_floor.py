@@ -18,6 +18,7 @@ from diffusion_mp.errors import (
     check_values,
     describe,
 )
+from diffusion_mp.graph_ops import graph_sizes
 from diffusion_mp.kernels.unit import quotient
 
 
@@ -78,7 +79,7 @@ def smoothing_floor(
 
 def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:
     """‖Πx‖ in the metric of the degrees, [N, H, 1]."""
-    sizes = [len(x)] if ptr is None else ptr.diff().tolist()
+    sizes = graph_sizes(ptr, len(x))
     total = 0.0
     for rows, weight in zip(x.split(sizes), degree.split(sizes), strict=True):
         if len(rows):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import State, by_head, check_heads
+from diffusion_mp.energies.pairs import State, by_head, check_heads, metric_by_head
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.errors import (
@@ -188,7 +188,7 @@ class Energy:
         """M x."""
         if self.metric is None:
             return x
-        metric = self.metric.unsqueeze(1) if self.metric.dim() == 1 else self.metric
+        metric = metric_by_head(self.metric)
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
     def _check_coupling(self) -> None:

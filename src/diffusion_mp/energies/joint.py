@@ -12,10 +12,11 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import State, by_head, check_heads
+from diffusion_mp.energies.pairs import State, by_head, check_heads, metric_by_head
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph_checks import as_ptr
+from diffusion_mp.graph_ops import graph_sizes
 
 
 class JointEnergy:
@@ -108,7 +109,7 @@ class JointEnergy:
         seen = [self._seen(x) for x in states]
         if not self.mean:
             return cost(self.penalty, *seen, self.ptr)
-        sizes = [len(seen[0])] if self.ptr is None else self.ptr.diff().tolist()
+        sizes = graph_sizes(self.ptr, len(seen[0]))
         for size, *part in zip(sizes, *(x.split(sizes) for x in seen), strict=True):
             total = total + cost(self.penalty, *part, None) / max(size, 1)
         return total
@@ -122,8 +123,7 @@ class JointEnergy:
         if self.source is not None:
             squares = (wide - by_head(self.source).double()).square().sum(2)
             if self.metric is not None:
-                metric = self.metric.unsqueeze(1) if self.metric.dim() == 1 else self.metric
-                squares = metric.double() * squares
+                squares = metric_by_head(self.metric).double() * squares
             energy = energy + self.beta * squares.sum()
         return torch.where(self.constraint.holds(by_head(x)), energy, math.inf)
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.errors import check_tensor, describe
 from diffusion_mp.graph_checks import as_ptr, check_ptr
+from diffusion_mp.graph_ops import graph_sizes
 
 CHUNK_ROWS = 8_192  # rows turned to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
@@ -35,16 +36,20 @@ def by_head(x: State) -> Float[Tensor, "N H D"]:
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
+def metric_by_head(metric: Float[Tensor, " N"] | Float[Tensor, "N H"]) -> Float[Tensor, "N H"]:
+    """The weights of nodes for every head; [N] is the same for all."""
+    return metric.unsqueeze(1) if metric.dim() == 1 else metric
+
+
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """The state of every non-empty graph and every head in turn, [n, D] each: pairs never leave such a block."""
     check_heads(x)
-    sizes = [x.size(0)]
     if ptr is not None:
-        bounds = as_ptr(ptr)
-        if int(bounds[-1]) != x.size(0):
-            raise ValueError(f"ptr must end at the {x.size(0)} rows of x; its graphs hold {int(bounds[-1])} nodes.")
-        check_ptr(x.size(0), bounds)
-        sizes = bounds.diff().tolist()
+        ptr = as_ptr(ptr)
+        if int(ptr[-1]) != x.size(0):
+            raise ValueError(f"ptr must end at the {x.size(0)} rows of x; its graphs hold {int(ptr[-1])} nodes.")
+        check_ptr(x.size(0), ptr)
+    sizes = graph_sizes(ptr, x.size(0))
     return [head for graph in by_head(x).split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.graph_ops import graph_sizes
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -191,7 +192,7 @@ def _components(coupling: Coupling, head: int) -> Array:
         positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].cpu().numpy()
         entries = csr_array((np.ones(positive.shape[1]), tuple(positive)), shape=(n, n))
     else:
-        sizes = [n] if coupling.ptr is None else coupling.ptr.diff().tolist()
+        sizes = graph_sizes(coupling.ptr, n)
         return np.unique(np.repeat(np.arange(len(sizes)), sizes), return_inverse=True)[1]
     found: Array = connected_components(entries, directed=False)[1]
     return found
@@ -215,8 +216,6 @@ def _lanczos(operator: LinearOperator, rtol: float) -> float:
     start = np.random.default_rng(0).standard_normal(operator.shape[0])
     if not (operator @ start).any():  # the zero matrix, which ARPACK refuses
         return 0.0
-    return float(
-        eigsh(operator, k=1, which="LA", tol=rtol, v0=start, ncv=min(operator.shape[0], 80), return_eigenvectors=False)[
-            0
-        ]
-    )
+    basis = min(operator.shape[0], 80)
+    (value,) = eigsh(operator, k=1, which="LA", tol=rtol, v0=start, ncv=basis, return_eigenvectors=False)
+    return float(value)

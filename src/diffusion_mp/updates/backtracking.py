@@ -12,6 +12,7 @@ from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, check_counts, check_flags, check_positive
+from diffusion_mp.graph_ops import graph_sizes
 from diffusion_mp.updates.base import Form, LaplacianUpdate
 
 
@@ -197,7 +198,7 @@ def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
 
 def _graphs(x: Tensor, coupling: Coupling) -> tuple[Tensor, ...]:
     """The rows of every graph."""
-    return (x,) if coupling.ptr is None else x.split(coupling.ptr.diff().tolist())
+    return x.split(graph_sizes(coupling.ptr, len(x)))
 
 
 def _each(function: Callable[[Tensor], Tensor], x: Tensor, coupling: Coupling) -> Tensor:

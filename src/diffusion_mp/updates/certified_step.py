@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
+from diffusion_mp.energies.pairs import metric_by_head
 from diffusion_mp.errors import check_device, check_positive, check_tensor, describe
 from diffusion_mp.kernels.unit import reciprocal
 from diffusion_mp.positive import Positive
@@ -90,4 +91,4 @@ def _by_head(metric: Tensor, x: Tensor) -> Float[Tensor, "N H 1"]:
     if metric.dim() not in (1, 2) or metric.size(0) != x.size(0):
         raise ValueError(f"metric must be [{x.size(0)}] or [{x.size(0)}, heads]; got {describe(metric)}.")
     check_device(metric, "metric", x.device, "the state")
-    return metric[:, None, None] if metric.dim() == 1 else metric.unsqueeze(2)
+    return metric_by_head(metric).unsqueeze(2)
