@@ -47,7 +47,7 @@ def test_a_sum_with_a_projection_has_a_majorant() -> None:
         torch.testing.assert_close(both.majorant(convex), both.majorized(state, convex)[1].squeeze(2))
 
 
-def test_what_it_does_not_have_is_refused_in_sentences() -> None:
+def test_what_it_does_not_have_is_refused_in_sentences(no_typecheck: None) -> None:
     one = torch.ones(6, 1, 1, dtype=torch.float64)
     projected = ProjectedCoupling(LowRankCoupling(one, one, symmetric=True, nonnegative=True), randn(2, 3, 4))
     assert projected.symmetric

@@ -137,7 +137,7 @@ def test_of_a_graph_it_is_the_normalised_adjacency(generator: torch.Generator) -
         assert ours.symmetric
 
 
-def test_what_has_no_such_normalisation_is_refused_with_the_way_out() -> None:
+def test_what_has_no_such_normalisation_is_refused_with_the_way_out(no_typecheck: None) -> None:
     x = torch.rand(5, 1, 3)
     with pytest.raises(CouplingMismatchError, match=r"before its rows are divided .* row_stochastic=False"):
         symmetric_normalized(PairwiseCoupling(x, x))

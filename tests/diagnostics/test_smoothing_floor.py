@@ -96,7 +96,7 @@ def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
     assert smoothing_floor(0.0 * omega, x, x).spread == 0
 
 
-def test_refusals() -> None:
+def test_refusals(no_typecheck: None) -> None:
     x = draw(0)
     with pytest.raises(ValueError, match=r"source must have the shape \[11, 2, 3\] of the state x"):
         smoothing_floor(SigmoidPenalty().coupling(x), x, x[..., :2])

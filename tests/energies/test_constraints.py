@@ -60,7 +60,7 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
     assert torch.equal(gradient, torch.zeros_like(zero))
 
 
-def test_getting_one_by_name() -> None:
+def test_getting_one_by_name(no_typecheck: None) -> None:
     assert get_constraint(None) == Unconstrained()
     assert get_constraint("ball", 2.0) == Ball(2.0)
     assert get_constraint(Sphere(3.0), 2.0) == Sphere(3.0)

@@ -110,7 +110,7 @@ def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
     assert repr(JointEnergy(None, ptr=PTR)) == "JointEnergy(None, lam=1, constraint=Unconstrained(), ptr)"
 
 
-def test_what_does_not_fit_is_refused_in_sentences() -> None:
+def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x = randn(9, 3)
     with pytest.raises(ValueError, match="mu must be finite and >= 0; got -1"):
         JointEnergy("simple", mu=-1.0)

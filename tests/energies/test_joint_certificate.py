@@ -181,7 +181,7 @@ def test_a_certified_model_is_certified_whatever_it_has_learned(name: str) -> No
                 parameter.add_(torch.randn(parameter.shape, generator=generator))
 
 
-def test_a_certified_model_with_a_part_that_is_not_is_refused() -> None:
+def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None) -> None:
     x, edge_index = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1], [1, 2]])
     model = CertifiedDIFFormer(4, 6, 3, graph=AdjacencyDiffusivity("sum"))
     assert "is not promised to be symmetric, for SparseCoupling(" in certify(model, Data(x, edge_index)).reason

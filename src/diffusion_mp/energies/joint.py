@@ -58,7 +58,7 @@ class JointEnergy:
         metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
         constraint: str | Constraint | None = None,
         radius: float = 1.0,
-        projection: Float[Tensor, "H D C"] | None = None,
+        projection: Float[Tensor, "heads seen channels"] | None = None,
         ptr: Tensor | None = None,
         mean: bool = False,
     ) -> None:

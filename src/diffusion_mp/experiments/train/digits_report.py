@@ -34,7 +34,7 @@ class Inside:
 
     before: list[float]
     after: list[float]
-    state: np.ndarray[Any, Any]
+    state: np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _last_state(model: nn.Module, data: Data) -> Tensor:
     return states[-1]
 
 
-def _draw_embedding(path: Path, state: np.ndarray[Any, Any], y: Tensor) -> None:
+def _draw_embedding(path: Path, state: np.ndarray[Any, np.dtype[Any]], y: Tensor) -> None:
     from matplotlib.figure import Figure
     from sklearn.manifold import TSNE
 
