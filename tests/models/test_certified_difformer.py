@@ -226,7 +226,7 @@ def test_an_energy_trace_watches_its_layers() -> None:
     assert trace.energies == pytest.approx(energies[1:], rel=1e-14)
 
 
-def test_it_is_certified_with_the_coefficients_of_its_energy() -> None:
+def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None) -> None:
     (x, edges, _), directed = nodes(), AdjacencyDiffusivity("row")
     data = Data(x=x, edge_index=edges)
     for options in (
@@ -298,7 +298,7 @@ def test_the_simple_penalty_needs_states_that_are_near(constraint: str | None) -
         CertifiedConv(8, constraint="ball", radius=2.0)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused(no_typecheck: None) -> None:
     x, edges, _ = nodes()
     with pytest.raises(ValueError, match="heads must divide channels; got 3 heads, 8 channels"):
         build(heads=3)

@@ -250,7 +250,7 @@ def test_a_coupling_without_the_promises_is_refused_with_a_way_out(promises: dic
         CertifiedStep()(x, coupling(**promises), source=x)
 
 
-def test_what_does_not_fit_is_refused_in_sentences() -> None:
+def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x, good = torch.ones(5, 1, 2), coupling(symmetric=True, nonnegative=True)
     step = CertifiedStep()
     with pytest.raises(ValueError, match="CertifiedStep moves the state itself; got other values"):

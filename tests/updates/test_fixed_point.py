@@ -157,7 +157,7 @@ def test_no_limit_is_an_error_that_says_how_far_it_came() -> None:
         limit.square().sum().backward()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused(no_typecheck: None) -> None:
     with pytest.raises(TypeError, match="step must be a function"):
         fixed_point(None, torch.ones(3))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="x0 must be a tensor"):

@@ -32,7 +32,7 @@ class Constraint(ABC):
         return math.inf
 
     @abstractmethod
-    def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         """The nearest vector of C for every row of ``y``; where there are several, the one that ``start`` points to."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Constraint(ABC):
 class Unconstrained(Constraint):
     """All of space."""
 
-    def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         return y
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
@@ -55,7 +55,7 @@ class Unconstrained(Constraint):
 class Nonnegative(Constraint):
     """No entry is negative: the projection is ReLU."""
 
-    def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         return relu(y)
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
@@ -88,7 +88,7 @@ class _Round(Constraint):
 class Ball(_Round):
     """‖x‖ ≤ radius: the projection clips norms."""
 
-    def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         outside = norm > self.radius
         return torch.where(outside, self.radius * unit_vectors(y), y)
@@ -109,7 +109,7 @@ class Sphere(_Round):
 
     convex = False
 
-    def project(self, y: Float[Tensor, "*rows D"], start: Float[Tensor, "*rows D"] | None = None) -> Tensor:
+    def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         wide = torch.promote_types(y.dtype, torch.float32)
         least = torch.finfo(wide).tiny  # below, `unit_vectors` sees a zero; in half precision it would be one itself
         axis = y.new_zeros(y.size(-1))

@@ -110,7 +110,7 @@ class _Block(NamedTuple):
 
 
 def low_rank_heat(
-    form: LowRankForm, diagonal: Float[Tensor, "N H one"], t: float, v: Float[Tensor, "N H D"]
+    form: LowRankForm, diagonal: Float[Tensor, " N #H one"], t: float, v: Float[Tensor, " N #H D"]
 ) -> Float[Tensor, "N H D"]:
     r"""exp(−t(diag(d) − U Kᵀ)) v for d of ones, and zeros where the row of U is zero: such a node never moves.
 
