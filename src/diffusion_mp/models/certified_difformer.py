@@ -103,8 +103,7 @@ class CertifiedDIFFormer(GraphModel):
         batch: Tensor | None = None,
     ) -> JointEnergy:
         """F of the steps at these inputs, a function of states [N, heads, channels / heads]."""
-        graph = self._graph(x, edge_index, edge_weight, batch)
-        source, beside = self._terms(x, graph)
+        source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         return self.conv.energy(graph, source, beside)
 
     @torch.no_grad()
@@ -116,8 +115,7 @@ class CertifiedDIFFormer(GraphModel):
         batch: Tensor | None = None,
     ) -> Float[Tensor, " states"]:
         """F before the first step and after every one, in float64; before and after all of them without num_layers."""
-        graph = self._graph(x, edge_index, edge_weight, batch)
-        source, beside = self._terms(x, graph)
+        source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         energy = self.conv.energy(graph, source, beside)
         states = self._states(source, beside, graph, forget)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
@@ -134,18 +132,19 @@ class CertifiedDIFFormer(GraphModel):
 
         The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
         """
-        x = cast("Tensor", x)  # None is refused like anything else that is no state
-        graph = self._graph(x, edge_index, edge_weight, batch)
-        source, beside = self._terms(x, graph)
+        # None is refused like anything else that is no state.
+        source, beside, graph = self._inputs(cast("Tensor", x), edge_index, edge_weight, batch)
         state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
         coupling = self.conv.coupling(state, graph, beside)
         return certify_step(self.conv.energy(graph, source, beside), coupling, state)
 
-    def _graph(
+    def _inputs(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
-    ) -> Graph:
+    ) -> tuple[Tensor, Coupling | None, Graph]:
+        """What comes, checked: H, the coupling that the features have, and the graph."""
         check_state(x, channels=self.in_channels, module=self)
-        return Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""

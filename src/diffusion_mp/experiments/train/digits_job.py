@@ -247,7 +247,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Lightning announces hardware, limits and tips once per trainer; fifteen trainers need none of it."""
+    """Lightning announces hardware, limits and tips once per trainer; many trainers need none of it."""
     import logging
 
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
