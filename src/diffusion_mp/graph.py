@@ -22,7 +22,7 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, is_symmetric, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, walk_pairs
 from diffusion_mp.pattern import Compressed, Pattern, kept
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
@@ -290,7 +290,8 @@ class Graph:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         if self._pattern is None:
             source, target = self.edges
-            self._pattern = Pattern(Compressed(target, self.num_nodes), Compressed(source, self.num_nodes))
+            n = self.num_nodes
+            self._pattern = Pattern(Compressed(target, source, n), Compressed(source, target, n))
         return self._pattern
 
     @property
@@ -351,11 +352,19 @@ class Graph:
         if policy == "remaining":
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
         nodes = torch.arange(self.num_nodes, device=edge_index.device)
-        return self._with_edges(
-            torch.cat([edge_index, torch.stack([nodes, nodes])], dim=1),
-            torch.cat([weight, loop_weight]),
-            self._full_degree(loop_weight - lost),
-        )
+        source, target = (torch.cat([ends, nodes]) for ends in edge_index)
+        return self._by_target(source, target, torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
+
+    def _by_target(self, source: Tensor, target: Tensor, weight: Tensor, full_degree: Tensor | None) -> Graph:
+        """These edges in the order of their targets, which products need: so none of them has to order the weights."""
+        ptr, order, _ = compress(target, source, self.num_nodes)
+        edges = torch.stack([source, target])
+        if order is not None:
+            edges, weight = edges.index_select(1, order), weight.index_select(0, order)
+        graph = self._with_edges(edges, weight, full_degree)
+        rows = Compressed(edges[1], edges[0], self.num_nodes, ptr)
+        graph._pattern = Pattern(rows, Compressed(*edges, self.num_nodes))
+        return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:
         """After a change of the loops, which are in every part that has their node."""
