@@ -22,7 +22,7 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, values_only, walk_pairs
 from diffusion_mp.pattern import Compressed, Pattern, kept
 from diffusion_mp.recent import Recent
 
@@ -92,6 +92,7 @@ class Graph:
         self._segments: Tensor | None = None
         self._pattern: Pattern | None = None
         self._symmetric: bool | None = None
+        self._weighted: bool | None = None
         self._derived: dict[str, Graph] = {}
         if validate and not torch.compiler.is_compiling():
             self._validate()
@@ -283,6 +284,17 @@ class Graph:
         if self.edge_weight is None:
             return like.new_ones(self.edges.size(1))
         return self.edge_weight.to(like)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
+        if self.edge_weight is None:
+            return False
+        if self.edge_weight.requires_grad or self.edge_weight.is_meta or not values_only():
+            return True
+        if self._weighted is None:
+            self._weighted = bool((self.edge_weight != 1).any())
+        return self._weighted
 
     def _own_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""

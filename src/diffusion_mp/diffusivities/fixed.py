@@ -12,7 +12,7 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, SparseCoupling, U
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.unit import reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -112,9 +112,10 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.normalization == "sum":
             return weight
         if self.normalization == "row":
-            return quotient(weight, received[target])
+            return weight * reciprocal(received).index_select(0, target)
         sent = received if self.direction == "pyg" else graph.degree("out", weight.dtype)
-        return quotient(weight, root(received)[target] * root(sent)[source])
+        by_target, by_source = reciprocal(root(received)), reciprocal(root(sent))
+        return weight * by_target.index_select(0, target) * by_source.index_select(0, source)
 
     def extra_repr(self) -> str:
         return f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}"

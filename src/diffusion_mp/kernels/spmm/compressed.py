@@ -36,13 +36,13 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
 
 
 def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    _let_torch_warn()
+    let_torch_warn()
     size = (v.size(0), v.size(0))
     return torch.sparse_csr_tensor(ptr, columns, weight, size=size, check_invariants=False) @ v.contiguous()
 
 
 @cache
-def _let_torch_warn() -> None:
+def let_torch_warn() -> None:
     """Unheard: torch announces once per process that its CSR tensors are in beta. The product used here is tested."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
