@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, describe
+from diffusion_mp.errors import as_device, check_choice, check_counts, check_device, check_kind, describe
 from diffusion_mp.graph_checks import (
     as_batch,
     as_edge_index,
@@ -175,6 +176,12 @@ class Graph:
                     "a Graph already holds its weights and batch; do not pass edge_weight or batch beside it."
                 )
             graph = edge_index
+        elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
+            raise TypeError(
+                f"edge_index must be the graph of the batch; got a list of {len(edge_index)} graphs, which is what PyG "
+                f"makes of data that have one each. Put the transform where batches are made: "
+                f"torch.utils.data.DataLoader(dataset, collate_fn=ToDiffusionGraph())."
+            )
         elif edge_index is None and batch is None:
             if edge_weight is not None:
                 raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
@@ -320,6 +327,25 @@ class Graph:
     def csc(self) -> Compressed:
         """Entries by source (column j: the receivers of j). Cached."""
         return self.pattern.by_col
+
+    def prepare(self) -> Graph:
+        """Finds the compressed forms now, and not in the first product and its gradient; gives the graph itself."""
+        for compressed in self.pattern:
+            compressed.parts  # noqa: B018 (kept)
+        return self
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        """The same graph on another device; its compressed forms are found again there."""
+        place, graph = as_device(device), copy.copy(self)
+        if all(
+            value.device == place for value in (self.edge_index, self._batch, self.full_degree) if value is not None
+        ):
+            return self
+        for name in ("edge_index", "edge_weight", "_batch", "full_degree"):
+            value = getattr(self, name)
+            setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))
+        graph._pattern, graph._derived = None, {}
+        return graph
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
         """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
