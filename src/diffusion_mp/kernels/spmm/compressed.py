@@ -1,6 +1,7 @@
-"""The fast path: torch's products with compressed rows, and its sampled inner products."""
+"""The fast path: torch's products with compressed rows, and its inner products at their entries."""
 
 import warnings
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -12,9 +13,12 @@ from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.spmm import reference
 from diffusion_mp.kernels.spmm.entries import Entries
 
+# Entries of several heads that are multiplied at once: their weights are 1 MiB in float32.
+AT_ONCE = 1 << 18
+
 
 def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
-    """Compressed rows times dense, head by head; one weight for all heads is one product over all channels.
+    """Compressed rows times dense; one weight for all heads is one product over all channels.
 
     A weight for every channel leaves nothing to share: the messages are added up as they are.
     """
@@ -27,35 +31,12 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     ptr, moved, other = _rows(entries, nodes)
     if weight.size(1) == 1:
         return _product(ptr, other, _in_order(weight[:, 0], moved), v.reshape(nodes, heads * channels)).view_as(v)
-    out = empty_like(v)
-    for h in range(heads):
-        out[:, h] = _product(ptr, other, _in_order(weight[:, h], moved), v[:, h])
+    out, senders = empty_like(v), v.reshape(nodes * heads, channels)
+    for some in _at_once(heads, nodes, other.numel()):
+        ordered = torch.cat([_in_order(weight[:, h], moved) for h in some])
+        product = _product(*_stacked(ptr, other, some, heads), ordered, senders)
+        out[:, some.start : some.stop] = product.view(-1, nodes, channels).transpose(0, 1)
     return out
-
-
-def _in_order(weight: Tensor, moved: Tensor | None) -> Tensor:
-    return weight.contiguous() if moved is None else weight.index_select(0, moved)
-
-
-def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """Σ_e w_e v_column(e) over the entries e of every row; the weighted sums of bags of rows are what torch has of its
-    fastest for that on a CPU (it fetches rows ahead), in float32."""
-    if v.dtype == torch.float32 and v.device.type == "cpu":
-        return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
-    return _matrix(ptr, columns, weight, v.size(0)) @ v.contiguous()
-
-
-def _matrix(ptr: Tensor, columns: Tensor, weight: Tensor, nodes: int) -> Tensor:
-    _let_torch_warn()
-    return torch.sparse_csr_tensor(ptr, columns, weight, size=(nodes, nodes), check_invariants=False)
-
-
-@cache
-def _let_torch_warn() -> None:
-    """Unheard: torch announces once per process that its CSR tensors are in beta. The products used here are tested."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
 
 
 def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
@@ -63,19 +44,22 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
     Torch takes no more entries than a matrix has places; parallel edges of so small a graph are multiplied one by one.
     """
-    nodes, heads, _ = a.shape
+    nodes, heads, channels = a.shape
     count = entries.row.numel()
     if a.numel() == 0 or not 0 < count <= nodes * nodes:
         return reference.sddmm(entries, a, b)
     ptr, moved, other = _rows(entries, nodes)
-    out = a.new_empty(count, heads)
-    for h in range(heads):
-        products = _matrix(ptr, other, a.new_zeros(count), nodes)
-        torch.sparse.sampled_addmm(products, a[:, h], b[:, h].t(), out=products)
+    out, senders = a.new_empty(count, heads), b.reshape(nodes * heads, channels)
+    for some in _at_once(heads, nodes, count):
+        part = slice(some.start, some.stop)
+        receivers = a[:, part].transpose(0, 1).reshape(-1, channels)
+        products = _matrix(*_stacked(ptr, other, some, heads), a.new_zeros(count * len(some)), len(senders))
+        torch.sparse.sampled_addmm(products, receivers, senders.t(), out=products)
+        by_head = products.values().view(-1, count).t()
         if moved is None:
-            out[:, h] = products.values()
+            out[:, part] = by_head
         else:
-            out[:, h].index_copy_(0, moved.long(), products.values())
+            out[:, part].index_copy_(0, moved.long(), by_head)
     return out
 
 
@@ -84,3 +68,47 @@ def _rows(entries: Entries, nodes: int) -> tuple[Tensor, Tensor | None, Tensor]:
     if entries.row_ptr is None or entries.row_other is None:
         return compress(entries.row, entries.col, nodes)
     return entries.row_ptr, entries.row_moved, entries.row_other
+
+
+def _in_order(weight: Tensor, moved: Tensor | None) -> Tensor:
+    return weight.contiguous() if moved is None else weight.index_select(0, moved)
+
+
+def _at_once(heads: int, nodes: int, count: int) -> Iterator[range]:
+    """The heads in runs that are worth one call: small graphs all at once, large ones one by one."""
+    run = max(1, AT_ONCE // max(nodes, count))
+    return (range(first, min(first + run, heads)) for first in range(0, heads, run))
+
+
+def _stacked(ptr: Tensor, other: Tensor, some: range, heads: int) -> tuple[Tensor, Tensor]:
+    """Boundaries and columns of the rows of some heads, one head after the other; a column counts node and head."""
+    if heads == 1:
+        return ptr, other
+    before, head = (torch.tensor(numbers, dtype=ptr.dtype, device=ptr.device).unsqueeze(1) for numbers in (
+        [place * other.numel() for place in range(len(some))], list(some)))
+    stacked = torch.cat([(before + ptr[:-1]).flatten(), ptr.new_tensor([len(some) * other.numel()])])
+    return stacked, (other * heads + head).flatten()
+
+
+def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
+    """Σ_e w_e v_column(e) over the entries e of every row.
+
+    In single precision on a CPU torch is fastest with weighted bags of rows, whose kernel fetches rows ahead.
+    """
+    if v.dtype == torch.float32 and v.device.type == "cpu":  # detached: what trains would count the bags
+        bags = embedding_bag(columns, v.detach(), ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
+        return bags
+    return _matrix(ptr, columns, weight, len(v)) @ v
+
+
+def _matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
+    _let_torch_warn()
+    return torch.sparse_csr_tensor(ptr, columns, values, size=(len(ptr) - 1, width), check_invariants=False)
+
+
+@cache
+def _let_torch_warn() -> None:
+    """Unheard: torch announces once per process that its CSR tensors are in beta. The products used here are tested."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
