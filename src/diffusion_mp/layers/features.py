@@ -14,7 +14,7 @@ SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 def check_features(x: Tensor, channels: int, module: nn.Module, name: str = "x") -> None:
-    """Raise unless ``x`` is a state [N, channels] that fits the parameters of ``module``, or a sparse matrix like it."""
+    """Raise unless ``x`` is a state [N, channels], or a sparse matrix in its place, that fits ``module``."""
     if not isinstance(x, Tensor) or x.layout not in SPARSE:
         check_state(x, name, channels, module=module)
         return
@@ -43,9 +43,7 @@ class _OfFeatures(nn.Module):
             return out
         x = x.to_sparse_csr()
         row, column = x.to_sparse_coo().indices()
-        pattern = Pattern(
-            Compressed(row, column, x.size(0), x.crow_indices()), Compressed(column, row, x.size(1))
-        )
+        pattern = Pattern(Compressed(row, column, x.size(0), x.crow_indices()), Compressed(column, row, x.size(1)))
         weight = self.weight.t().contiguous().unsqueeze(1)
         product = spmm(pattern, x.values().unsqueeze(1), weight).squeeze(1)
         return product if self.bias is None else product + self.bias

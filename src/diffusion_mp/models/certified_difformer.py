@@ -17,8 +17,8 @@ from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty,
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
-from diffusion_mp.models.base import GraphModel, Record, forget, recorded
 from diffusion_mp.layers.features import FeatureLinear, check_features
+from diffusion_mp.models.base import GraphModel, Record, forget, recorded
 from diffusion_mp.updates import fixed_point
 
 

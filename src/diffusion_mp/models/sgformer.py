@@ -10,8 +10,8 @@ from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
-from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph_ops import compress
-from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.spmm import reference
 from diffusion_mp.kernels.spmm.entries import Entries
 
@@ -18,16 +17,16 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
 
     A weight for every channel leaves nothing to share: the messages are added up as they are.
     """
-    nodes, heads, channels = v.shape
+    _, heads, channels = v.shape
     if channels == 1 and heads > 1 and weight.size(1) > 1:
-        sums = torch.zeros(nodes, heads, dtype=v.dtype, device=v.device)
+        sums = v.new_zeros(entries.rows, heads)
         return sums.index_add_(0, entries.row, v.squeeze(2)[entries.col].mul_(weight)).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
-        return empty_like(v).zero_()
-    ptr, moved, other = _rows(entries, nodes)
+        return v.new_zeros(entries.rows, heads, channels)
+    ptr, moved, other = _rows(entries)
     if weight.size(1) == 1:
-        return _product(ptr, other, _in_order(weight[:, 0], moved), v.reshape(nodes, heads * channels)).view_as(v)
-    out = empty_like(v)
+        return _product(ptr, other, _in_order(weight[:, 0], moved), v.flatten(1)).view(-1, heads, channels)
+    out = v.new_empty(entries.rows, heads, channels)
     for h in range(heads):
         out[:, h] = _product(ptr, other, _in_order(weight[:, h], moved), v[:, h])
     return out
@@ -45,9 +44,9 @@ def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
     return _matrix(ptr, columns, weight, v.size(0)) @ v.contiguous()
 
 
-def _matrix(ptr: Tensor, columns: Tensor, weight: Tensor, nodes: int) -> Tensor:
+def _matrix(ptr: Tensor, columns: Tensor, weight: Tensor, cols: int) -> Tensor:
     _let_torch_warn()
-    return torch.sparse_csr_tensor(ptr, columns, weight, size=(nodes, nodes), check_invariants=False)
+    return torch.sparse_csr_tensor(ptr, columns, weight, size=(ptr.numel() - 1, cols), check_invariants=False)
 
 
 @cache
@@ -63,14 +62,13 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
     Torch takes no more entries than a matrix has places; parallel edges of so small a graph are multiplied one by one.
     """
-    nodes, heads, _ = a.shape
-    count = entries.row.numel()
-    if a.numel() == 0 or not 0 < count <= nodes * nodes:
+    heads, count = a.size(1), entries.row.numel()
+    if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return reference.sddmm(entries, a, b)
-    ptr, moved, other = _rows(entries, nodes)
+    ptr, moved, other = _rows(entries)
     out = a.new_empty(count, heads)
     for h in range(heads):
-        products = _matrix(ptr, other, a.new_zeros(count), nodes)
+        products = _matrix(ptr, other, a.new_zeros(count), entries.cols)
         torch.sparse.sampled_addmm(products, a[:, h], b[:, h].t(), out=products)
         if moved is None:
             out[:, h] = products.values()
@@ -79,8 +77,8 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _rows(entries: Entries, nodes: int) -> tuple[Tensor, Tensor | None, Tensor]:
+def _rows(entries: Entries) -> tuple[Tensor, Tensor | None, Tensor]:
     """The entries by row, found here where nobody expected to need them."""
     if entries.row_ptr is None or entries.row_other is None:
-        return compress(entries.row, entries.col, nodes)
+        return compress(entries.row, entries.col, entries.rows)
     return entries.row_ptr, entries.row_moved, entries.row_other
