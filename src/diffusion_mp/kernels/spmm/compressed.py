@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph_ops import compress
-from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.spmm import reference
 from diffusion_mp.kernels.spmm.entries import Entries
 
@@ -22,20 +21,20 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
 
     A weight for every channel leaves nothing to share: the messages are added up as they are.
     """
-    nodes, heads, channels = v.shape
+    _, heads, channels = v.shape
     if channels == 1 and heads > 1 and weight.size(1) > 1:
-        sums = torch.zeros(nodes, heads, dtype=v.dtype, device=v.device)
+        sums = v.new_zeros(entries.rows, heads)
         return sums.index_add_(0, entries.row, v.squeeze(2)[entries.col].mul_(weight)).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
-        return empty_like(v).zero_()
-    ptr, moved, other = _rows(entries, nodes)
+        return v.new_zeros(entries.rows, heads, channels)
+    ptr, moved, other = _by_row(entries)
     if weight.size(1) == 1:
-        return _product(ptr, other, _in_order(weight[:, 0], moved), v.reshape(nodes, heads * channels)).view_as(v)
-    out, senders = empty_like(v), v.reshape(nodes * heads, channels)
-    for some in _at_once(heads, nodes, other.numel()):
-        ordered = torch.cat([_in_order(weight[:, h], moved) for h in some])
-        product = _product(*_stacked(ptr, other, some, heads), ordered, senders)
-        out[:, some.start : some.stop] = product.view(-1, nodes, channels).transpose(0, 1)
+        return _product(ptr, other, _in_order(weight[:, 0], moved), v.flatten(1)).view(-1, heads, channels)
+    out = v.new_empty(entries.rows, heads, channels)
+    ordered, senders = _in_order(weight, moved), v.reshape(-1, channels)
+    for some in _at_once(heads, entries):
+        product = _product(*_stacked(ptr, other, some, heads), torch.cat(ordered[:, some].unbind(1)), senders)
+        out[:, some] = product.view(-1, entries.rows, channels).transpose(0, 1)
     return out
 
 
@@ -44,29 +43,29 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
     Torch takes no more entries than a matrix has places; parallel edges of so small a graph are multiplied one by one.
     """
-    nodes, heads, channels = a.shape
+    _, heads, channels = a.shape
     count = entries.row.numel()
-    if a.numel() == 0 or not 0 < count <= nodes * nodes:
+    if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return reference.sddmm(entries, a, b)
-    ptr, moved, other = _rows(entries, nodes)
-    out, senders = a.new_empty(count, heads), b.reshape(nodes * heads, channels)
-    for some in _at_once(heads, nodes, count):
-        part = slice(some.start, some.stop)
-        receivers = a[:, part].transpose(0, 1).reshape(-1, channels)
-        products = _matrix(*_stacked(ptr, other, some, heads), a.new_zeros(count * len(some)), len(senders))
+    ptr, moved, other = _by_row(entries)
+    out, senders = a.new_empty(count, heads), b.reshape(-1, channels)
+    for some in _at_once(heads, entries):
+        receivers = a[:, some].transpose(0, 1).reshape(-1, channels)
+        zero = a.new_zeros(count * (some.stop - some.start))
+        products = _matrix(*_stacked(ptr, other, some, heads), zero, len(senders))
         torch.sparse.sampled_addmm(products, receivers, senders.t(), out=products)
         by_head = products.values().view(-1, count).t()
         if moved is None:
-            out[:, part] = by_head
+            out[:, some] = by_head
         else:
-            out[:, part].index_copy_(0, moved.long(), by_head)
+            out[:, some].index_copy_(0, moved.long(), by_head)
     return out
 
 
-def _rows(entries: Entries, nodes: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The entries by row, found here where nobody expected to need them."""
+def _by_row(entries: Entries) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The compressed form by row, found here where nobody expected to need it."""
     if entries.row_ptr is None or entries.row_other is None:
-        return compress(entries.row, entries.col, nodes)
+        return compress(entries.row, entries.col, entries.rows)
     return entries.row_ptr, entries.row_moved, entries.row_other
 
 
@@ -74,20 +73,20 @@ def _in_order(weight: Tensor, moved: Tensor | None) -> Tensor:
     return weight.contiguous() if moved is None else weight.index_select(0, moved)
 
 
-def _at_once(heads: int, nodes: int, count: int) -> Iterator[range]:
-    """The heads in runs that are worth one call: small graphs all at once, large ones one by one."""
-    run = max(1, AT_ONCE // max(nodes, count))
-    return (range(first, min(first + run, heads)) for first in range(0, heads, run))
+def _at_once(heads: int, entries: Entries) -> Iterator[slice]:
+    """The heads in runs that are worth one call: those of a small graph all at once, those of a large one by one."""
+    run = max(1, AT_ONCE // max(entries.rows, entries.row.numel()))
+    return (slice(first, min(first + run, heads)) for first in range(0, heads, run))
 
 
-def _stacked(ptr: Tensor, other: Tensor, some: range, heads: int) -> tuple[Tensor, Tensor]:
-    """Boundaries and columns of the rows of some heads, one head after the other; a column counts node and head."""
+def _stacked(ptr: Tensor, other: Tensor, some: slice, heads: int) -> tuple[Tensor, Tensor]:
+    """Boundaries and columns of the rows of some heads, one head after the other; columns number node and head."""
     if heads == 1:
         return ptr, other
-    before, head = (torch.tensor(numbers, dtype=ptr.dtype, device=ptr.device).unsqueeze(1) for numbers in (
-        [place * other.numel() for place in range(len(some))], list(some)))
-    stacked = torch.cat([(before + ptr[:-1]).flatten(), ptr.new_tensor([len(some) * other.numel()])])
-    return stacked, (other * heads + head).flatten()
+    head = torch.arange(some.start, some.stop, dtype=ptr.dtype, device=ptr.device).unsqueeze(1)
+    starts = (head - some.start) * other.numel() + ptr[:-1]
+    end = ptr.new_tensor([len(head) * other.numel()])
+    return torch.cat([starts.flatten(), end]), (other * heads + head).flatten()
 
 
 def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
@@ -95,9 +94,9 @@ def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
 
     In single precision on a CPU torch is fastest with weighted bags of rows, whose kernel fetches rows ahead.
     """
-    if v.dtype == torch.float32 and v.device.type == "cpu":  # detached: what trains would count the bags
-        bags = embedding_bag(columns, v.detach(), ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
-        return bags
+    if v.dtype == torch.float32 and v.device.type == "cpu":
+        v = v.detach()  # of what requires a gradient the bags would be numbered
+        return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
     return _matrix(ptr, columns, weight, len(v)) @ v
 
 

@@ -10,12 +10,14 @@ from diffusion_mp.pattern import Pattern
 
 
 class Entries(NamedTuple):
-    """Row and column of every entry; and the compressed forms by row and by column, where somebody expected a product.
+    """The shape; row and column of every entry; and compressed forms by both, where somebody expected a product.
 
     A compressed form is that of `Compressed`: boundaries, the entry that stands at every place (``None`` where nothing
     moves), and its other end.
     """
 
+    rows: int
+    cols: int
     row: Tensor
     col: Tensor
     row_ptr: Tensor | None
@@ -30,9 +32,10 @@ class Entries(NamedTuple):
         """A pattern's entries, compressed only in the forms that will be needed."""
         rows, cols = pattern
         unknown = None, None, None
-        return cls(rows.node, cols.node, *(rows.parts if by_row else unknown), *(cols.parts if by_col else unknown))
+        forms = *(rows.parts if by_row else unknown), *(cols.parts if by_col else unknown)
+        return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
 
     @property
     def T(self) -> Entries:
         """Those of the transpose."""
-        return Entries(self.col, self.row, *self[5:], *self[2:5])
+        return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
