@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import Wide, empty_like, operation
-from diffusion_mp.kernels.spmm.compressed import let_torch_warn
+from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.kernels.unit import quotient
 from diffusion_mp.pattern import Compressed
 
@@ -28,9 +28,8 @@ class Rows(NamedTuple):
 
     def matrix(self, like: Tensor) -> Tensor:
         """[N, E], ones where an entry stands in a row."""
-        let_torch_warn()
-        ones, size = like.new_ones(self.order.numel()), (self.ptr.numel() - 1, self.order.numel())
-        return torch.sparse_csr_tensor(self.ptr, self.order, ones, size=size, check_invariants=False)
+        count = self.order.numel()
+        return matrix(self.ptr, self.order, like.new_ones(count), count)
 
 
 def _sums_along(rows: Rows, x: Tensor) -> Tensor:
