@@ -313,10 +313,13 @@ class Graph:
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         if self._pattern is None:
-            source, target = self.edges
-            n = self.num_nodes
-            self._pattern = Pattern(Compressed(target, source, n), Compressed(source, target, n))
+            self._pattern = self._compressed()
         return self._pattern
+
+    def _compressed(self, ptr: Tensor | None = None) -> Pattern:
+        """The pattern of the edges; with ``ptr`` they are known to stand in the order of their targets."""
+        source, target = self.edges
+        return Pattern(Compressed(target, source, self.num_nodes, ptr), Compressed(source, target, self.num_nodes))
 
     @property
     def csr(self) -> Compressed:
@@ -357,6 +360,9 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, 0 if direction == "in" else 1].to(dtype or self.full_degree.dtype)
         node = self.edges[1 if direction == "in" else 0]
+        known = None if self._pattern is None else self._pattern[0 if direction == "in" else 1]
+        if self.edge_weight is None and known is not None and known.found:
+            return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
 
@@ -382,31 +388,35 @@ class Graph:
         return self if policy == "keep" else self._derive(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
-        edge_index = self.edges
+        source, target = self.edges
+        is_loop = source == target
+        if policy != "add" and not is_loop.is_meta and values_only() and not bool(is_loop.any()):
+            if policy == "remove":
+                return self
+            policy = "add"  # no loop is observed, so none remains
+        nodes = torch.arange(self.num_nodes, device=source.device)
+        ends = [torch.cat([end, nodes]) for end in (target, source)]
+        if policy == "add" and self.edge_weight is None:
+            return self._by_target(*ends, None, None if self.full_degree is None else self.full_degree + 1)
         weight = self._own_weights()
-        is_loop = edge_index[0] == edge_index[1]
         loop_weight, lost = weight.new_ones(self.num_nodes), weight.new_zeros(self.num_nodes)
-        if policy in ("remove", "remaining"):
+        if policy != "add":
             observed = weight * is_loop
             weight = weight - observed
-            count, lost = (lost.index_add(0, edge_index[0], w) for w in (is_loop.to(weight.dtype), observed))
-        if policy == "remove":
-            return self._with_edges(edge_index, weight, self._full_degree(-lost))
-        if policy == "remaining":
+            count, lost = (lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed))
+            if policy == "remove":
+                return self._with_edges(self.edges, weight, self._full_degree(-lost))
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
-        nodes = torch.arange(self.num_nodes, device=edge_index.device)
-        source, target = (torch.cat([ends, nodes]) for ends in edge_index)
-        return self._by_target(source, target, torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
+        return self._by_target(*ends, torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
 
-    def _by_target(self, source: Tensor, target: Tensor, weight: Tensor, full_degree: Tensor | None) -> Graph:
+    def _by_target(self, target: Tensor, source: Tensor, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
         """These edges in the order of their targets, which products need: so none of them has to order the weights."""
-        ptr, order, _ = compress(target, source, self.num_nodes)
+        ptr, order, source = compress(target, source, self.num_nodes)
         if order is not None:
-            source, target, weight = (given.index_select(0, order) for given in (source, target, weight))
-        edges = torch.stack([source, target])
-        graph = self._with_edges(edges, weight, full_degree)
-        rows = Compressed(edges[1], edges[0], self.num_nodes, ptr)
-        graph._pattern = Pattern(rows, Compressed(*edges, self.num_nodes))
+            target = target.index_select(0, order)
+            weight = None if weight is None else weight.index_select(0, order)
+        graph = self._with_edges(torch.stack([source.long(), target]), weight, full_degree)
+        graph._pattern = graph._compressed(ptr)
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:

@@ -58,9 +58,9 @@ class Compressed:
         return self.parts[2]
 
     @property
-    def ptr_and_order(self) -> tuple[Tensor, Tensor]:
-        """Both."""
-        return self.ptr, self.order
+    def found(self) -> bool:
+        """Whether somebody has asked for these."""
+        return self._sorted is not None
 
     @property
     def parts(self) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -113,8 +113,9 @@ class AdjacencyDiffusivity(Diffusivity):
             return weight
         if self.normalization == "row":
             return weight * reciprocal(received).index_select(0, target)
-        sent = received if self.direction == "pyg" else graph.degree("out", weight.dtype)
-        by_target, by_source = reciprocal(root(received)), reciprocal(root(sent))
+        by_source = by_target = reciprocal(root(received))
+        if self.direction != "pyg":
+            by_source = reciprocal(root(graph.degree("out", weight.dtype)))
         return weight * by_target.index_select(0, target) * by_source.index_select(0, source)
 
     def extra_repr(self) -> str:
