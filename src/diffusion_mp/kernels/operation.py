@@ -16,15 +16,15 @@
     })
 
 The annotations of the function are the schema, and say what happens to tensors first (:data:`Wide`, :data:`Narrow`).
-Calling what was declared chooses a backend, brings the arguments to one dtype, and runs it without autocast.
+Calling what was declared chooses a backend, brings the arguments to one dtype, and runs it without autocast: in the
+registered operation where torch has to see one, or else in a function of autograd, which costs a fifth of that.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 import torch
@@ -56,6 +56,12 @@ SCHEMA = {
     bool: "bool",
     str: "str",
 }
+
+#: What arguments are when nobody traces: no subclasses of tensors, and no symbols.
+PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
+
+#: What ``Wide`` and ``Narrow`` arguments may stay in, if it is one dtype for all of them.
+WIDE = ({torch.float32}, {torch.float64})
 
 Formula = Callable[..., Any]
 
@@ -132,6 +138,7 @@ class Signature:
         tuples = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
         self.tuples: dict[str, Callable[..., Any]] = tuples
         self._nested = bool(tuples)
+        self._makers = [_maker(tuples[name]) if name in tuples else None for name in hints]
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
         for name, hint in hints.items():
@@ -155,6 +162,7 @@ class Signature:
             self.parts["out"], self.tuples["out"] = self.results, self.returned
         self._wide = [place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)]
         self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
+        self._either = [*self._wide, *self._narrow]
 
     def schema(self, *more: str) -> str:
         """That of the flat operation, with ``more`` arguments at the end."""
@@ -167,26 +175,23 @@ class Signature:
         if not self._nested:
             return list(args)
         flat: list[Any] = []
-        for name, arg in zip(self.arguments, args, strict=True):
-            if name in self.tuples:
-                flat.extend(arg)
-            else:
+        for make, arg in zip(self._makers, args, strict=True):
+            if make is None:
                 flat.append(arg)
+            else:
+                flat.extend(arg)
         return flat
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
         """Arguments from their parts; what comes after them is left out."""
         if not self._nested:
             return list(flat[: len(self.arguments)])
-        values, args = iter(flat), []
-        for name in self.arguments:
-            kind = self.tuples.get(name)
-            args.append(kind(*islice(values, len(self.parts[name]))) if kind else next(values))
-        return args
+        values = iter(flat)
+        return [next(values) if make is None else make(values) for make in self._makers]
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
         """In place; with ``narrow`` what kernels take in half precision stays in it."""
-        if not (self._wide or self._narrow):
+        if not self._either or {flat[place].dtype for place in self._either if flat[place] is not None} in WIDE:
             return
         short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
         for place in self._narrow:
@@ -198,6 +203,12 @@ class Signature:
             flat[place] = None if flat[place] is None else flat[place].to(wide)
         for place in self._narrow:
             flat[place] = flat[place].to(short if narrow else wide)
+
+
+def _maker(kind: Callable[..., Any]) -> Callable[[Iterator[Any]], Any]:
+    """Makes such a tuple of the next values there are."""
+    parts = range(len(get_type_hints(kind)))
+    return lambda values: kind(*[next(values) for _ in parts])
 
 
 def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
@@ -233,6 +244,7 @@ class Operation(Generic[T]):
             schema=signature.schema("str backend") if family else signature.schema(),
         )
         self._registered.register_fake(self._fake)
+        self._function: type[torch.autograd.Function] | None = None
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
         """The result, by the backend that was named, or the environment names, or the first that does not decline.
@@ -248,12 +260,20 @@ class Operation(Generic[T]):
         if self.family is not None:
             flat.append(backend)
         plain = backend in self._plain or len(self._plain) == len(self._table)
-        out: Any = self._run(*flat) if plain else self._registered(*flat)
+        out: Any = self._run(*flat) if plain else self._recorded(flat)
         if not self._signature.several:
             return out if dtype is None else out.to(dtype)
         out = out if dtype is None else (out[0].to(dtype), *out[1:])
         result: T = self._signature.returned(*out)
         return result
+
+    def _recorded(self, flat: list[Any]) -> Any:
+        """The result with its derivatives, and by the shortest way there is."""
+        if not _looks_at_values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
+            return self._registered(*flat)
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
+            return self._run(*flat)
+        return (self._function.apply if self._function else self._registered)(*flat)
 
     def _run(self, *flat: Any) -> Any:
         """The implementation that was chosen, on flat arguments: in the registered operation, or plain."""
@@ -292,6 +312,14 @@ class Operation(Generic[T]):
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = self._run(*inputs)
+            self._keep(ctx, inputs, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}
+        self._function = type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), methods)
+
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""
         results = output if self._signature.several else (output,)
@@ -322,6 +350,16 @@ class Operation(Generic[T]):
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
+
+
+def _looks_at_values_only() -> bool:
+    """Whether torch runs what it is told, instead of compiling, tracing or transforming it, or watching what is called."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.jit.is_tracing()
+    )
 
 
 def _wanted(formula: Formula) -> list[str]:
