@@ -353,7 +353,7 @@ class Operation(Generic[T]):
 
 
 def _looks_at_values_only() -> bool:
-    """Whether torch runs what it is told, instead of compiling, tracing or transforming it, or watching what is called."""
+    """Whether torch runs what it is told, and neither compiles, traces nor transforms it, nor watches what is called."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
