@@ -81,11 +81,11 @@ class Part:
         stack = x.reshape(-1, x.size(2)).index_select(0, places.source)
         return stack.index_fill_(0, places.padding, 0.0) if zeros else stack
 
-    def empty(self, x: Tensor, channels: int) -> Tensor:
-        """An uninitialised stack for rows of ``channels`` with as many heads as ``x`` has."""
-        heads = x.size(1)
-        shape = x.shape[:2] if self._in_place(heads) else [sum(len(b.sizes) * b.size for b in self.buckets) * heads]
-        return x.new_empty(*shape, channels)
+    def room(self, rows: Tensor) -> Tensor:
+        """An uninitialised stack of results for ``rows`` [n, H, D]; these themselves where they are in place."""
+        if self._in_place(rows.size(1)):
+            return rows
+        return rows.new_empty(sum(len(b.sizes) * b.size for b in self.buckets) * rows.size(1), rows.size(2))
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """The buckets of a stack, [b H, size, F] each."""
@@ -96,14 +96,14 @@ class Part:
         parts = stack.split([count * b.size for count, b in zip(counts, self.buckets, strict=True)])
         return [part.view(count, -1, stack.size(1)) for part, count in zip(parts, counts, strict=True)]
 
-    def unstack(self, stack: Tensor, heads: int) -> Tensor:
-        """The rows of a stack, [n, H, F]."""
-        if stack.dim() == 3:
-            return stack
-        return stack.index_select(0, self._at(stack, heads).target).unflatten(0, (-1, heads))
+    def unstack(self, stack: Tensor, rows: Tensor) -> None:
+        """Write the results of a stack that ``room`` made to their rows [n, H, D]."""
+        if stack is not rows:
+            flat = rows.view(-1, rows.size(2))
+            torch.index_select(stack, 0, self._at(rows).target, out=flat)
 
-    def _at(self, x: Tensor, heads: int | None = None) -> _Places:
-        key = (x.size(1) if heads is None else heads, x.device)
+    def _at(self, x: Tensor) -> _Places:
+        key = (x.size(1), x.device)
         if key not in self._places:
             self._places[key] = _Places(*(places.to(x.device) for places in self._find(key[0])))
         return self._places[key]
@@ -151,7 +151,8 @@ def batch_plan(ptr: Tensor | None, num_nodes: int) -> Plan:
     if kept is not None and kept[0]() is ptr and torch.equal(kept[1].ptr, ptr):
         return kept[1]
     plan = Plan(ptr.clone())
-    _PLANS[id(ptr)] = weakref.ref(ptr, lambda _, key=id(ptr): _PLANS.pop(key, None)), plan
+    key = id(ptr)
+    _PLANS[key] = weakref.ref(ptr, lambda _: _PLANS.pop(key, None)), plan
     return plan
 
 
