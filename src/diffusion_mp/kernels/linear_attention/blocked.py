@@ -4,24 +4,23 @@ With K = Σ_j k̃_j v_jᵀ, κ = Σ_j k̃_j and σ = Σ_j v_j over the n nodes o
 
     d_i = q̃_i·κ + c n + a,  out_i = (Kᵀq̃_i + c σ + a v_i) / d_i.
 
-Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, G = Σ_i q̃_i g_iᵀ, γ = Σ_i q̃_i h_i and b = c Σ_i g_i are the sums,
+Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ_i q̃_i g_iᵀ, γ = Σ_i q̃_i h_i and b = c Σ_i g_i,
 
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 
 and ∂q_i = (1 − q̃_i q̃_iᵀ) ∂q̃_i / ‖q_i‖. Either direction pools, then reads: a pass over the blocks of the senders (of
 the receivers, backward) that adds up, and one over those of the receivers (the senders) that multiplies by the sums.
 
-What a block costs is memory that is written, and calls. Unit vectors are written once, for the sums of the senders; else
-the norms weigh the other factor of a product, which is written anyway. Products land in the result itself where that
-can hold them, and what follows a product is done to it in place; other memory is used again by every block.
+What a block costs is memory that is written, and calls. Unit vectors are written once, for the sums of the senders;
+else the norms weigh the other factor of a product, which is written anyway. Products land in the result itself where
+that can hold them, and what follows a product is done to it in place; other memory is used again by every block.
 
-Graphs of a batch are stacked with others of nearly one size, which makes one block. Small graphs are done by their pairs
-(``pairs.py``).
+Graphs of a batch are stacked with others of nearly one size, which makes one block. Small graphs are done by their
+pairs (``pairs.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ from diffusion_mp.kernels.linear_attention import pairs
 from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
 from diffusion_mp.kernels.linear_attention.rows import Vectors, reciprocal, store_tangential, vectors
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import batch_plan
+from diffusion_mp.kernels.segments import stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
@@ -69,8 +68,9 @@ class _Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
     """Every graph of a batch: by its pairs, or pooled, then read."""
     values, den = _empty_results(v)
+    height = _rows_at_once(k, v)
     pooled = den.new_zeros(k.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
-    for mask, (out, out_den), (qs, ks, vs) in _stacks(terms, (values, den), (q, k, v)):
+    for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, height, (values, den), (q, k, v)):
         if _by_pairs(ks.size(1), ks, vs):
             pairs.forward(out, out_den, qs, ks, vs, terms, mask)
             continue
@@ -86,13 +86,12 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    gradients = empty_like(q, k, v)
-    pooled_only = (out.values, out.den.unsqueeze(2))
-    for mask, (dq, dk, dv), (qs, ks, vs, grads, *rest) in _stacks(terms, gradients, (q, k, v, grad), pooled_only):
+    height = _rows_at_once(k, v)
+    gradients, inputs = empty_like(q, k, v), (q, k, v, grad, out.values, out.den.unsqueeze(2))
+    for mask, (dq, dk, dv), (qs, ks, vs, grads, values, den) in stacks(terms.ptr, height, gradients, inputs):
         if _by_pairs(ks.size(1), ks, vs):
             pairs.backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
             continue
-        values, den = rest
         blockwise = _Blockwise(ks, vs, terms, mask)
         # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
         sums = _Sums.parts(out.pooled) if terms.ptr is None else blockwise.pool(ks, vs)
@@ -148,26 +147,8 @@ def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
     return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
 
 
-def _stacks(
-    terms: Terms, results: Sequence[Tensor], inputs: Sequence[Tensor], pooled_only: Sequence[Tensor] = ()
-) -> Iterator[tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]]:
-    """Yield, for graphs of nearly one size, which of their rows [b, n, F] are nodes (``None``: all), these rows of
-    results, which are to be written, and of inputs: q, k, v and more. Also of ``pooled_only``, unless all are by pairs.
-    """
-    if terms.ptr is None:
-        yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in (*inputs, *pooled_only)]
-        return
-    _, k, v, *_ = inputs
-    height = BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
-    for part in batch_plan(terms.ptr).parts(max(1, height)):
-        taken = inputs if _by_pairs(part.largest, k, v) else [*inputs, *pooled_only]
-        parts = [result[part.rows] for result in results]
-        rooms = [part.room(x) for x in parts]
-        masks = part.masks(k.size(1), torch.promote_types(v.dtype, torch.float32), k.device)
-        views = zip(*[part.views(part.stack(x[part.rows])) for x in taken], strict=True)
-        yield from zip(masks, zip(*map(part.views, rooms), strict=True), views, strict=True)
-        for room, x in zip(rooms, parts, strict=True):
-            part.unstack(room, x)
+def _rows_at_once(k: Tensor, v: Tensor) -> int:
+    return BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
 
 
 class _Blockwise:
