@@ -1,21 +1,25 @@
-"""The fast path: tiles of rows by columns of one graph that stay in cache, small graphs of equal size stacked.
+"""The fast path: tiles of rows by columns of one graph that stay in cache, or of many small graphs at once.
 
 With a level ℓ a tile has the weights w_ij = f(s_ij) e^{−ℓ}. The level is subtracted before anything is exponentiated,
 so no weight overflows where ℓ is the logarithm of the row's largest score or of its sum. Most rows need no level.
+
+Graphs lie in stacks [B, n, F], one for every graph and head. A short one is filled up with copies of a row of its own:
+their scores are in no other range, and they count for nothing, since ``valid`` [B, n, 1], their values and their
+gradients are zero there.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
+from diffusion_mp.kernels.segments import put, stack
 
-# Entries of one tile over all heads: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
+# Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
 # A GPU wants tiles this many times as large.
 ON_GPU = 64
@@ -23,100 +27,126 @@ ON_GPU = 64
 FAR = 60.0
 
 
-def _tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, list[Rows]]]:
-    """Yield rows, and the blocks of columns of their graph, until every pair of nodes of a graph was met once."""
-    entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
-    side = math.isqrt(entries)
-    # Tiles of large graphs are square, and all alike; others hold as many whole graphs as there is room for.
-    height = lambda size: entries // size if size <= side else math.ceil(size / math.ceil(size / side))  # noqa: E731
-    for _, _, blocks in row_blocks(ptr, like.size(0), height, like.device):
-        for block in blocks:
-            yield block, blocks
+class _Weights:
+    """How weights are made of scores."""
 
-
-class _Tile:
-    """Makes tiles [b, n, m] of left [b, n, F] and right [b, m, F], one after the other in the same memory."""
-
-    def __init__(self, like: Tensor, score: str, loops: bool) -> None:
+    def __init__(self, score: str, loops: bool) -> None:
         self.score, self.loops = score, loops
-        self.buffer = Buffers(like, like.dtype)
+        self.far = False
+        """Whether some row needed a level, and so will others."""
 
-    def products(self, name: str, left: Tensor, right: Tensor, plus: Tensor | None = None, sign: int = 1) -> Tensor:
-        """±(s + plus), s the inner products."""
-        out = self.buffer(name, left.size(0), left.size(1), right.size(1))
-        beta = 0 if plus is None else sign
-        return torch.baddbmm(out if plus is None else plus, left, right.transpose(1, 2), beta=beta, alpha=sign, out=out)
+    def tile(
+        self, left: Tensor, right: Tensor, shift: Tensor | None, offset: int, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """w [b, n, m] at the level −shift, for left [b, n, F] and right [b, m, F], of which row i is row i + offset.
 
-    def odds(self, left: Tensor, right: Tensor, minus_level: Tensor | None) -> Tensor:
-        """e^{ℓ − s} for the sigmoid, where (log f)′ = σ(−s) is that times w; e^{s − ℓ} for exp, which is w itself."""
-        sign = -1 if self.score == "sigmoid" else 1
-        return self.products("odds", left, right, minus_level, sign).exp_()
+        And e^{ℓ − s} for the sigmoid with a level, where (log f)′ = σ(−s) is w times that.
+        """
+        if shift is None:
+            s = torch.bmm(left, right.transpose(1, 2))
+            w = odds = s.sigmoid_() if self.score == "sigmoid" else s.exp_()
+        else:
+            sign = -1 if self.score == "sigmoid" else 1
+            w = odds = torch.baddbmm(shift, left, right.transpose(1, 2), beta=sign, alpha=sign).exp_()
+            if self.score == "sigmoid":
+                w = torch.add(odds, shift.neg().exp()).reciprocal_()
+        return self.only_pairs(w, offset, valid, 0.0), odds
 
-    def weights(self, odds: Tensor, minus_level: Tensor | None, same: bool, out: Tensor) -> Tensor:
-        """f(s) e^{−ℓ}; ``same``: rows and columns are the same nodes."""
-        w = odds
-        if self.score == "sigmoid":
-            w = torch.add(odds, 1 if minus_level is None else minus_level.neg().exp(), out=out).reciprocal_()
-        if same and not self.loops:
-            w.diagonal(dim1=1, dim2=2).zero_()
-        return w
+    def top(self, left: Tensor, right: Tensor, offset: int, valid: Tensor | None) -> Tensor:
+        """The largest log f(s_ij) of every row [b, n, 1], finite even where there is none."""
+        s = self.only_pairs(torch.bmm(left, right.transpose(1, 2)), offset, valid, -torch.inf)
+        return log_score(s.amax(2, keepdim=True), self.score).clamp_(min=torch.finfo(s.dtype).min)
 
-    def top(self, left: Tensor, right: Tensor, same: bool) -> Tensor:
-        """The largest log f(s) of every row, [b, n, 1]."""
-        s = self.products("odds", left, right)
-        if same and not self.loops:
-            s.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
-        return log_score(s.amax(2, keepdim=True), self.score)
+    def only_pairs(self, tile: Tensor, offset: int, valid: Tensor | None, fill: float) -> Tensor:
+        """Without loops, a copy of a row is not to be met either: what it has for itself may be in any range."""
+        if not self.loops:
+            tile.diagonal(offset, 1, 2).fill_(fill)
+            if valid is not None:
+                tile.masked_fill_(valid.transpose(1, 2) == 0, fill)
+        return tile
+
+
+def _even(size: int, most: int) -> list[slice]:
+    """0 … size in as few parts of at most ``most`` as there can be, all about equal."""
+    if size <= most:
+        return [slice(0, size)]
+    count = -(-size // most)
+    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
+
+
+def _entries(like: Tensor) -> int:
+    return TILE if like.device.type == "cpu" else TILE * ON_GPU
+
+
+def _grid(x: Tensor) -> tuple[list[slice], list[slice]]:
+    """Blocks of rows, and blocks of columns, of the graphs of a stack."""
+    entries, size = _entries(x), x.size(1)
+    if size * size <= entries:
+        return [slice(0, size)], [slice(0, size)]
+    cols = _even(size, 2 * math.isqrt(entries))
+    return _even(size, max(1, entries // cols[0].stop)), cols
+
+
+def _cut(x: Tensor, rows: slice) -> Tensor:
+    """Rows of a stack, which are often all of them."""
+    return x if rows.stop - rows.start == x.size(1) else x[:, rows]
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """The total, if there is one already, and a b."""
+    """a b, added to the total if there is one already."""
     return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
 
 
-def _add_product(out: Tensor, rows: Rows, a: Tensor, b: Tensor) -> None:
-    """Add a b to rows of ``out``; those of stacked graphs are met once, so there is nothing to add to."""
-    if isinstance(rows, slice):
-        stack(out, rows).baddbmm_(a, b)
-    else:
-        put(out, rows, a @ b)
+def _near(sums: Tensor) -> bool:
+    """Whether all lie between e^−FAR and e^FAR."""
+    if not sums.numel():
+        return True
+    least, most = torch.aminmax(sums)
+    return math.exp(-FAR) < float(least) and float(most) < math.exp(FAR)
+
+
+def _attend(weights: _Weights, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Σ_j p_ij v_j and log Σ_j f(s_ij) of a stack; where rows need a level it is their largest log f(s_ij)."""
+    out, lse = [], []
+    row_blocks, col_blocks = _grid(q)
+    for rows in row_blocks:
+        queries = _cut(q, rows)
+        while True:
+            shift = sums = total = None
+            if weights.far:
+                tops = [
+                    weights.top(queries, _cut(k, cols), rows.start - cols.start, _some(valid, cols))
+                    for cols in col_blocks
+                ]
+                shift = -_joined(tops, 2).amax(2, keepdim=True)
+            for cols in col_blocks:
+                counted = _some(valid, cols)
+                w, _ = weights.tile(queries, _cut(k, cols), shift, rows.start - cols.start, counted)
+                part = w.sum(2, keepdim=True) if counted is None else torch.bmm(w, counted)
+                total = part if total is None else total.add_(part)
+                sums = _plus_product(sums, w, _cut(v, cols))
+            if weights.far or _near(total):
+                break
+            weights.far = True
+        out.append(sums.div_(total))
+        lse.append(total.log_() if shift is None else total.log_().sub_(shift))
+    return _joined(out, 1), _joined(lse, 1)
+
+
+def _some(x: Tensor | None, rows: slice) -> Tensor | None:
+    return None if x is None else _cut(x, rows)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
-    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32.
-
-    The level of a row that needs one is its largest log f(s_ij), finite even where there is none.
-    """
+    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
-    out, lse = torch.empty_like(v, memory_format=torch.contiguous_format), q.new_empty(*q.shape[:2], 1)
-    tile, far = _Tile(q, score, loops), False
-    for rows, blocks in _tiles(ptr, q):
-        queries = stack(q, rows)
-        while True:
-            minus_level = None
-            if far:
-                tops = [tile.top(queries, stack(k, cols), rows is cols) for cols in blocks]
-                minus_level = -torch.stack(tops).amax(0).clamp_min(torch.finfo(q.dtype).min)
-            sums = total = None
-            for cols in blocks:
-                odds = tile.odds(queries, stack(k, cols), minus_level)
-                w = tile.weights(odds, minus_level, rows is cols, out=odds)
-                part = w.sum(2, keepdim=True)
-                total = part if total is None else total.add_(part)
-                sums = _plus_product(sums, w, stack(v, cols))
-            if far or _near(total):
-                break
-            far = True  # and so are other rows, most likely
-        put(out, rows, sums.div_(total))
-        total = total.log_()
-        put(lse, rows, total if minus_level is None else total.sub_(minus_level))
+    weights = _Weights(score, loops)
+    out, lse = _stacked(lambda *x: _attend(weights, *x), ptr, (q, k), (v,))
     return Attended(out.to(dtype), lse.squeeze(2))
-
-
-def _near(sums: Tensor) -> bool:
-    """Whether all sums of rows lie between e^−FAR and e^FAR."""
-    least, most = torch.aminmax(sums)
-    return math.exp(-FAR) < float(least) and float(most) < math.exp(FAR)
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
@@ -126,21 +156,36 @@ def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool)
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    row_shift, col_shift, ptr, score, loops = weighting
+    ptr, score, loops = weighting[2:]
     dtype = v.dtype
-    (q, k, v, row_shift), _ = accumulating(q, k, v, row_shift)
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    tile = _Tile(q, score, loops)
-    for rows, blocks in _tiles(ptr, q):
-        queries, row = stack(q, rows), stack(row_shift.unsqueeze(2), rows)
-        sums = None
-        for cols in blocks:
-            shift = row if col_shift is None else row + stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
-            odds = tile.odds(queries, stack(k, cols), shift)
-            w = tile.weights(odds, shift, rows is cols, out=odds)
-            sums = _plus_product(sums, w, stack(v, cols))
-        put(out, rows, sums)
-    return out.to(dtype)
+    (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
+    weights = _Weights(score, loops)
+
+    def compute(q: Tensor, k: Tensor, *rest: Tensor) -> tuple[Tensor]:
+        *shifts, v, valid = rest
+        out = []
+        row_blocks, col_blocks = _grid(q)
+        for rows in row_blocks:
+            queries, sums = _cut(q, rows), None
+            for cols in col_blocks:
+                shift, counted = _shift(shifts, rows, cols), _some(valid, cols)
+                w, _ = weights.tile(queries, _cut(k, cols), shift, rows.start - cols.start, counted)
+                sums = _plus_product(sums, w, _cut(v, cols))
+            out.append(sums)
+        return (_joined(out, 1),)
+
+    return _stacked(compute, ptr, (q, k, *shifts), (v,))[0].to(dtype)
+
+
+def _columns(weighting: Weighting) -> list[Tensor]:
+    """a, and b if there is one, [N, H, 1]."""
+    return [shift.unsqueeze(2) for shift in weighting[:2] if shift is not None]
+
+
+def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor:
+    """a_i, or a_i + b_j."""
+    a = _cut(shifts[0], rows)
+    return a if len(shifts) == 1 else a + _cut(shifts[1], cols).transpose(1, 2)
 
 
 def backward(
@@ -149,26 +194,66 @@ def backward(
     """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
 
     With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
-    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i. Tiles are transposed, so that two of
-    these three products have both factors as they lie in memory.
+    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
-    row_shift, col_shift, ptr, score, loops = weighting
+    ptr, score, loops = weighting[2:]
     dtype = q.dtype
-    (grad, q, k, v, row_shift, delta), _ = accumulating(grad, q, k, v, row_shift, delta)
-    dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    tile, most = _Tile(q, score, loops), math.exp(exp_limit(q.dtype))
-    for rows, blocks in _tiles(ptr, q):
-        queries, grads = stack(q, rows), stack(grad, rows)
-        row, minus_delta = (stack(t.unsqueeze(2), rows).transpose(1, 2) for t in (row_shift, -delta))
-        for cols in blocks:
-            keys = stack(k, cols)
-            shift = row if col_shift is None else row + stack(col_shift.unsqueeze(2), cols)
-            odds = tile.odds(keys, queries, shift)
-            w = tile.weights(odds, shift, rows is cols, out=tile.buffer("weights", *odds.shape))
-            _add_product(dv, cols, w, grads)
-            g = tile.products("gradients", stack(v, cols), grads, minus_delta).mul_(w)
-            if score == "sigmoid":  # a weight of zero times odds without end is no slope
-                g.mul_(odds.clamp_(max=most).mul_(w))
-            _add_product(dk, cols, g, queries)
-            _add_product(dq, rows, g.transpose(1, 2), keys)
-    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+    (grad, q, k, v, delta, *shifts), _ = accumulating(grad, q, k, v, delta.unsqueeze(2), *_columns(weighting))
+    weights, most = _Weights(score, loops), math.exp(exp_limit(q.dtype))
+
+    def compute(q: Tensor, k: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        *shifts, v, grad, minus_delta, valid = rest
+        row_blocks, col_blocks = _grid(q)
+        dq: list[Tensor] = []
+        dk: list[Tensor | None] = [None] * len(col_blocks)
+        dv = list(dk)
+        for rows in row_blocks:
+            queries, grads, deltas, of_queries = *(_cut(x, rows) for x in (q, grad, minus_delta)), None
+            for place, cols in enumerate(col_blocks):
+                keys, counted = _cut(k, cols), _some(valid, cols)
+                w, odds = weights.tile(queries, keys, _shift(shifts, rows, cols), rows.start - cols.start, counted)
+                dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
+                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2)).mul_(w)
+                if score == "sigmoid":  # a weight of zero times odds without end is no slope
+                    g.mul_(odds.clamp_(max=most).mul_(w))
+                of_queries = _plus_product(of_queries, g, keys if counted is None else keys * counted)
+                dk[place] = _plus_product(dk[place], g.transpose(1, 2), queries)
+            dq.append(of_queries)
+        return _joined(dq, 1), _joined(dk, 1), _joined(dv, 1)
+
+    dq, dk, dv = (x.to(dtype) for x in _stacked(compute, ptr, (q, k, *shifts), (v, grad, -delta)))
+    return dq, dk, dv
+
+
+def _stacked(
+    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, copied: Sequence[Tensor], zeroed: Sequence[Tensor]
+) -> list[Tensor]:
+    """What is computed of stacks, for all graphs; rows beyond the end of a graph are copies, or zero."""
+    from diffusion_mp.kernels.segments import buckets, rows_of
+
+    inputs = (*copied, *zeroed)
+    n = inputs[0].size(0)
+    if ptr is None:
+        found = _by_graphs(compute, *(x.transpose(0, 1) for x in inputs), None)
+        return [x.transpose(0, 1).contiguous() for x in found]
+    out = None
+    for size, starts in buckets(ptr, n):
+        rows = rows_of(starts, size, inputs[0].device)
+        results = _by_graphs(compute, *[stack(x, rows) for x in inputs], None)
+        if out is None:
+            out = [x.new_empty(n, inputs[0].size(1), x.size(2)) for x in results]
+        for x, result in zip(out, results, strict=True):
+            put(x, rows, result)
+    if out is None:
+        return _stacked(compute, None, copied, zeroed)
+    return out
+
+
+def _by_graphs(compute: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None) -> tuple[Tensor, ...]:
+    """As many graphs of stacks at once as make a tile."""
+    first = stacks[0]
+    parts = _even(first.size(0), max(1, _entries(first) // max(1, first.size(1) ** 2)))
+    if len(parts) == 1:
+        return compute(*stacks)
+    found = [compute(*(x if x is None else x[some] for x in stacks)) for some in parts]
+    return tuple(map(torch.cat, zip(*found, strict=True)))
