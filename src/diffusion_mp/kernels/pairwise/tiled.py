@@ -129,6 +129,7 @@ def _attend(weights: _Weights, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | 
                 part = w.sum(2, keepdim=True) if counted is None else torch.bmm(w, counted)
                 total = part if total is None else total.add_(part)
                 sums = _plus_product(sums, w, _cut(v, cols))
+                del w, _
             if weights.far or _near(total):
                 break
             weights.far = True
@@ -171,6 +172,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
                 shift, counted = _shift(shifts, rows, cols), _some(valid, cols)
                 w, _ = weights.tile(queries, _cut(k, cols), shift, rows.start - cols.start, counted)
                 sums = _plus_product(sums, w, _cut(v, cols))
+                del w, _
             out.append(sums)
         return (_joined(out, 1),)
 
