@@ -30,6 +30,7 @@ from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_typ
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph_ops import values_only
 from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
 from diffusion_mp.kernels.precision import without_autocast
 
@@ -269,7 +270,7 @@ class Operation(Generic[T]):
 
     def _recorded(self, flat: list[Any]) -> Any:
         """The result with its derivatives, and by the shortest way there is."""
-        if not _looks_at_values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
+        if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
             return self._registered(*flat)
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
             return self._run(*flat)
@@ -350,16 +351,6 @@ class Operation(Generic[T]):
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
-
-
-def _looks_at_values_only() -> bool:
-    """Whether torch runs what it is told, instead of compiling, tracing or transforming it, or watching what is called."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch.jit.is_tracing()
-    )
 
 
 def _wanted(formula: Formula) -> list[str]:

@@ -1,13 +1,186 @@
-"""Ragged batches: graphs of equal size are stacked, so no padding row exists and none can enter a sum."""
+"""Ragged batches: graphs of nearly one size are stacked, so that a product of all of them is a few large ones.
 
+A batch is cut into parts, runs of graphs. Those of a part are sorted into buckets, [graphs, rows of the largest]; below
+a smaller one its first row is repeated, so that nothing of another graph is there, or a row of zeros, which is exact in
+every sum. What all of that is, the plan of a batch, is found once for its row boundaries and kept with them.
+"""
+
+from __future__ import annotations
+
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
 Rows = slice | Tensor
+
+# Rows that are added to a bucket before there is another one: a few more calls take as long as these.
+PADDING = 128
+
+
+class Bucket(NamedTuple):
+    """Graphs of nearly one size."""
+
+    sizes: Tensor
+    """Their nodes [b], the largest first."""
+    size: int
+    """Those of the first, and the rows that every graph gets."""
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Whether a row is a node, [b, 1, size] on the CPU; ``None`` where all rows are."""
+        full = int(self.sizes[-1]) == self.size
+        return None if full else (torch.arange(self.size) < self.sizes.unsqueeze(1)).unsqueeze(1)
+
+
+class _Places(NamedTuple):
+    """Where rows of a part [n H, F] are in its stack [Σ b H size, F], and rows of the stack in the part."""
+
+    source: Tensor
+    """The row of the part for every row of the stack."""
+    padding: Tensor
+    """The rows of the stack that are no node."""
+    target: Tensor
+    """The row of the stack for every row of the part."""
+
+
+class Part:
+    """A run of graphs of a batch, from their row boundaries.
+
+    Its rows, x[part.rows] of shape [n, H, F], are stacked by ``stack``. ``views`` are the buckets of a
+    stack, a graph and head in every b of [b H, size, F]; ``unstack`` makes rows of a stack again. One graph, or
+    graphs of one size with one head, are where they are: their stack is the rows themselves, and nothing is copied.
+    """
+
+    def __init__(self, bounds: Tensor) -> None:
+        self.rows = slice(int(bounds[0]), int(bounds[-1]))
+        sizes = bounds.diff()
+        order = sizes.argsort(descending=True, stable=True)
+        self._first = (bounds[order] - bounds[0])[: int((sizes > 0).sum())]
+        self._sizes = sizes[order][: len(self._first)]
+        self.buckets = [Bucket(part, int(part[0])) for part in self._sizes.split(_bucket_lengths(self._sizes.tolist()))]
+        self._places: dict[tuple[int, torch.device], _Places] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one graph."""
+        return len(self._sizes) == 1
+
+    def _in_place(self, heads: int) -> bool:
+        return self.alone or (heads == 1 and len(self.buckets) == 1 and self.buckets[0].mask is None)
+
+    def stack(self, x: Tensor, *, zeros: bool = False) -> Tensor:
+        """The stack of rows [n, H, F]; below a graph that is not the largest its first row is repeated, or zeros."""
+        if self._in_place(x.size(1)):
+            return x
+        places = self._at(x)
+        stack = x.reshape(-1, x.size(2)).index_select(0, places.source)
+        return stack.index_fill_(0, places.padding, 0.0) if zeros else stack
+
+    def room(self, rows: Tensor) -> Tensor:
+        """An uninitialised stack of results for ``rows`` [n, H, D]; these themselves where they are in place."""
+        if self._in_place(rows.size(1)):
+            return rows
+        return rows.new_empty(sum(len(b.sizes) * b.size for b in self.buckets) * rows.size(1), rows.size(2))
+
+    def views(self, stack: Tensor) -> list[Tensor]:
+        """The buckets of a stack, [b H, size, F] each."""
+        if stack.dim() == 3:
+            return [stack.transpose(0, 1) if self.alone else stack.view(len(self._sizes), -1, stack.size(2))]
+        heads = len(stack) // sum(len(b.sizes) * b.size for b in self.buckets)
+        counts = [len(b.sizes) * heads for b in self.buckets]
+        parts = stack.split([count * b.size for count, b in zip(counts, self.buckets, strict=True)])
+        return [part.view(count, -1, stack.size(1)) for part, count in zip(parts, counts, strict=True)]
+
+    def unstack(self, stack: Tensor, rows: Tensor) -> None:
+        """Write the results of a stack that ``room`` made to their rows [n, H, D]."""
+        if stack is not rows:
+            flat = rows.view(-1, rows.size(2))
+            torch.index_select(stack, 0, self._at(rows).target, out=flat)
+
+    def _at(self, x: Tensor) -> _Places:
+        key = (x.size(1), x.device)
+        if key not in self._places:
+            self._places[key] = _Places(*(places.to(x.device) for places in self._find(key[0])))
+        return self._places[key]
+
+    def _find(self, heads: int) -> _Places:
+        high = torch.cat([bucket.sizes.new_full(bucket.sizes.shape, bucket.size) for bucket in self.buckets])
+        graph = torch.repeat_interleave(high)
+        above = high.cumsum(0) - high
+        within = torch.arange(len(graph)) - above.index_select(0, graph)
+        node = within < self._sizes.index_select(0, graph)
+        row = self._first.index_select(0, graph) + within * node
+        # A graph of a bucket has its heads one after the other.
+        head = torch.arange(heads)
+        place = (heads * above.index_select(0, graph) + within).unsqueeze(1) + high.index_select(0, graph).outer(head)
+        source, target = torch.empty_like(place).flatten(), torch.empty(len(row) * heads, dtype=torch.long)
+        source[place] = row.unsqueeze(1) * heads + head
+        padding = place[~node].flatten()
+        target = target[: len(source) - len(padding)]
+        target[source[place[node]]] = place[node]
+        return _Places(source, padding, target)
+
+
+class Plan:
+    """How a batch with these row boundaries is cut into parts."""
+
+    def __init__(self, ptr: Tensor) -> None:
+        self.ptr = ptr
+        self._parts: dict[int, list[Part]] = {}
+
+    def parts(self, rows: int) -> list[Part]:
+        """Runs of graphs of at most so many rows together; a larger graph is a part of its own. Found once."""
+        if rows not in self._parts:
+            self._parts[rows] = list(_parts(self.ptr, rows))
+        return self._parts[rows]
+
+
+def batch_plan(ptr: Tensor | None, num_nodes: int) -> Plan:
+    """The plan for row boundaries, kept for as long as this tensor exists and holds the same.
+
+    A ``Graph`` has one such tensor, so that layers, heads, forward and backward share the plan.
+    """
+    if ptr is None:
+        return Plan(torch.tensor([0, num_nodes]))
+    kept = _PLANS.get(id(ptr))
+    if kept is not None and kept[0]() is ptr and torch.equal(kept[1].ptr, ptr):
+        return kept[1]
+    plan = Plan(ptr.clone())
+    key = id(ptr)
+    _PLANS[key] = weakref.ref(ptr, lambda _: _PLANS.pop(key, None)), plan
+    return plan
+
+
+_PLANS: dict[int, tuple[weakref.ref[Tensor], Plan]] = {}
+
+
+def _parts(ptr: Tensor, rows: int) -> Iterator[Part]:
+    first, last = 0, len(ptr) - 1
+    while first < last:
+        end = int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1
+        end = max(end, first + 1)
+        if ptr[end] > ptr[first]:
+            yield Part(ptr[first : end + 1])
+        first = end
+
+
+def _bucket_lengths(sizes: list[int]) -> list[int]:
+    """How many of graphs in falling order go into each bucket."""
+    lengths: list[int] = []
+    largest = added = 0
+    for size in sizes:
+        added += largest - size
+        if lengths and added <= PADDING:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+            largest, added = size, 0
+    return lengths
 
 
 def buckets(ptr: Tensor | None, num_nodes: int) -> Iterator[tuple[int, Tensor]]:
