@@ -9,7 +9,7 @@ gradients are zero there.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import put, stack
+from diffusion_mp.kernels.segments import batch_plan
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
@@ -25,6 +25,11 @@ TILE = 1 << 18
 ON_GPU = 64
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what vanished is nothing beside that.
 FAR = 60.0
+# Rows of small graphs that are stacked together: a few MiB, whatever the batch is.
+ROWS = 1 << 13
+
+Compute = Callable[..., tuple[Tensor, ...]]
+"""Takes stacks, and ``valid`` or ``None``, and returns stacks."""
 
 
 class _Weights:
@@ -146,7 +151,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
     weights = _Weights(score, loops)
-    out, lse = _stacked(lambda *x: _attend(weights, *x), ptr, (q, k), (v,))
+    out, lse = _everywhere(lambda *x: _attend(weights, *x), ptr, (q, k), (v,))
     return Attended(out.to(dtype), lse.squeeze(2))
 
 
@@ -176,7 +181,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
             out.append(sums)
         return (_joined(out, 1),)
 
-    return _stacked(compute, ptr, (q, k, *shifts), (v,))[0].to(dtype)
+    return _everywhere(compute, ptr, (q, k, *shifts), (v,))[0].to(dtype)
 
 
 def _columns(weighting: Weighting) -> list[Tensor]:
@@ -223,39 +228,43 @@ def backward(
             dq.append(of_queries)
         return _joined(dq, 1), _joined(dk, 1), _joined(dv, 1)
 
-    dq, dk, dv = (x.to(dtype) for x in _stacked(compute, ptr, (q, k, *shifts), (v, grad, -delta)))
+    dq, dk, dv = (x.to(dtype) for x in _everywhere(compute, ptr, (q, k, *shifts), (v, grad, -delta)))
     return dq, dk, dv
 
 
-def _stacked(
-    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, copied: Sequence[Tensor], zeroed: Sequence[Tensor]
+def _everywhere(
+    compute: Compute, ptr: Tensor | None, copied: Sequence[Tensor], zeroed: Sequence[Tensor]
 ) -> list[Tensor]:
-    """What is computed of stacks, for all graphs; rows beyond the end of a graph are copies, or zero."""
-    from diffusion_mp.kernels.segments import buckets, rows_of
-
-    inputs = (*copied, *zeroed)
-    n = inputs[0].size(0)
-    if ptr is None:
-        found = _by_graphs(compute, *(x.transpose(0, 1) for x in inputs), None)
+    """What is computed of stacks, [N, H, D] each; beyond the end of a graph tensors are copied, or zero."""
+    n, heads = copied[0].shape[:2]
+    if ptr is None or not n:
+        found = _by_graphs(compute, [x.transpose(0, 1) for x in (*copied, *zeroed)], None)
         return [x.transpose(0, 1).contiguous() for x in found]
-    out = None
-    for size, starts in buckets(ptr, n):
-        rows = rows_of(starts, size, inputs[0].device)
-        results = _by_graphs(compute, *[stack(x, rows) for x in inputs], None)
-        if out is None:
-            out = [x.new_empty(n, inputs[0].size(1), x.size(2)) for x in results]
-        for x, result in zip(out, results, strict=True):
-            put(x, rows, result)
-    if out is None:
-        return _stacked(compute, None, copied, zeroed)
-    return out
+    results: list[Tensor] = []
+    for part in batch_plan(ptr, n).parts(ROWS):
+        stacks = [part.stack(x[part.rows]) for x in copied]
+        padded = stacks[0].numel() > copied[0][part.rows].numel()
+        ones = [copied[0].new_ones(part.rows.stop - part.rows.start, heads, 1)] if padded else []
+        stacks += [part.stack(x, zeros=True) for x in (*(x[part.rows] for x in zeroed), *ones)]
+        found = [
+            _by_graphs(compute, bucket[: len(bucket) - padded], bucket[-1] if padded else None)
+            for bucket in zip(*map(part.views, stacks), strict=True)
+        ]
+        results = results or [x.new_empty(n, heads, x.size(2)) for x in found[0]]
+        for result, values in zip(results, zip(*found, strict=True), strict=True):
+            rows = result[part.rows]
+            room = part.room(rows)
+            for view, value in zip(part.views(room), values, strict=True):
+                view.copy_(value)
+            part.unstack(room, rows)
+    return results
 
 
-def _by_graphs(compute: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None) -> tuple[Tensor, ...]:
+def _by_graphs(compute: Compute, stacks: Sequence[Tensor], valid: Tensor | None) -> tuple[Tensor, ...]:
     """As many graphs of stacks at once as make a tile."""
     first = stacks[0]
     parts = _even(first.size(0), max(1, _entries(first) // max(1, first.size(1) ** 2)))
     if len(parts) == 1:
-        return compute(*stacks)
-    found = [compute(*(x if x is None else x[some] for x in stacks)) for some in parts]
+        return compute(*stacks, valid)
+    found = [compute(*(x[some] for x in stacks), None if valid is None else valid[some]) for some in parts]
     return tuple(map(torch.cat, zip(*found, strict=True)))
