@@ -78,7 +78,7 @@ class Part:
         if self._in_place(x.size(1)):
             return x
         places = self._at(x)
-        stack = x.reshape(-1, x.size(2)).index_select(0, places.source)
+        stack = x.flatten(0, 1).index_select(0, places.source)
         return stack.index_fill_(0, places.padding, 0.0) if zeros else stack
 
     def room(self, rows: Tensor) -> Tensor:
@@ -90,16 +90,20 @@ class Part:
     def views(self, stack: Tensor) -> list[Tensor]:
         """The buckets of a stack, [b H, size, F] each."""
         if stack.dim() == 3:
-            return [stack.transpose(0, 1) if self.alone else stack.view(len(self._sizes), -1, stack.size(2))]
+            return [
+                stack.transpose(0, 1)
+                if self.alone
+                else stack.view(len(self._sizes), self.buckets[0].size, stack.size(2))
+            ]
         heads = len(stack) // sum(len(b.sizes) * b.size for b in self.buckets)
-        counts = [len(b.sizes) * heads for b in self.buckets]
-        parts = stack.split([count * b.size for count, b in zip(counts, self.buckets, strict=True)])
-        return [part.view(count, -1, stack.size(1)) for part, count in zip(parts, counts, strict=True)]
+        shapes = [(len(b.sizes) * heads, b.size) for b in self.buckets]
+        parts = stack.split([count * size for count, size in shapes])
+        return [part.view(*shape, stack.size(1)) for part, shape in zip(parts, shapes, strict=True)]
 
     def unstack(self, stack: Tensor, rows: Tensor) -> None:
         """Write the results of a stack that ``room`` made to their rows [n, H, D]."""
         if stack is not rows:
-            flat = rows.view(-1, rows.size(2))
+            flat = rows.view(len(rows) * rows.size(1), rows.size(2))  # of no column, possibly
             torch.index_select(stack, 0, self._at(rows).target, out=flat)
 
     def _at(self, x: Tensor) -> _Places:
