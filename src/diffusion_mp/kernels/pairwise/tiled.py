@@ -221,9 +221,11 @@ def backward(
                 w, odds = weights.tile(queries, keys, _shift(shifts, rows, cols), rows.start - cols.start, counted)
                 dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
                 g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2)).mul_(w)
+                if counted is not None:
+                    g.mul_(counted.transpose(1, 2))
                 if score == "sigmoid":  # a weight of zero times odds without end is no slope
                     g.mul_(odds.clamp_(max=most).mul_(w))
-                of_queries = _plus_product(of_queries, g, keys if counted is None else keys * counted)
+                of_queries = _plus_product(of_queries, g, keys)
                 dk[place] = _plus_product(dk[place], g.transpose(1, 2), queries)
             dq.append(of_queries)
         return _joined(dq, 1), _joined(dk, 1), _joined(dv, 1)
@@ -254,9 +256,10 @@ def _everywhere(
         for result, values in zip(results, zip(*found, strict=True), strict=True):
             rows = result[part.rows]
             room = part.room(rows)
-            for view, value in zip(part.views(room), values, strict=True):
-                view.copy_(value)
-            part.unstack(room, rows)
+            if room is rows:
+                part.views(rows)[0].copy_(values[0])
+            else:
+                part.unstack(torch.cat([value.flatten(0, 1) for value in values], out=room), rows)
     return results
 
 
