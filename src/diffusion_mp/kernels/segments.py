@@ -64,11 +64,28 @@ class Part:
         self._sizes = sizes[order][: len(self._first)]
         self.buckets = [Bucket(part, int(part[0])) for part in self._sizes.split(_bucket_lengths(self._sizes.tolist()))]
         self._places: dict[tuple[int, torch.device], _Places] = {}
+        self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
 
     @property
     def alone(self) -> bool:
         """Whether this is one graph."""
         return len(self._sizes) == 1
+
+    @property
+    def largest(self) -> int:
+        """The nodes of the largest graph."""
+        return self.buckets[0].size
+
+    def masks(self, heads: int, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
+        """One for nodes, and zero below the end of a graph, for every bucket [b H, size, 1]; ``None``: all are nodes."""
+        key = (heads, dtype, device)
+        if key not in self._masks:
+            found = [bucket.mask for bucket in self.buckets]
+            self._masks[key] = [
+                None if mask is None else mask.transpose(1, 2).repeat_interleave(heads, 0).to(device, dtype)
+                for mask in found
+            ]
+        return self._masks[key]
 
     def _in_place(self, heads: int) -> bool:
         return self.alone or (heads == 1 and len(self.buckets) == 1 and self.buckets[0].mask is None)
@@ -144,13 +161,11 @@ class Plan:
         return self._parts[rows]
 
 
-def batch_plan(ptr: Tensor | None, num_nodes: int) -> Plan:
+def batch_plan(ptr: Tensor) -> Plan:
     """The plan for row boundaries, kept for as long as this tensor exists and holds the same.
 
     A ``Graph`` has one such tensor, so that layers, heads, forward and backward share the plan.
     """
-    if ptr is None:
-        return Plan(torch.tensor([0, num_nodes]))
     kept = _PLANS.get(id(ptr))
     if kept is not None and kept[0]() is ptr and torch.equal(kept[1].ptr, ptr):
         return kept[1]
