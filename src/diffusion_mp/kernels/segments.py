@@ -48,6 +48,20 @@ class _Places(NamedTuple):
     """The row of the stack for every row of the part."""
 
 
+class Piece(NamedTuple):
+    """Some graphs of a bucket and their heads, B in all."""
+
+    rows: Tensor
+    """The row of [N H, F] for each of their rows [B size]; below a graph its first row is repeated."""
+    size: int
+    mask: Tensor | None
+    """One for nodes, and zero below the end of a graph, [B, size, 1]; ``None``: all are nodes."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, size, F] of rows [N H, F]."""
+        return x.index_select(0, self.rows).view(self.rows.size(0) // self.size, self.size, x.size(1))
+
+
 class Part:
     """A run of graphs of a batch, from their row boundaries.
 
@@ -63,6 +77,7 @@ class Part:
         self._first = (bounds[order] - bounds[0])[: int((sizes > 0).sum())]
         self._sizes = sizes[order][: len(self._first)]
         self.buckets = [Bucket(part, int(part[0])) for part in self._sizes.split(_bucket_lengths(self._sizes.tolist()))]
+        self._shapes = [(len(bucket.sizes), bucket.size) for bucket in self.buckets]
         self._places: dict[tuple[int, torch.device], _Places] = {}
         self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
 
@@ -112,10 +127,12 @@ class Part:
                 if self.alone
                 else stack.view(len(self._sizes), self.buckets[0].size, stack.size(2))
             ]
-        heads = len(stack) // sum(len(b.sizes) * b.size for b in self.buckets)
-        shapes = [(len(b.sizes) * heads, b.size) for b in self.buckets]
-        parts = stack.split([count * size for count, size in shapes])
-        return [part.view(*shape, stack.size(1)) for part, shape in zip(parts, shapes, strict=True)]
+        heads = stack.size(0) // sum(graphs * size for graphs, size in self._shapes)
+        parts = stack.split_with_sizes([heads * graphs * size for graphs, size in self._shapes])
+        channels = stack.size(1)
+        return [
+            part.view(heads * graphs, size, channels) for part, (graphs, size) in zip(parts, self._shapes, strict=True)
+        ]
 
     def unstack(self, stack: Tensor, rows: Tensor) -> None:
         """Write the results of a stack that ``room`` made to their rows [n, H, D]."""
@@ -146,6 +163,17 @@ class Part:
         target[source[place[node]]] = place[node]
         return _Places(source, padding, target)
 
+    def pieces(self, like: Tensor, pairs: int, rows: int) -> Iterator[Piece]:
+        """Graphs and heads of rows ``like`` [n, H, F] that together have at most so many pairs of rows, and rows."""
+        heads = like.size(1)
+        taken = self._at(like).source.split([heads * graphs * size for graphs, size in self._shapes])
+        masks = self.masks(heads, like.dtype, like.device)
+        for source, mask, (_, size) in zip(taken, masks, self._shapes, strict=True):
+            most = max(1, min(pairs // size**2, rows // size))
+            parts = source.split(most * size)
+            for part, some in zip(parts, [None] * len(parts) if mask is None else mask.split(most), strict=True):
+                yield Piece(part, size, some)
+
 
 class Plan:
     """How a batch with these row boundaries is cut into parts."""
@@ -153,12 +181,21 @@ class Plan:
     def __init__(self, ptr: Tensor) -> None:
         self.ptr = ptr
         self._parts: dict[int, list[Part]] = {}
+        self._pieces: dict[tuple[object, ...], list[Piece]] = {}
 
     def parts(self, rows: int) -> list[Part]:
         """Runs of graphs of at most so many rows together; a larger graph is a part of its own. Found once."""
         if rows not in self._parts:
             self._parts[rows] = list(_parts(self.ptr, rows))
         return self._parts[rows]
+
+    def pieces(self, like: Tensor, pairs: int, rows: int) -> list[Piece]:
+        """All graphs and heads of ``like`` [N, H, F], at most so many pairs of rows, and rows, at once. Found once."""
+        key = (like.size(1), like.dtype, like.device, pairs, rows)
+        if key not in self._pieces:
+            (whole,) = self.parts(like.size(0))
+            self._pieces[key] = list(whole.pieces(like, pairs, rows))
+        return self._pieces[key]
 
 
 def batch_plan(ptr: Tensor) -> Plan:

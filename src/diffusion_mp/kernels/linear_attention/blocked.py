@@ -1,7 +1,7 @@
 """The fast path on the CPU: a block of nodes at a time, small enough to stay in cache from its norms to its products.
 
-With one more feature k′_j = [k̃_j, 1] and one more channel v′_j = [v_j, 1], K = Σ_j k′_j v′_jᵀ of a graph has
-κ = Σ_j k̃_j in its last column, and Σ_j v_j and n in its last row. With b = c Σ_j v_j and a = own n,
+With one more feature k′_j = [k̃_j, 1], K = Σ_j k′_j v_jᵀ and κ = Σ_j k′_j of a graph hold Σ_j v_j and n too. With
+b = c Σ_j v_j and a = own n,
 
     d_i = q̃_i·κ + c n + a,  out_i = (Kᵀq̃_i + b + a v_i) / d_i.
 
@@ -12,26 +12,23 @@ Backward, with g_i = ∂out_i / d_i, h_i = −g_i·out_i and G = Σ_i q̃_i [g_i
 and ∂q_i = (1 − q̃_i q̃_iᵀ) ∂q̃_i / ‖q_i‖. Either direction pools, then reads: a pass over the blocks of the senders (of
 the receivers, backward) that adds up, and one over those of the receivers (the senders) that multiplies by the sums.
 
-What a block costs is memory that is written, so there are three rules. Unit vectors are written once, for the sums of
-the senders; else the norms weigh the other factor of a product, which is written anyway. Products land in the result
-itself where it can hold them, or else in memory that every block uses again (``Buffers``). What follows a product is
-done to it in place.
-
-Graphs of a batch are stacked with others of nearly one size, which makes one block; small ones are done by their pairs
-(``pairs.py``).
+What a block costs is memory that is written, so there are three rules. Only k′ is written with unit vectors; else the
+norms weigh the other factor of a product, which is written anyway. Products land in the result itself where it can hold
+them, or else in memory that every block uses again (``Buffers``). What follows a product is done to it in place.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.buffers import Buffers
-from diffusion_mp.kernels.linear_attention import pairs
 from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
-from diffusion_mp.kernels.linear_attention.rows import Vectors, reciprocal, store_tangential, vectors
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import batch_plan
+from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
@@ -39,19 +36,26 @@ BLOCK = 1 << 20
 # Entries of a block that are worth starting it, also where there are few nodes.
 SMALL = 1 << 18
 
+# Norms between which the squares of a vector, and those of its norm, stay within the range of float32.
+LEAST, MOST = 1e-15, 1e15
+
+
+class _Sums(NamedTuple):
+    """K [b, F + 1, D] and κ [b, F + 1, 1] of b graphs and heads."""
+
+    pooled: Tensor
+    weight: Tensor
+
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
-    """Every graph of a batch: by its pairs, or pooled, then read."""
-    out = _empty_results(v, k.size(2), k.size(1) if terms.ptr is None else 0)
-    results = (out.values, out.den.unsqueeze(2))
-    for mask, (values, den), (qs, ks, vs) in _stacks(terms, results, (q, k, v)):
-        if _by_pairs(ks.size(1), ks, vs, terms):
-            pairs.forward(values, den, qs, ks, vs, terms, mask)
-            continue
-        blockwise = _Blockwise(ks, vs, terms, mask)
-        sums = blockwise.no_sums(ks, vs) if terms.ptr is not None else out.pooled
-        blockwise.pool(sums, ks, vs)
-        blockwise.read(values, den, qs, vs, sums, blockwise.nodes)
+    """Every graph of a batch: pooled, then read."""
+    blockwise = _Blockwise(v, terms)
+    out = blockwise.empty_results(k.size(2), k.size(1) if terms.ptr is None else 0)
+    for size, blocks in blockwise.graphs(k):
+        sums = blockwise.pool(k, v, blocks)
+        if terms.ptr is None:
+            torch.cat(sums, dim=2, out=out.pooled)
+        blockwise.read(out, q, v, sums, size, blocks)
     return out
 
 
@@ -59,44 +63,39 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    gradients = empty_like(q, k, v)
-    pooled_only = (out.values, out.den.unsqueeze(2))
-    for mask, (dq, dk, dv), (qs, ks, vs, grads, *rest) in _stacks(terms, gradients, (q, k, v, grad), pooled_only):
-        if _by_pairs(ks.size(1), ks, vs, terms):
-            pairs.backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
-            continue
-        values, den = rest
-        blockwise, sums = _Blockwise(ks, vs, terms, mask), out.pooled
-        if terms.ptr is not None:  # pooled again: the sums of many small graphs may be more than their nodes
-            sums = blockwise.no_sums(ks, vs)
-            blockwise.pool(sums, ks, vs)
-        by_sums = blockwise.read_backward(dq, grads, qs, values, den, sums)
-        blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
-    return gradients
+    dq, dk, dv = empty_like(q, k, v)
+    blockwise = _Blockwise(v, terms)
+    for size, blocks in blockwise.graphs(k):
+        # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
+        sums = out.pooled if terms.ptr is None else torch.cat(blockwise.pool(k, v, blocks), dim=2)
+        pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, sums[:, :-1], blocks)
+        own_part = partial(blockwise.own_gradient, grad, out, terms.own * size) if terms.own else None
+        blockwise.pool_backward(dk, dv, pooled_grad, bias, k, v, blocks, own_part)
+    return dq, dk, dv
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    """K of one graph, [[Σ_j k̃_j v_jᵀ, Σ_j k̃_j], [Σ_j v_j, n]]: [H, F + 1, D + 1]."""
-    k, v = k.transpose(0, 1), v.transpose(0, 1)
-    blockwise = _Blockwise(k, v, terms)
-    sums = blockwise.no_sums(k, v)
-    blockwise.pool(sums, k, v)
-    return sums
+    """[K, κ] of one graph, which is [[Σ_j k̃_j v_jᵀ, Σ_j k̃_j], [Σ_j v_j, n]]: [H, F + 1, D + 1]."""
+    blockwise = _Blockwise(v, terms)
+    if not k.size(0):
+        return blockwise.empty_results(k.size(2), k.size(1)).pooled.zero_()
+    return torch.cat(blockwise.pool(k, v, blockwise.blocks(k)), dim=2)
 
 
 def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     """Gradients of k and v."""
-    dk, dv = gradients = empty_like(k, v)
-    dk, dv, k, v = (x.transpose(0, 1) for x in (dk, dv, k, v))
-    _Blockwise(k, v, terms).pool_backward(dk, dv, grad, k, v)
-    return gradients
+    dk, dv = empty_like(k, v)
+    blockwise = _Blockwise(v, terms)
+    blockwise.pool_backward(dk, dv, grad[:, :-1], grad[:, -1:, :-1], k, v, blockwise.blocks(k))
+    return dk, dv
 
 
 def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
     """The rows from such sums, which may be those of more nodes."""
-    out = _empty_results(v, 0, 0)
-    values, den, q, v = (x.transpose(0, 1) for x in (out.values, out.den.unsqueeze(2), q, v))
-    _Blockwise(q, v, terms).read(values, den, q, v, sums, sums[:1, -1:, -1:])
+    blockwise = _Blockwise(v, terms)
+    out = blockwise.empty_results(0, 0)
+    parts = _Sums(*(part.contiguous() for part in sums.split([v.size(2), 1], dim=2)))
+    blockwise.read(out, q, v, parts, float(sums[0, -1, -1]), blockwise.blocks(q))
     return out
 
 
@@ -105,174 +104,203 @@ def read_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
     dq, dv = empty_like(q), empty_like(v) if terms.own else v.new_empty(0)
-    gradient, queries, values, den = (x.transpose(0, 1) for x in (grad, q, out.values, out.den.unsqueeze(2)))
-    blockwise = _Blockwise(queries, gradient, terms)
-    by_sums = blockwise.read_backward(dq.transpose(0, 1), gradient, queries, values, den, sums)
-    for rows in blockwise.blocks if terms.own else ():
-        dv.transpose(0, 1)[:, rows] = blockwise.own_gradient(gradient, den, rows, sums[:1, -1:, -1:])
-    return dq, dv, by_sums
+    blockwise = _Blockwise(v, terms)
+    blocks = blockwise.blocks(q)
+    pooled_grad, bias = blockwise.read_backward(dq, grad, q, out, sums[:, :-1], blocks)
+    for b in blocks if terms.own else []:
+        put(dv, b, blockwise.own_gradient(grad, out, terms.own * float(sums[0, -1, -1]), b))
+    return dq, dv, torch.cat([pooled_grad, pad(bias, (0, 1))], dim=1)
 
 
-def _empty_results(v: Tensor, features: int, heads: int) -> Attended:
-    """With zeros as the sums of so many heads."""
-    values = torch.empty_like(v, memory_format=torch.contiguous_format)
-    den = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    return Attended(values, den, den.new_zeros(heads, features + 1, v.size(2) + 1))
+class _Vectors(NamedTuple):
+    """A block of vectors; multiplied by ``scale`` they are what the formulas above call x̃."""
 
+    entries: Tensor
+    norm: Tensor | None
+    """[b, n, 1]; ``None`` where vectors stay as they are."""
+    size: Tensor | None
+    """What the entries were divided by before, [b, n, 1]; ``None``: by nothing."""
 
-def _by_pairs(size: int, k: Tensor, v: Tensor, terms: Terms) -> bool:
-    """Whether a product by all pairs of so many nodes takes at most twice the steps; it writes less."""
-    return terms.ptr is not None and size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
-
-
-def _stacks(
-    terms: Terms, results: Sequence[Tensor], inputs: Sequence[Tensor], pooled_only: Sequence[Tensor] = ()
-) -> Iterator[tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]]:
-    """Yield, for graphs of nearly one size, which of their rows [b, n, F] are nodes (``None``: all), these rows of
-    results, which are to be written, and of inputs: q, k, v and more. Also of ``pooled_only``, unless all are by pairs.
-    """
-    if terms.ptr is None:
-        yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in (*inputs, *pooled_only)]
-        return
-    _, k, v, *_ = inputs
-    height = BLOCK // max(1, k.size(1) * max(k.size(2), v.size(2)))
-    for part in batch_plan(terms.ptr).parts(max(1, height)):
-        taken = inputs if _by_pairs(part.largest, k, v, terms) else [*inputs, *pooled_only]
-        parts = [result[part.rows] for result in results]
-        rooms = [part.room(x) for x in parts]
-        masks = part.masks(k.size(1), torch.promote_types(v.dtype, torch.float32), k.device)
-        views = zip(*[part.views(part.stack(x[part.rows])) for x in taken], strict=True)
-        yield from zip(masks, zip(*map(part.views, rooms), strict=True), views, strict=True)
-        for room, x in zip(rooms, parts, strict=True):
-            part.unstack(room, x)
+    @property
+    def scale(self) -> Tensor:
+        return self.entries.new_ones(1) if self.norm is None else self.norm.reciprocal()
 
 
 class _Blockwise:
-    """Graphs of nearly one size [b, n, F], a block of their rows at a time; ``mask`` [b, n, 1] is one for nodes."""
+    """What the blocks of one call share: the terms of a row, the precision of sums, and memory."""
 
-    def __init__(self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None = None) -> None:
-        self.terms, self.mask = terms, mask
-        self.nodes: Tensor | int = k.size(1) if mask is None else mask.sum(1, keepdim=True)
-        self.buffer = Buffers(v, torch.promote_types(v.dtype, torch.float32))  # in the precision of sums
-        # A block has an eighth of all nodes, so that it is small beside the result, within the limits above.
-        width = max(1, k.size(0) * max(k.size(2), v.size(2)))
-        height = max(1, min(BLOCK, max(SMALL, k.size(1) * width // 8)) // width)
-        self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
+    def __init__(self, v: Tensor, terms: Terms) -> None:
+        self.like, self.terms = v, terms
+        self.wide = torch.promote_types(v.dtype, torch.float32)  # the precision of sums
+        self.buffer = Buffers(v, self.wide)
+
+    def graphs(self, x: Tensor) -> Iterator[tuple[int, list[Rows]]]:
+        """The size and the blocks of one graph, or of some graphs of equal size in one block.
+
+        A block has an eighth of all nodes, so that it is small beside the result, within the limits above.
+        """
+        width = max(1, x.size(1) * max(x.size(2), self.like.size(2)))
+        height = min(BLOCK, max(SMALL, x.size(0) * width // 8)) // width
+        for size, _, blocks in row_blocks(self.terms.ptr, x.size(0), height, x.device):
+            yield size, blocks
+
+    def blocks(self, x: Tensor) -> list[Rows]:
+        """All blocks of a single graph."""
+        return [b for _, blocks in self.graphs(x) for b in blocks]
+
+    def empty_results(self, features: int, heads: int) -> Attended:
+        """With room for the sums of so many heads."""
+        v = self.like
+        values = torch.empty_like(v, memory_format=torch.contiguous_format)
+        den = v.new_empty(v.shape[:2], dtype=self.wide)
+        return Attended(values, den, den.new_zeros(heads, features + 1, v.size(2) + 1))
 
     # ---------------------------------------------------------------- the two halves, and their gradients
 
-    def no_sums(self, k: Tensor, v: Tensor) -> Tensor:
-        """K of no senders."""
-        return v.new_zeros(k.size(0), k.size(2) + 1, v.size(2) + 1, dtype=self.buffer.dtype)
+    def pool(self, k: Tensor, v: Tensor, blocks: list[Rows]) -> _Sums:
+        """The sums of the graphs that the blocks make up."""
 
-    def pool(self, sums: Tensor, k: Tensor, v: Tensor) -> None:
-        """Adds up K of the senders."""
-        features, values = sums[:, :-1], sums[:, -1, :-1]
-        outer, last = features[..., :-1], features[..., -1]
-        for rows in self.blocks:
-            keys, block = self._vectors(k, rows, self.mask), self._load(v, rows)
-            unit = keys.entries
-            if keys.scale is not None:
-                unit = torch.mul(unit, keys.scale, out=self.buffer("unit", *unit.shape))
-            _add_product(outer, unit, block)
-            last.add_(unit.sum(1))
-            values.add_(block.sum(1) if self.mask is None else _dot(self.mask[:, rows], block))
-        sums[:, -1:, -1:].add_(self.nodes)
+        def part(b: Rows) -> tuple[Tensor, Tensor]:
+            keys = self._vectors(k, b)
+            features = self._extended(keys.entries, keys.scale, 1.0)
+            return _contract(features, self._load(v, b)), features.sum(1).unsqueeze(2)
 
-    def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: Tensor, nodes: Tensor | int) -> None:
-        """Writes the result and the denominators, from the sums of so many senders."""
-        constant, own = self.terms.constant, self.terms.own * nodes
-        bias = constant * sums[:, -1:, :-1]
-        features = sums[:, :-1]
-        outer, last = features[..., :-1], features[..., -1:]
-        for rows in self.blocks:
-            queries = self._vectors(q, rows)
-            row = torch.bmm(queries.entries, last, out=den[:, rows]).mul_(queries.factor).add_(constant * nodes + own)
-            total = self._product(queries.entries, outer, out, rows)
-            torch.addcmul(bias, total, queries.factor, out=total)
-            if self.terms.own:
-                total.add_(self._load(v, rows) * own)
-            torch.mul(total, reciprocal(row), out=out[:, rows])
+        pooled, weight = part(blocks[0])
+        for b in blocks[1:]:
+            more_pooled, more_weight = part(b)
+            pooled += more_pooled
+            weight += more_weight
+        return _Sums(pooled, weight)
 
-    def read_backward(self, dq: Tensor, grad: Tensor, q: Tensor, out: Tensor, den: Tensor, sums: Tensor) -> Tensor:
-        """Writes ∂q; returns [G, c Σ_i g_i], as K is, with zero as its last number."""
-        by_sums, turned = torch.zeros_like(sums), sums[:, :-1].transpose(1, 2)
-        by_features, by_values = by_sums[:, :-1], by_sums[:, -1, :-1]
-        for rows in self.blocks:
-            queries, gradient, inverse = self._vectors(q, rows), self._load(grad, rows), self._inverse(den, rows)
-            by_values.add_(_dot(inverse, gradient), alpha=self.terms.constant)
-            inverse = inverse.mul_(queries.factor)
-            inner = self._inner(gradient, self._load(out, rows))
-            grads = self._extended(gradient, inverse, inner.mul_(inverse).neg_())
-            _add_product(by_features, queries.entries, grads)
-            self._store_tangential(dq, rows, self._product(grads, turned, dq, rows), queries)
-        return by_sums
+    def read(self, out: Attended, q: Tensor, v: Tensor, sums: _Sums, size: float, blocks: list[Rows]) -> None:
+        """Writes the result and the denominators of graphs of ``size`` nodes."""
+        constant, own = self.terms.constant, self.terms.own
+        bias = constant * sums.pooled[:, -1:]
+        for b in blocks:
+            queries = self._vectors(q, b)
+            scale = queries.scale
+            row = (queries.entries @ sums.weight[:, :-1]).mul_(scale).add_((constant + own) * size)
+            total = self._product(queries.entries, sums.pooled[:, :-1], out.values, b)
+            torch.addcmul(bias, total, scale, out=total)
+            if own:
+                total.add_(self._load(v, b), alpha=own * size)
+            put(out.den.unsqueeze(2), b, row)
+            _store(out.values, b, torch.mul, total, _reciprocal(row))
+
+    def read_backward(
+        self, dq: Tensor, grad: Tensor, q: Tensor, out: Attended, pooled: Tensor, blocks: list[Rows]
+    ) -> tuple[Tensor, Tensor]:
+        """Writes ∂q; returns G and c Σ_i g_i. ``pooled`` is [K, κ] without the row of the constant."""
+        pooled_grad, bias = torch.zeros_like(pooled), torch.zeros_like(pooled[:, :1, :-1])
+        for b in blocks:
+            queries, grads = self._vectors(q, b), self.row_gradients(grad, out, b)
+            bias += grads[..., :-1].sum(1, keepdim=True)
+            grads.mul_(queries.scale)
+            pooled_grad += _contract(queries.entries, grads)
+            self._store_tangential(dq, b, self._product(grads, pooled.transpose(1, 2), dq, b), queries)
+        return pooled_grad, bias.mul_(self.terms.constant)
 
     def pool_backward(
-        self, dk: Tensor, dv: Tensor, by_sums: Tensor, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor] | None = None
+        self,
+        dk: Tensor,
+        dv: Tensor,
+        pooled_grad: Tensor,
+        bias: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: list[Rows],
+        own_part: Callable[[Rows], Tensor] | None = None,
     ) -> None:
-        """Writes ∂k and ∂v from [G, c Σ_i g_i]; own values get their part of the gradient, given with denominators."""
-        bias, by_features = by_sums[:, -1:, :-1], by_sums[:, :-1]
-        turned, outer = by_features.transpose(1, 2), by_features[..., :-1]
-        for rows in self.blocks:
-            keys = self._vectors(k, rows)
-            values = self._extended(self._load(v, rows), keys.factor, keys.factor)
-            self._store_tangential(dk, rows, self._product(values, turned, dk, rows), keys)
-            total = self._product(keys.entries, outer, dv, rows)
-            torch.addcmul(bias, total, keys.factor, out=dv[:, rows])
-            if self.terms.own and own is not None:
-                dv[:, rows] += self.own_gradient(*own, rows, self.nodes)
+        """Writes ∂k and ∂v from G and c Σ_i g_i; ``own_part`` is what a block of ∂v has beside these, a g_j."""
+        for b in blocks:
+            keys, values = self._vectors(k, b), self._load(v, b)
+            scale = keys.scale
+            values = self._extended(values, scale, scale)
+            self._store_tangential(dk, b, self._product(values, pooled_grad.transpose(1, 2), dk, b), keys)
+            total = self._product(keys.entries, pooled_grad[..., :-1], dv, b)
+            _store(dv, b, torch.addcmul, bias if own_part is None else own_part(b).add_(bias), total, scale)
 
-    def own_gradient(self, grad: Tensor, den: Tensor, rows: slice, nodes: Tensor | int) -> Tensor:
+    def own_gradient(self, grad: Tensor, out: Attended, weight: float, rows: Rows) -> Tensor:
         """a g of a block: what its own values get."""
-        return self._load(grad, rows) * self._inverse(den, rows).mul_(self.terms.own * nodes)
+        return self.row_gradients(grad, out, rows)[..., :-1].mul_(weight)
+
+    def row_gradients(self, grad: Tensor, out: Attended, rows: Rows) -> Tensor:
+        """[g, h] of a block, [b, n, D + 1]."""
+        extended = self._extended(self._load(grad, rows), _reciprocal(self._load(out.den.unsqueeze(2), rows)), 0.0)
+        values = stack(out.values, rows)
+        inner = torch.mul(extended[..., :-1], values, out=self.buffer("inner", *values.shape))
+        torch.sum(inner, 2, out=extended[..., -1]).neg_()
+        return extended
 
     # ---------------------------------------------------------------- what these do with a block
 
-    def _load(self, x: Tensor, rows: slice) -> Tensor:
-        """A block in the precision of sums."""
-        return x[:, rows].to(self.buffer.dtype)
+    def _vectors(self, x: Tensor, rows: Rows) -> _Vectors:
+        """A block of vectors and their norms; each is divided by its largest entry first where a square of the block
+        would over- or underflow.
 
-    def _vectors(self, x: Tensor, rows: slice, mask: Tensor | None = None) -> Vectors:
-        found = vectors(self._load(x, rows), self.terms.unit)
-        return found if mask is None else found._replace(scale=found.factor * mask[:, rows])
+        A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
+        """
+        block = self._load(x, rows)
+        if not self.terms.unit:
+            return _Vectors(block, None, None)
+        norm = torch.linalg.vector_norm(block, dim=2, keepdim=True)
+        if not block.numel():
+            return _Vectors(block, norm, None)
+        shortest, longest = norm.aminmax()
+        if shortest > LEAST and longest < MOST:  # nearly always, and then the block need not be written
+            return _Vectors(block, norm, None)
+        size = block.abs().amax(2, keepdim=True)
+        size.masked_fill_(size < torch.finfo(size.dtype).tiny, torch.inf)
+        block = block / size
+        norm = torch.linalg.vector_norm(block, dim=2, keepdim=True)
+        return _Vectors(block, norm.masked_fill_(norm == 0, torch.inf), size)
 
-    def _inverse(self, den: Tensor, rows: slice) -> Tensor:
-        """1/d of nodes; zero for rows that are none."""
-        inverse = reciprocal(den[:, rows])
-        return inverse if self.mask is None else inverse.mul_(self.mask[:, rows])
+    def _load(self, x: Tensor, rows: Rows) -> Tensor:
+        """A block [b, n, F], a graph and head in every b, in the precision of sums."""
+        return (x[rows].transpose(0, 1) if isinstance(rows, slice) else stack(x, rows)).to(self.wide)
 
-    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: slice) -> Tensor:
-        """x y, at its place in ``out`` where that is of its dtype."""
-        if out.dtype == x.dtype:
-            return torch.bmm(x, y, out=out[:, rows])
+    def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Rows) -> Tensor:
+        """x y, at its place in ``out`` where that is a view of its dtype."""
+        if isinstance(rows, slice) and out.dtype == x.dtype:
+            return torch.bmm(x, y, out=out[rows].transpose(0, 1))
         return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))
 
-    def _inner(self, x: Tensor, y: Tensor) -> Tensor:
-        """x·y of every row."""
-        return torch.mul(x, y, out=self.buffer("inner", *x.shape)).sum(2, keepdim=True)
-
-    def _extended(self, x: Tensor, scale: Tensor, last: Tensor) -> Tensor:
+    def _extended(self, x: Tensor, scale: Tensor, last: Tensor | float) -> Tensor:
         """[scale · x, last], [b, n, F + 1]: what belongs to a row's vector and its sum go through one product."""
         extended = self.buffer("extended", x.size(0), x.size(1), x.size(2) + 1)
         torch.mul(x, scale, out=extended[..., :-1])
         extended[..., -1:] = last
         return extended
 
-    def _store_tangential(self, out: Tensor, rows: slice, gradient: Tensor, x: Vectors) -> None:
-        along = self._inner(gradient, x.entries).mul_(x.factor.square()) if self.terms.unit else None
-        store_tangential(out[:, rows], gradient, along, x)
+    def _store_tangential(self, out: Tensor, rows: Rows, gradient: Tensor, x: _Vectors) -> None:
+        """Write (1 − x̃x̃ᵀ) of the gradient: what is left of it behind a division by the norm, and by the size."""
+        if x.norm is None:
+            _store(out, rows, torch.mul, gradient, x.scale)
+            return
+        inner = torch.mul(gradient, x.entries, out=self.buffer("inner", *x.entries.shape))
+        along = inner.sum(2, keepdim=True).div_(x.norm.square())
+        if x.size is not None:
+            gradient, along = gradient / x.size, along / x.size
+        _store(out, rows, torch.addcmul, gradient, along.neg_(), x.entries)
 
 
-def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """total += xᵀy; a single one in two halves, for a product is not divided among threads along its sum."""
-    if x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024 or torch.get_num_threads() == 1:
-        total.baddbmm_(x.transpose(1, 2), y)
+def _store(out: Tensor, rows: Rows, function: Callable[..., Tensor], *arguments: Tensor) -> None:
+    """Write what the function makes of its arguments to rows of ``out``."""
+    if isinstance(rows, slice):
+        function(*arguments, out=out[rows].transpose(0, 1))
     else:
-        halves = x.reshape(2, -1, x.size(2)).transpose(1, 2) @ y.reshape(2, -1, y.size(2))
-        total += halves.sum(0)
+        put(out, rows, function(*arguments))
 
 
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """Σ_i x_i y_i over the rows, where x has one number each."""
-    return (x.transpose(1, 2) @ y).squeeze(1)
+def _contract(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀy; a single one in two halves, for a product is not divided among threads along its sum."""
+    if x.size(0) > 1 or x.size(1) % 2:
+        return x.transpose(1, 2) @ y
+    halves = x.view(2, -1, x.size(2)).transpose(1, 2) @ y.view(2, -1, y.size(2))
+    return halves.sum(0, keepdim=True)
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    """1/x, and 0 for 0, as which every number counts whose reciprocal is beyond the range."""
+    inverse = x.reciprocal()
+    return inverse.masked_fill_(inverse.isinf(), 0.0)
