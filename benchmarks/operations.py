@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import textbook
 import torch
+from batches import batch_of
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric.utils import coalesce
@@ -17,6 +18,7 @@ from torch_geometric.utils import spmm as pyg_spmm
 
 from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.random_features import positive_features
+from diffusion_mp.energies import GaussianPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.neumann import neumann_product
@@ -112,6 +114,30 @@ def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tenso
     return LogLowRankCoupling(log_q, log_k, None, weight + noise / tau).matmul(v)
 
 
+def batched(name: str, heads: int, scale: float = 1.0) -> Callable[[int, torch.Generator], list[Any]]:
+    """Queries, keys and values of graphs as large as those of a data set, and the batch."""
+
+    def make(n: int, generator: torch.Generator) -> list[Any]:
+        return [*states(heads, 64, scale=scale)(n, generator), batch_of(name, n)]
+
+    return make
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None) -> Tensor:
+    """The library's DIFFormer-s."""
+    return linear_attention(q, k, v, graph and graph.segments, constant=1.0, unit=True)
+
+
+def pairwise(q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None, *, score: str) -> Tensor:
+    """The library's DIFFormer-a, and softmax attention."""
+    return pairwise_attention(q, k, v, graph and graph.segments, score=score)
+
+
+def gaussian(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The library's."""
+    return GaussianPenalty().score.coupling(q, k, None, measure="distance", normalize=True).matmul(v)
+
+
 def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
     """Queries, keys and values of graphs of ``size`` nodes, their frictions', and the row boundaries."""
     q, k, v = states(4, 16, scale=0.5)(n, generator)
@@ -124,12 +150,16 @@ def sparse_flow(q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k:
     return SparseFlowCoupling(q, k, friction_q, friction_k, ptr, lam=1 / int(ptr[1]), alpha=0.1).matmul(v)
 
 
-def edges(n: int, generator: torch.Generator, degree: int = 16) -> list[Any]:
+def edges(channels: int, degree: int) -> Callable[[int, torch.Generator], list[Any]]:
     """Weights of a random graph without parallel edges, values, and the graph."""
-    graph = Graph(n, coalesce(torch.randint(n, (2, degree * n), generator=generator)))
-    graph.csr.ptr, graph.csc.ptr  # noqa: B018 (sorted once, as a layer does)
-    weight = torch.rand(graph.num_edges, 1, generator=generator)
-    return [weight, torch.randn(n, 1, 64, generator=generator), graph]
+
+    def make(n: int, generator: torch.Generator) -> list[Any]:
+        graph = Graph(n, coalesce(torch.randint(n, (2, degree * n), generator=generator)))
+        graph.csr.ptr, graph.csc.ptr  # noqa: B018 (sorted once, as a layer does)
+        weight = torch.rand(graph.num_edges, 1, generator=generator)
+        return [weight, torch.randn(n, 1, channels, generator=generator), graph]
+
+    return make
 
 
 def torch_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
@@ -150,49 +180,68 @@ def copied(*tensors: Tensor) -> Any:
     return tensors[0].clone()
 
 
+SIGMOID, SOFTMAX = partial(pairwise, score="sigmoid"), partial(pairwise, score="exp")
 LINEAR = {
     "textbook": Way(textbook.linear_attention),
-    "library": Way(lambda q, k, v: linear_attention(q, k, v, constant=1.0, unit=True)),
+    "library": Way(linear),
     "its products alone": Way(linear_products, linear_products_backward),
 }
-QUADRATIC = Way(tiled_products, tiled_products_backward)
+QUADRATIC = {"its products alone": Way(tiled_products, tiled_products_backward)}
+SIGMOIDS = {"textbook": Way(textbook.sigmoid_attention, largest=16_384), "library": Way(SIGMOID), **QUADRATIC}
+SOFTMAXES = {
+    "library": Way(SOFTMAX),
+    "torch's fused attention": Way(
+        lambda q, k, v: by_node(scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), scale=1.0))
+    ),
+    **QUADRATIC,
+}
+BATCHED = {
+    "linear_attention": {"textbook, padded": Way(textbook.padded_linear_attention), "library": Way(linear)},
+    "sigmoid_attention": {"textbook, padded": Way(textbook.padded_sigmoid_attention), "library": Way(SIGMOID)},
+    "softmax_attention": {
+        "library": Way(SOFTMAX),
+        "torch's fused attention, padded": Way(textbook.padded_softmax_attention),
+        "torch's fused attention, nested": Way(textbook.nested_softmax_attention),
+    },
+}
+SPARSE = {
+    "textbook": Way(textbook.sparse_product),
+    "library": Way(lambda weight, v, graph: spmm(graph.pattern, weight, v)),
+    "torch's own": Way(torch_product),
+}
+SMALL = (100, 300, 1_000, 2_708, 4_096)
 
 OPERATIONS = {
-    "linear_attention": Operation(states(1, 64), 3, LINEAR, (1_000, 10_000, 100_000, 262_144, 1_000_000)),
-    "linear_attention_4_heads": Operation(states(4, 64), 3, LINEAR, (1_000, 10_000, 65_536)),
-    "sigmoid_attention": Operation(
-        states(1, 64, scale=0.35),
-        3,
-        {
-            "textbook": Way(textbook.sigmoid_attention, largest=16_384),
-            "library": Way(lambda q, k, v: pairwise_attention(q, k, v, score="sigmoid")),
-            "its products alone": QUADRATIC,
-        },
-        (1_000, 4_096, 16_384),
+    "linear_attention": Operation(
+        states(1, 64), 3, LINEAR, (100, 500, 1_000, 2_708, 10_000, 100_000, 262_144, 1_000_000)
     ),
-    "softmax_attention": Operation(
-        states(1, 64, scale=0.35),
-        3,
-        {
-            "library": Way(lambda q, k, v: pairwise_attention(q, k, v, score="exp")),
-            "torch's fused attention": Way(
-                lambda q, k, v: scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), scale=1.0)
-            ),
-            "its products alone": QUADRATIC,
-        },
-        (1_000, 4_096, 16_384),
+    "linear_attention_4_heads": Operation(states(4, 64), 3, LINEAR, (100, 1_000, 2_708, 10_000, 65_536)),
+    "sigmoid_attention": Operation(states(1, 64, scale=0.35), 3, SIGMOIDS, (*SMALL, 16_384)),
+    "sigmoid_attention_4_heads": Operation(states(4, 64, scale=0.35), 3, SIGMOIDS, SMALL),
+    "softmax_attention": Operation(states(1, 64, scale=0.35), 3, SOFTMAXES, (*SMALL, 16_384)),
+    "softmax_attention_4_heads": Operation(states(4, 64, scale=0.35), 3, SOFTMAXES, SMALL),
+    "gaussian_attention": Operation(
+        states(1, 64, scale=0.35), 3, {"textbook": Way(textbook.gaussian_attention), "library": Way(gaussian)}, SMALL
     ),
+    **{
+        f"{kind}_{data}{'_4_heads' if heads > 1 else ''}": Operation(
+            batched(data, heads, 1.0 if kind == "linear_attention" else 0.35), 3, ways, (num_nodes,)
+        )
+        for kind, ways in BATCHED.items()
+        for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265), ("ZINC", 3_000))
+        for heads in ((1, 4) if kind == "linear_attention" or data == "MUTAG" else (1,))
+    },
     "nodeformer": Operation(
         noisy,
         3,
         {"textbook": Way(partial(textbook.nodeformer, tau=0.25)), "library": Way(partial(nodeformer, tau=0.25))},
-        (1_000, 10_000, 200_000),
+        (100, 1_000, 10_000, 200_000),
     ),
     "sparse_flow": Operation(
         circuits,
         5,
-        {"textbook": Way(textbook.sparse_flow, trains=False), "library": Way(sparse_flow)},
-        (1_024, 4_096, 16_384),
+        {"textbook": Way(textbook.sparse_flow, largest=512, trains=False), "library": Way(sparse_flow)},
+        (512, 1_024, 4_096, 16_384),
     ),
     "sequence_diffusion": Operation(
         sequence,
@@ -202,16 +251,8 @@ OPERATIONS = {
             "library": Way(lambda v, alpha: neumann_product(v, alpha, (1,), "symmetric")),
             "a copy": Way(copied, copied),
         },
-        (1_000, 10_000, 100_000, 1_000_000),
+        (100, 1_000, 10_000, 100_000, 1_000_000),
     ),
-    "sparse_product": Operation(
-        edges,
-        2,
-        {
-            "textbook": Way(textbook.sparse_product),
-            "library": Way(lambda weight, v, graph: spmm(graph.pattern, weight, v)),
-            "torch's own": Way(torch_product),
-        },
-        (1_000, 10_000, 100_000),
-    ),
+    "sparse_product": Operation(edges(64, 16), 2, SPARSE, (100, 1_000, 10_000, 100_000)),
+    "sparse_product_128_channels": Operation(edges(128, 20), 2, SPARSE, (2_708, 200_000)),
 }

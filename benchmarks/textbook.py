@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import dropout, normalize, scaled_dot_product_attention
+from torch_geometric.utils import to_dense_batch
 
 from diffusion_mp.graph import Graph
 
@@ -42,6 +44,54 @@ def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("nlh,lhd->nhd", attention, v)
 
 
+def gaussian_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """exp(−½‖q − k‖²) over its row sums, from all squared distances at once, [H, N, N]."""
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    square = q.square().sum(2, keepdim=True) + k.square().sum(2).unsqueeze(1) - 2 * q @ k.transpose(1, 2)
+    return ((-0.5 * square).softmax(2) @ v).transpose(0, 1)
+
+
+def padded(graph: Graph, *states: Tensor) -> tuple[list[Tensor], Tensor]:
+    """States [N, H, D] of a batch as [graphs, nodes, H, D], zero beyond a graph's nodes, and where there are nodes."""
+    dense, mask = to_dense_batch(torch.cat(states, 2), graph.batch)
+    return list(dense.split([x.size(2) for x in states], 3)), mask
+
+
+def padded_linear_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """DIFFormer-s for a batch of graphs: those of the largest size, with rows of zeros, which add nothing."""
+    (q, k, v), mask = padded(graph, q, k, v)
+    q, k = normalize(q, dim=3), normalize(k, dim=3)
+    numerator = v.sum(1, keepdim=True) + torch.einsum("bnhm,bhmd->bnhd", q, torch.einsum("bnhm,bnhd->bhmd", k, v))
+    denominator = mask.sum(1).view(-1, 1, 1) + torch.einsum("bnhm,bhm->bnh", q, k.sum(1))
+    return (numerator / denominator.unsqueeze(3))[mask]
+
+
+def padded_sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """DIFFormer-a for a batch: all scores of graphs of the largest size, [graphs, H, n, n], and a mask."""
+    (q, k, v), mask = padded(graph, q, k, v)
+    scores = torch.einsum("bnhm,blhm->bhnl", q, k).sigmoid() * mask[:, None, None]
+    return torch.einsum("bhnl,blhd->bnhd", scores / scores.sum(3, keepdim=True), v)[mask]
+
+
+def padded_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """Softmax attention for a batch: torch's fused one on graphs of the largest size, with a mask."""
+    (q, k, v), mask = padded(graph, q, k, v)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], scale=1.0)
+    return out.transpose(1, 2)[mask]
+
+
+def nested_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """Softmax attention for a batch: torch's fused one on nested tensors."""
+    sizes = graph.ptr.diff()
+    low, high = int(sizes.min()), int(sizes.max())
+    q, k, v = (
+        torch.nested.nested_tensor_from_jagged(x, graph.ptr, min_seqlen=low, max_seqlen=high).transpose(1, 2)
+        for x in (q, k, v)
+    )
+    return scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).values()
+
+
 def sparse_flow(
     q: Tensor,
     k: Tensor,
@@ -76,3 +126,39 @@ def sparse_product(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """A message per edge, added up where it arrives."""
     source, target = graph.edge_index
     return torch.zeros_like(v).index_add(0, target, weight.unsqueeze(2) * v[source])
+
+
+class DIFFormer(nn.Module):
+    """DIFFormer-s (Wu, Wipf & Yan 2025, Eqs. 53–64), in the form in which it was released.
+
+    Every layer projects queries and keys, computes degrees and weights of the edges and adds up a message per edge.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden: int, out_channels: int, layers: int, tau: float = 0.5, rate: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers + 1))
+        self.queries = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
+        self.keys = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
+        self.tau, self.rate = tau, rate
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The logits."""
+        x = dropout(self.norms[0](self.encoder(x)).relu(), self.rate, self.training)
+        for query, key, norm in zip(self.queries, self.keys, self.norms[1:], strict=True):
+            q, k, v = (state.unsqueeze(1) for state in (query(x), key(x), x))
+            moved = linear_attention(q, k, v).mean(1) + graph_convolution(x, edge_index)
+            x = dropout(norm((1 - self.tau) * x + self.tau * moved), self.rate, self.training)
+        return self.decoder(x)
+
+
+def graph_convolution(x: Tensor, edge_index: Tensor) -> Tensor:
+    """D^-½ A D^-½ x: degrees, a weight per edge, and torch's sparse product."""
+    source, target = edge_index
+    ones, n = x.new_ones(edge_index.size(1)), x.size(0)
+    degree = x.new_zeros(n).index_add(0, target, ones)
+    weight = (degree[target] * degree[source]).rsqrt()
+    indices = torch.stack([target, source])
+    return torch.sparse.mm(torch.sparse_coo_tensor(indices, weight, (n, n), check_invariants=False), x)

@@ -22,8 +22,9 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, is_symmetric, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, walk_pairs
 from diffusion_mp.pattern import Compressed, Pattern, kept
+from diffusion_mp.recent import Recent
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -162,7 +163,8 @@ class Graph:
     ) -> Graph:
         """What every layer calls: accepts whatever PyG users hold in place of ``edge_index``.
 
-        Passing a ``Graph`` keeps its cached compressed forms from layer to layer and from call to call.
+        A ``Graph`` keeps its compressed forms from layer to layer and from call to call. What was made of tensors is
+        taken again for the same tensors while they hold the same numbers (:class:`Recent`).
         """
         if not isinstance(x, Tensor):
             check_kind(x, "x", Tensor, "a tensor, one row per node")
@@ -172,16 +174,19 @@ class Graph:
                     "a Graph already holds its weights and batch; do not pass edge_weight or batch beside it."
                 )
             graph = edge_index
-        elif edge_index is None:
+        elif edge_index is None and batch is None:
             if edge_weight is not None:
                 raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
-            graph = cls(x.size(0), batch=batch)
+            graph = cls(x.size(0))
         elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             if edge_weight is not None:
                 raise ValueError("a sparse adjacency holds its own weights; do not pass edge_weight beside it.")
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            graph = cls(x.size(0), edge_index, edge_weight, batch=batch)
+            nodes = x.size(0)
+            graph = _recent.of(
+                (cls, nodes), (edge_index, edge_weight, batch), lambda e, w, b: cls(nodes, e, w, batch=b)
+            )
         if graph.num_nodes != x.size(0):
             raise ValueError(f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree.")
         if graph.edge_index is not None and graph.edge_index.device != x.device:
@@ -290,7 +295,8 @@ class Graph:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         if self._pattern is None:
             source, target = self.edges
-            self._pattern = Pattern(Compressed(target, self.num_nodes), Compressed(source, self.num_nodes))
+            n = self.num_nodes
+            self._pattern = Pattern(Compressed(target, source, n), Compressed(source, target, n))
         return self._pattern
 
     @property
@@ -351,11 +357,19 @@ class Graph:
         if policy == "remaining":
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
         nodes = torch.arange(self.num_nodes, device=edge_index.device)
-        return self._with_edges(
-            torch.cat([edge_index, torch.stack([nodes, nodes])], dim=1),
-            torch.cat([weight, loop_weight]),
-            self._full_degree(loop_weight - lost),
-        )
+        source, target = (torch.cat([ends, nodes]) for ends in edge_index)
+        return self._by_target(source, target, torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
+
+    def _by_target(self, source: Tensor, target: Tensor, weight: Tensor, full_degree: Tensor | None) -> Graph:
+        """These edges in the order of their targets, which products need: so none of them has to order the weights."""
+        ptr, order, _ = compress(target, source, self.num_nodes)
+        if order is not None:
+            source, target, weight = (given.index_select(0, order) for given in (source, target, weight))
+        edges = torch.stack([source, target])
+        graph = self._with_edges(edges, weight, full_degree)
+        rows = Compressed(edges[1], edges[0], self.num_nodes, ptr)
+        graph._pattern = Pattern(rows, Compressed(*edges, self.num_nodes))
+        return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:
         """After a change of the loops, which are in every part that has their node."""
@@ -414,3 +428,7 @@ class Graph:
     def __repr__(self) -> str:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
+
+
+#: Of tensors that layers were given in place of a graph; edges, weights and batches of some four million edges.
+_recent: Recent[Graph] = Recent(room=1 << 23)

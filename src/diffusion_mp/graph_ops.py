@@ -4,7 +4,10 @@ so that graphs with them are captured whole."""
 import math
 
 import torch
+from scipy.sparse import csc_array
 from torch import Tensor
+
+from diffusion_mp.errors import check_range
 
 
 @torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
@@ -17,6 +20,76 @@ def batch_pointers(batch: Tensor) -> Tensor:
 @batch_pointers.register_fake
 def _(batch: Tensor) -> Tensor:
     return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+
+def values_only() -> bool:
+    """Whether torch runs what it is told, instead of compiling, tracing or transforming it, or watching its calls."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.jit.is_tracing()
+    )
+
+
+def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
+
+    Edges keep their order within a node. The second is ``None`` where they are seen to stand in that order already. All
+    are int32, which torch's sparse products take and are faster with, where that holds N and E.
+    """
+    if node.is_meta or not values_only():
+        return _compress(node, opposite, num_nodes)
+    if bool((node[1:] < node[:-1]).any()):
+        return _counted(node, opposite, num_nodes)
+    _check(node, num_nodes)
+    return _bounds(node, num_nodes), None, opposite.to(_narrowest(node.numel(), num_nodes))
+
+
+def _counted(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
+    _check(node, num_nodes)
+    dtype = _narrowest(node.numel(), num_nodes)
+    if node.device.type != "cpu":
+        ordered, order = torch.sort(node, stable=True)
+        return _bounds(ordered, num_nodes), order.to(dtype), opposite[order].to(dtype)
+    columns = torch.arange(node.numel() + 1, dtype=dtype)
+    by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
+    by_node = csc_array(tuple(by_edge), shape=(num_nodes, node.numel())).tocsr()
+    ptr, order, other = (torch.from_numpy(part) for part in (by_node.indptr, by_node.indices, by_node.data))
+    return ptr.to(dtype), order.to(dtype), other
+
+
+def _check(node: Tensor, num_nodes: int) -> None:
+    """A count writes where these numbers say, also for a graph that was not validated."""
+    if node.numel():
+        check_range(node, "edge_index", num_nodes)
+
+
+def _bounds(ordered: Tensor, num_nodes: int) -> Tensor:
+    """[N+1]: where the entries of each node begin and end in a sorted [E]."""
+    ptr = torch.zeros(num_nodes + 1, dtype=_narrowest(ordered.numel(), num_nodes), device=ordered.device)
+    torch.cumsum(torch.bincount(ordered, minlength=num_nodes), 0, dtype=ptr.dtype, out=ptr[1:])
+    return ptr
+
+
+def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
+    """The smallest dtype of indices that holds both."""
+    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
+
+
+_compress = torch.library.custom_op(
+    "diffusion_mp::compress",
+    _counted,
+    mutates_args=(),
+    schema="(Tensor node, Tensor opposite, SymInt num_nodes) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@_compress.register_fake
+def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    order = node.new_empty(node.numel(), dtype=_narrowest(node.numel(), num_nodes))
+    return order.new_empty(num_nodes + 1), order, torch.empty_like(order)
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""``Pattern``: where the entries of a sparse operator are, sorted by row or column when that is first asked for."""
+"""``Pattern``: where the entries of a sparse operator are, by row and by column, found when that is first asked for."""
 
 from __future__ import annotations
 
@@ -9,39 +9,65 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from diffusion_mp.graph_ops import compress
+
 T = TypeVar("T")
 
 
 class Compressed:
     """The edges by one of their ends, a compressed sparse form: CSR over targets, or CSC over sources.
 
-    ``node`` [E] is that end of every edge. ``ptr`` [N+1] bounds the entries of each node, ``order`` [E] gives the edge
-    of each entry: these two are sorted when first asked for, and kept.
+    Args:
+        node: [E], that end of every edge.
+        opposite: [E], the other end of every edge.
+        num_nodes: N.
+        ptr: [N+1], where the edges are known to stand in this order already.
+
+    Attributes:
+        ptr: [N+1] bounds the entries of each node.
+        order: [E], the edge of each entry.
+        moved: ``order``, or ``None`` where the edges already stand in this order and nothing has to be moved.
+        other: [E], the other end of each entry.
+
+    These are found when first asked for, in one pass, and kept; they are int32 where that is enough.
     """
 
-    def __init__(self, node: Int[Tensor, " E"], num_nodes: int) -> None:
-        self.node, self.num_nodes = node, num_nodes
-        self._sorted: tuple[Tensor, Tensor] | None = None
+    def __init__(
+        self, node: Int[Tensor, " E"], opposite: Int[Tensor, " E"], num_nodes: int, ptr: Tensor | None = None
+    ) -> None:
+        self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
+        self._sorted: tuple[Tensor, Tensor | None, Tensor] | None = None
+        if ptr is not None:
+            self._sorted = ptr, None, opposite.to(ptr.dtype)
 
     @property
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
-        return self.ptr_and_order[0]
+        return self.parts[0]
 
     @property
     def order(self) -> Int[Tensor, " E"]:
-        return self.ptr_and_order[1]
+        ptr, moved, other = self.parts
+        return torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device) if moved is None else moved
+
+    @property
+    def moved(self) -> Int[Tensor, " E"] | None:
+        return self.parts[1]
+
+    @property
+    def other(self) -> Int[Tensor, " E"]:
+        return self.parts[2]
 
     @property
     def ptr_and_order(self) -> tuple[Tensor, Tensor]:
-        """Both, which are found together."""
-        if self._sorted is None:
-            self._sorted = kept(self._sort)
-        return self._sorted
+        """Both."""
+        return self.ptr, self.order
 
-    def _sort(self) -> tuple[Tensor, Tensor]:
-        ordered, order = torch.sort(self.node, stable=True)
-        bounds = torch.arange(self.num_nodes + 1, device=self.node.device)
-        return torch.searchsorted(ordered, bounds), order
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """``ptr``, ``moved`` and ``other``, which are found together."""
+        if self._sorted is None:
+            self._sorted = kept(lambda: compress(self.node, self.opposite, self.num_nodes))
+        return self._sorted
 
 
 class Pattern(NamedTuple):

@@ -48,6 +48,20 @@ class _Places(NamedTuple):
     """The row of the stack for every row of the part."""
 
 
+class Piece(NamedTuple):
+    """Some graphs of a bucket and their heads, B in all."""
+
+    rows: Tensor
+    """The row of [N H, F] for each of their rows [B size]; below a graph its first row is repeated."""
+    size: int
+    mask: Tensor | None
+    """One for nodes, and zero below the end of a graph, [B, size, 1]; ``None``: all are nodes."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, size, F] of rows [N H, F]."""
+        return x.index_select(0, self.rows).view(self.rows.size(0) // self.size, self.size, x.size(1))
+
+
 class Part:
     """A run of graphs of a batch, from their row boundaries.
 
@@ -63,6 +77,7 @@ class Part:
         self._first = (bounds[order] - bounds[0])[: int((sizes > 0).sum())]
         self._sizes = sizes[order][: len(self._first)]
         self.buckets = [Bucket(part, int(part[0])) for part in self._sizes.split(_bucket_lengths(self._sizes.tolist()))]
+        self._shapes = [(len(bucket.sizes), bucket.size) for bucket in self.buckets]
         self._places: dict[tuple[int, torch.device], _Places] = {}
         self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
 
@@ -95,7 +110,7 @@ class Part:
         if self._in_place(x.size(1)):
             return x
         places = self._at(x)
-        stack = x.reshape(-1, x.size(2)).index_select(0, places.source)
+        stack = x.flatten(0, 1).index_select(0, places.source)
         return stack.index_fill_(0, places.padding, 0.0) if zeros else stack
 
     def room(self, rows: Tensor) -> Tensor:
@@ -107,16 +122,22 @@ class Part:
     def views(self, stack: Tensor) -> list[Tensor]:
         """The buckets of a stack, [b H, size, F] each."""
         if stack.dim() == 3:
-            return [stack.transpose(0, 1) if self.alone else stack.view(len(self._sizes), -1, stack.size(2))]
-        heads = len(stack) // sum(len(b.sizes) * b.size for b in self.buckets)
-        counts = [len(b.sizes) * heads for b in self.buckets]
-        parts = stack.split([count * b.size for count, b in zip(counts, self.buckets, strict=True)])
-        return [part.view(count, -1, stack.size(1)) for part, count in zip(parts, counts, strict=True)]
+            return [
+                stack.transpose(0, 1)
+                if self.alone
+                else stack.view(len(self._sizes), self.buckets[0].size, stack.size(2))
+            ]
+        heads = stack.size(0) // sum(graphs * size for graphs, size in self._shapes)
+        parts = stack.split_with_sizes([heads * graphs * size for graphs, size in self._shapes])
+        channels = stack.size(1)
+        return [
+            part.view(heads * graphs, size, channels) for part, (graphs, size) in zip(parts, self._shapes, strict=True)
+        ]
 
     def unstack(self, stack: Tensor, rows: Tensor) -> None:
         """Write the results of a stack that ``room`` made to their rows [n, H, D]."""
         if stack is not rows:
-            flat = rows.view(-1, rows.size(2))
+            flat = rows.view(len(rows) * rows.size(1), rows.size(2))  # of no column, possibly
             torch.index_select(stack, 0, self._at(rows).target, out=flat)
 
     def _at(self, x: Tensor) -> _Places:
@@ -142,6 +163,17 @@ class Part:
         target[source[place[node]]] = place[node]
         return _Places(source, padding, target)
 
+    def pieces(self, like: Tensor, pairs: int, rows: int) -> Iterator[Piece]:
+        """Graphs and heads of rows ``like`` [n, H, F] that together have at most so many pairs of rows, and rows."""
+        heads = like.size(1)
+        taken = self._at(like).source.split([heads * graphs * size for graphs, size in self._shapes])
+        masks = self.masks(heads, like.dtype, like.device)
+        for source, mask, (_, size) in zip(taken, masks, self._shapes, strict=True):
+            most = max(1, min(pairs // size**2, rows // size))
+            parts = source.split(most * size)
+            for part, some in zip(parts, [None] * len(parts) if mask is None else mask.split(most), strict=True):
+                yield Piece(part, size, some)
+
 
 class Plan:
     """How a batch with these row boundaries is cut into parts."""
@@ -149,12 +181,21 @@ class Plan:
     def __init__(self, ptr: Tensor) -> None:
         self.ptr = ptr
         self._parts: dict[int, list[Part]] = {}
+        self._pieces: dict[tuple[object, ...], list[Piece]] = {}
 
     def parts(self, rows: int) -> list[Part]:
         """Runs of graphs of at most so many rows together; a larger graph is a part of its own. Found once."""
         if rows not in self._parts:
             self._parts[rows] = list(_parts(self.ptr, rows))
         return self._parts[rows]
+
+    def pieces(self, like: Tensor, pairs: int, rows: int) -> list[Piece]:
+        """All graphs and heads of ``like`` [N, H, F], at most so many pairs of rows, and rows, at once. Found once."""
+        key = (like.size(1), like.dtype, like.device, pairs, rows)
+        if key not in self._pieces:
+            (whole,) = self.parts(like.size(0))
+            self._pieces[key] = list(whole.pieces(like, pairs, rows))
+        return self._pieces[key]
 
 
 def batch_plan(ptr: Tensor) -> Plan:
@@ -182,8 +223,9 @@ def stacks(
     What is yielded is one for nodes and zero below the ends of graphs [b, n, 1] (``None``: all are nodes), and then the
     rows [b, n, F] of results, which are to be written, and of inputs, all [N, H, F]; a graph and head in every b.
     """
-    if ptr is None:
+    if ptr is None and inputs[0].size(0):
         yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
+    if ptr is None:
         return
     for part in batch_plan(ptr).parts(max(1, rows)):
         parts = [result[part.rows] for result in results]

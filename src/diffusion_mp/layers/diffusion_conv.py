@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import (
     check_choice,
     check_counts,

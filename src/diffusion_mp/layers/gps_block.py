@@ -6,9 +6,9 @@ from types import NoneType
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.edge_layer import EdgeLayer, Norm, make_norm

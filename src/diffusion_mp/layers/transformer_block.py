@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_counts, check_flags, check_probability, check_sequences
 
 #: (site, channels) → the module at that site, called as ``module(state, mask)``.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn.functional import dropout, relu
+from torch.nn.functional import relu
 
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_flags
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv

@@ -7,8 +7,9 @@ from itertools import pairwise, starmap
 from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout, relu
+from torch.nn.functional import relu
 
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv

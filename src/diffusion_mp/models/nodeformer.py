@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn.functional import dropout, elu
+from torch.nn.functional import elu
 from torch_geometric.nn import JumpingKnowledge
 
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv

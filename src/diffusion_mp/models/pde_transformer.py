@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 from torch_geometric.nn import PositionalEncoding
 from torch_geometric.nn.inits import reset
 
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import (
     check_choice,
     check_counts,

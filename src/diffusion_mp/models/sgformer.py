@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv

@@ -4,7 +4,7 @@ With K = Σ_j k̃_j v_jᵀ, κ = Σ_j k̃_j and σ = Σ_j v_j over the n nodes o
 
     d_i = q̃_i·κ + c n + a,  out_i = (Kᵀq̃_i + c σ + a v_i) / d_i.
 
-Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ_i q̃_i g_iᵀ, γ = Σ_i q̃_i h_i and b = c Σ_i g_i,
+Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ_i q̃_i g_iᵀ, γ = Σ_i q̃_i h_i, b = c Σ_i g_i,
 
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 

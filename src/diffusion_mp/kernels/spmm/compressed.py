@@ -27,8 +27,8 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
         return empty_like(v).zero_()
     ptr, order = entries.row_ptr, entries.row_order
     if ptr is None:  # nobody expected this product
-        ptr, order = Compressed(entries.row, nodes).ptr_and_order
-    columns, weight = entries.col[order], weight[order]
+        ptr, order = Compressed(entries.row, entries.col, nodes).ptr_and_order
+    columns, weight = entries.col[order].to(ptr.dtype), weight[order]
     if weight.size(1) == 1:
         return _product(ptr, columns, weight[:, 0], v.reshape(nodes, heads * channels)).view_as(v)
     products = [_product(ptr, columns, weight[:, h].contiguous(), v[:, h]) for h in range(heads)]

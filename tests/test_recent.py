@@ -1,0 +1,154 @@
+"""`Recent`: a layer that gets the same tensors again takes the graph it made of them, and never a wrong one."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import GCNConv
+from diffusion_mp.recent import Recent
+
+X = torch.zeros(4, 2)
+
+
+def edges() -> Tensor:
+    return torch.tensor([[0, 1, 2, 2], [1, 2, 3, 0]])
+
+
+def test_the_same_tensors_are_prepared_once() -> None:
+    edge_index, weight, batch = edges(), torch.rand(4), torch.zeros(4, dtype=torch.long)
+    for given in ((edge_index,), (edge_index, weight), (edge_index, weight, batch), (None, None, batch)):
+        graph = Graph.coerce(X, *given)
+        assert Graph.coerce(X, *given) is graph
+        assert Graph.coerce(X, edges()) is not graph
+    listed = EdgeIndex(edge_index, sparse_size=(4, 4))
+    assert Graph.coerce(X, listed) is Graph.coerce(X, listed)
+    narrow = edge_index.int()
+    assert Graph.coerce(X, narrow) is Graph.coerce(X, narrow)
+    assert Graph.coerce(X, edge_index).num_nodes == 4
+    assert Graph.coerce(torch.zeros(9, 2), edge_index).num_nodes == 9  # the same edges, of more nodes
+
+
+def _through_numpy(edge_index: Tensor) -> None:
+    edge_index.numpy()[0, 0] = 3
+
+
+def _through_data(edge_index: Tensor) -> None:
+    edge_index.data[0, 0] = 3
+
+
+def _by_setting(edge_index: Tensor) -> None:
+    edge_index.set_(torch.tensor([[3, 1, 2, 2], [1, 2, 3, 0]]))  # type: ignore[call-overload]
+
+
+def _by_exchange(edge_index: Tensor) -> None:
+    edge_index.data = torch.tensor([[3, 1, 2, 2], [1, 2, 3, 0]])
+
+
+def _in_inference_mode(edge_index: Tensor) -> None:
+    with torch.inference_mode():
+        edge_index[0, 0] = 3
+
+
+def _through_a_view(edge_index: Tensor) -> None:
+    edge_index[0].narrow(0, 0, 1).fill_(3)
+
+
+@pytest.mark.parametrize(
+    "write", [_through_numpy, _through_data, _by_setting, _by_exchange, _in_inference_mode, _through_a_view]
+)
+def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> None:
+    layer, x, edge_index = GCNConv(2, 2), torch.rand(4, 2), edges()
+    before = layer(x, edge_index)
+    write(edge_index)
+    assert edge_index.tolist() == [[3, 1, 2, 2], [1, 2, 3, 0]]
+    after = layer(x, edge_index)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, layer(x, Graph(4, edge_index.clone())))
+
+
+def test_writes_into_weights_and_batches_are_seen() -> None:
+    edge_index, weight, batch = edges(), torch.rand(4), torch.zeros(4, dtype=torch.long)
+    graph = Graph.coerce(X, edge_index, weight, batch)
+    weight.mul_(2)
+    doubled = Graph.coerce(X, edge_index, weight, batch)
+    assert torch.equal(doubled.weights(X), 2 * graph.weights(X))
+    loop, pairs = torch.tensor([[0, 2], [1, 3]]), torch.zeros(4, dtype=torch.long)
+    assert Graph.coerce(X, loop, None, pairs).num_graphs == 1
+    pairs[2:] = 1
+    assert Graph.coerce(X, loop, None, pairs).num_graphs == 2
+
+
+def test_tensors_of_inference_mode_serve_training() -> None:
+    with torch.inference_mode():
+        edge_index = edges()
+        layer = GCNConv(2, 2)
+        layer(torch.rand(4, 2), edge_index)
+    layer, x = GCNConv(2, 2), torch.rand(4, 2, requires_grad=True)
+    layer(x, edge_index).sum().backward()
+    assert x.grad is not None
+
+
+def test_weights_that_are_learned_are_taken_as_they_are() -> None:
+    edge_index, layer = edges(), GCNConv(2, 2)
+    weight = torch.rand(4, requires_grad=True)
+    for _ in range(2):
+        layer(torch.rand(4, 2), edge_index, weight).sum().backward()
+        assert weight.grad is not None
+        weight.grad = None
+    assert Graph.coerce(X, edge_index, weight).edge_weight is weight
+
+
+def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
+    recent: Recent[Graph] = Recent(100)
+
+    def take(edge_index: Tensor) -> Graph:
+        return recent.of(4, (edge_index,), lambda e: Graph(4, e))
+
+    kept, passing = edges(), edges()
+    graph, gone = take(kept), weakref.ref(take(passing))
+    assert take(kept) is graph
+    del passing
+    gc.collect()
+    assert gone() is None
+    assert take(kept) is graph
+    for _ in range(50):
+        take(edges())
+    assert len(recent._made) == 1
+
+
+def test_there_is_room_for_so_many_numbers_and_the_oldest_go_first() -> None:
+    recent: Recent[object] = Recent(20)
+    first, second, third = (torch.zeros(8) for _ in range(3))
+    made = [recent.of(0, (t,), lambda _: object()) for t in (first, second, third)]
+    again = [recent.of(0, (t,), lambda _: object()) for t in (third, second)]
+    assert made[:0:-1] == again
+    assert recent.of(0, (first,), lambda _: object()) is not made[0]
+    large = torch.zeros(21)
+    assert recent.of(0, (large,), lambda t: t) is large  # no copy is made of what has no room
+
+
+def test_threads_get_the_graphs_of_their_own_edges() -> None:
+    several = [torch.randint(4, (2, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(20)]
+
+    def agrees(place: int) -> bool:
+        return torch.equal(Graph.coerce(X, several[place]).edges, several[place])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(agrees, np.random.default_rng(0).integers(20, size=2000).tolist()))
+
+
+def test_a_compiler_sees_the_edges_not_what_was_made_of_them() -> None:
+    layer, x = GCNConv(2, 2), torch.rand(4, 2)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for edge_index in (edges(), edges().flip(0)):
+        torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
