@@ -19,7 +19,7 @@ def batch_pointers(batch: Tensor) -> Tensor:
 
 @batch_pointers.register_fake
 def _(batch: Tensor) -> Tensor:
-    return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+    return torch.empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.long)
 
 
 def values_only() -> bool:
@@ -75,7 +75,8 @@ def _bounds(ordered: Tensor, num_nodes: int) -> Tensor:
 
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
     """The smallest dtype of indices that holds both."""
-    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
+    # Not of the larger one: that torch.compile would capture again for graphs where the other one is.
+    return torch.int32 if num_edges < 1 << 31 and num_nodes < 1 << 31 else torch.int64
 
 
 _compress = torch.library.custom_op(
