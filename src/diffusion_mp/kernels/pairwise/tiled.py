@@ -170,18 +170,18 @@ def backward(
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         *shifts, mask = rest
-        if mask is not None:
-            grad, delta = grad * mask, delta * mask
-        grid, minus_delta = _grid(q), -delta
+        grid = _grid(q)
         blocks = grid[0][1]
         dq, dk, dv = [], [None] * len(blocks), [None] * len(blocks)
         for rows, _ in grid:
-            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(minus_delta, rows), None
+            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(delta, rows), None
             for place, cols in enumerate(blocks):
                 keys, shift = _cut(k, cols), _shift(shifts, rows, cols)
                 w, odds = weights.tile(queries, keys, shift, rows.start - cols.start, _cut(mask, cols))
+                if mask is not None:
+                    w.mul_(_cut(mask, rows))
                 dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
-                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2)).mul_(w)
+                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
                 if score == "sigmoid":  # a weight of zero times odds without end is no slope
                     g.mul_(odds.clamp_(max=most).mul_(w))
                 of_queries = _plus_product(of_queries, g, keys)
