@@ -201,10 +201,8 @@ def _everywhere(
     many = 1 if inputs[0].device.type == "cpu" else ON_GPU
     if ptr is None or not n:
         stacks = [x.transpose(0, 1) for x in inputs]
-        parts = [
-            compute(*(x if some.stop == heads and not some.start else x[some] for x in stacks), None)
-            for some in _even(heads, max(1, TILE * many // max(1, n * n)))
-        ]
+        together = max(1, TILE * many // max(1, n * n))
+        parts = [compute(*some, None) for some in zip(*(x.split(together) for x in stacks), strict=True)]
         return [_joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
     results: list[Tensor] = []
     rows = [x.flatten(0, 1) for x in inputs]
@@ -219,8 +217,10 @@ def _everywhere(
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
     size, entries = x.size(1), TILE if x.device.type == "cpu" else TILE * ON_GPU
-    cols = _even(size, size if size * size <= entries else 2 * math.isqrt(entries))
-    return [(rows, cols) for rows in _even(size, max(1, entries // max(1, cols[0].stop)))]
+    if size * size <= entries:
+        return [(slice(0, size), [slice(0, size)])]
+    cols = _even(size, 2 * math.isqrt(entries))
+    return [(rows, cols) for rows in _even(size, entries // cols[0].stop)]
 
 
 def _even(size: int, most: int) -> list[slice]:
