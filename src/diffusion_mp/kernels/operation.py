@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 import torch
@@ -61,8 +61,8 @@ SCHEMA = {
 #: What arguments are when nobody traces: no subclasses of tensors, and no symbols.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
 
-#: What ``Wide`` and ``Narrow`` arguments may stay in, if it is one dtype for all of them.
-WIDE = ({torch.float32}, {torch.float64})
+#: The dtypes of ``Wide`` and ``Narrow`` arguments that stay as they are.
+ALREADY: tuple[set[torch.dtype], ...] = ({torch.float32}, {torch.float64}, set())
 
 Formula = Callable[..., Any]
 
@@ -139,13 +139,15 @@ class Signature:
         tuples = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
         self.tuples: dict[str, Callable[..., Any]] = tuples
         self._nested = bool(tuples)
-        self._makers = [_maker(tuples[name]) if name in tuples else None for name in hints]
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
+        self._places: list[tuple[Callable[..., Any] | None, int, int]] = []
         for name, hint in hints.items():
             fields = get_type_hints(hint, include_extras=True) if name in self.tuples else {}
             parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {name: hint}
+            first = len(self.flat)
             self.parts[name], self.flat = list(parts), self.flat | parts
+            self._places.append((tuples.get(name), first, len(self.flat)))
         unknown = {name: kind for name, kind in self.flat.items() if kind not in SCHEMA}
         if unknown:
             raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
@@ -176,7 +178,7 @@ class Signature:
         if not self._nested:
             return list(args)
         flat: list[Any] = []
-        for make, arg in zip(self._makers, args, strict=True):
+        for (make, *_), arg in zip(self._places, args, strict=True):
             if make is None:
                 flat.append(arg)
             else:
@@ -185,14 +187,11 @@ class Signature:
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
         """Arguments from their parts; what comes after them is left out."""
-        if not self._nested:
-            return list(flat[: len(self.arguments)])
-        values = iter(flat)
-        return [next(values) if make is None else make(values) for make in self._makers]
+        return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
         """In place; with ``narrow`` what kernels take in half precision stays in it."""
-        if not self._either or {flat[place].dtype for place in self._either if flat[place] is not None} in WIDE:
+        if {flat[place].dtype for place in self._either if flat[place] is not None} in ALREADY:
             return
         short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
         for place in self._narrow:
@@ -204,12 +203,6 @@ class Signature:
             flat[place] = None if flat[place] is None else flat[place].to(wide)
         for place in self._narrow:
             flat[place] = flat[place].to(short if narrow else wide)
-
-
-def _maker(kind: Callable[..., Any]) -> Callable[[Iterator[Any]], Any]:
-    """Makes such a tuple of the next values there are."""
-    parts = range(len(get_type_hints(kind)))
-    return lambda values: kind(*[next(values) for _ in parts])
 
 
 def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
@@ -263,8 +256,8 @@ class Operation(Generic[T]):
         plain = backend in self._plain or len(self._plain) == len(self._table)
         out: Any = self._run(*flat) if plain else self._recorded(flat)
         if not self._signature.several:
-            return out if dtype is None else out.to(dtype)
-        out = out if dtype is None else (out[0].to(dtype), *out[1:])
+            return out if dtype in (None, out.dtype) else out.to(dtype)
+        out = out if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
         result: T = self._signature.returned(*out)
         return result
 
@@ -280,9 +273,11 @@ class Operation(Generic[T]):
         """The implementation that was chosen, on flat arguments: in the registered operation, or plain."""
         args = self._signature.unflatten(flat)
         name, backend = ("the operation", "auto") if self.family is None else (self.family, flat[-1])
-        run = self._on_cpu if backend == "auto" and flat[self._tensor].device.type == "cpu" else None
+        device = flat[self._tensor].device.type
+        run = self._on_cpu if backend == "auto" and device == "cpu" else None
+        run = run or choose(name, backend, self._table, *args)
         with without_autocast(flat[self._tensor]):
-            out = (run or choose(name, backend, self._table, *args))(*args)
+            out = run(*args)
         return tuple(out) if self._signature.several else out
 
     def _fake(self, *flat: Any) -> Any:

@@ -8,7 +8,7 @@ every sum. What all of that is, the plan of a batch, is found once for its row b
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ class Part:
         return self.buckets[0].size
 
     def masks(self, heads: int, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
-        """One for nodes, and zero below the end of a graph, for every bucket [b H, size, 1]; ``None``: all are nodes."""
+        """One for nodes and zero below the end of a graph, [b H, size, 1] for every bucket; ``None``: all are nodes."""
         key = (heads, dtype, device)
         if key not in self._masks:
             found = [bucket.mask for bucket in self.buckets]
@@ -213,6 +213,30 @@ def batch_plan(ptr: Tensor) -> Plan:
 
 
 _PLANS: dict[int, tuple[weakref.ref[Tensor], Plan]] = {}
+
+
+def stacks(
+    ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
+    """Yield rows of some graphs of nearly one size, until all are covered, of at most ``rows`` where they are several.
+
+    What is yielded is one for nodes and zero below the ends of graphs [b, n, 1] (``None``: all are nodes), and then the
+    rows [b, n, F] of results, which are to be written, and of inputs, all [N, H, F]; a graph and head in every b.
+    """
+    if ptr is None and inputs[0].size(0):
+        yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
+    if ptr is None:
+        return
+    for part in batch_plan(ptr).parts(max(1, rows)):
+        parts = [result[part.rows] for result in results]
+        rooms = [part.room(x) for x in parts]
+        masks = part.masks(inputs[0].size(1), torch.promote_types(inputs[0].dtype, torch.float32), inputs[0].device)
+        written = zip(*[part.views(room) for room in rooms], strict=True)
+        read = zip(*[part.views(part.stack(x[part.rows])) for x in inputs], strict=True)
+        for mask, mine, theirs in zip(masks, written, read, strict=True):
+            yield mask, list(mine), list(theirs)
+        for room, x in zip(rooms, parts, strict=True):
+            part.unstack(room, x)
 
 
 def _parts(ptr: Tensor, rows: int) -> Iterator[Part]:
