@@ -170,18 +170,18 @@ def backward(
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         *shifts, mask = rest
-        if mask is not None:
-            grad, delta = grad * mask, delta * mask
-        grid, minus_delta = _grid(q), -delta
+        grid = _grid(q)
         blocks = grid[0][1]
         dq, dk, dv = [], [None] * len(blocks), [None] * len(blocks)
         for rows, _ in grid:
-            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(minus_delta, rows), None
+            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(delta, rows), None
             for place, cols in enumerate(blocks):
                 keys, shift = _cut(k, cols), _shift(shifts, rows, cols)
                 w, odds = weights.tile(queries, keys, shift, rows.start - cols.start, _cut(mask, cols))
+                if mask is not None:
+                    w.mul_(_cut(mask, rows))
                 dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
-                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2)).mul_(w)
+                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
                 if score == "sigmoid":  # a weight of zero times odds without end is no slope
                     g.mul_(odds.clamp_(max=most).mul_(w))
                 of_queries = _plus_product(of_queries, g, keys)
@@ -201,10 +201,8 @@ def _everywhere(
     many = 1 if inputs[0].device.type == "cpu" else ON_GPU
     if ptr is None or not n:
         stacks = [x.transpose(0, 1) for x in inputs]
-        parts = [
-            compute(*(x if some.stop == heads and not some.start else x[some] for x in stacks), None)
-            for some in _even(heads, max(1, TILE * many // max(1, n * n)))
-        ]
+        together = max(1, TILE * many // max(1, n * n))
+        parts = [compute(*some, None) for some in zip(*(x.split(together) for x in stacks), strict=True)]
         return [_joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
     results: list[Tensor] = []
     rows = [x.flatten(0, 1) for x in inputs]
@@ -219,8 +217,10 @@ def _everywhere(
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
     size, entries = x.size(1), TILE if x.device.type == "cpu" else TILE * ON_GPU
-    cols = _even(size, size if size * size <= entries else 2 * math.isqrt(entries))
-    return [(rows, cols) for rows in _even(size, max(1, entries // max(1, cols[0].stop)))]
+    if size * size <= entries:
+        return [(slice(0, size), [slice(0, size)])]
+    cols = _even(size, 2 * math.isqrt(entries))
+    return [(rows, cols) for rows in _even(size, entries // cols[0].stop)]
 
 
 def _even(size: int, most: int) -> list[slice]:
