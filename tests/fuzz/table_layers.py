@@ -26,7 +26,13 @@ from .program import Draw, Strategy, Wrong
 
 
 def called(
-    d: Draw, *, needed: bool, source: bool = True, channels: int | None = None, features: Arg | None = None
+    d: Draw,
+    *,
+    needed: bool,
+    source: bool = True,
+    channels: int | None = None,
+    features: Arg | None = None,
+    x: Arg | None = None,
 ) -> None:
     """``layer(x, edge_index, …)``."""
     rest = {"return_coupling": flag(d)} | ({} if features is None else {"features": features})
@@ -34,7 +40,7 @@ def called(
         wide = d.nodes, d.channels if channels is None else channels
         wrong = [w for w in tensor(d, *wide).wrong if w.source != "None"]
         rest["source"] = Arg(None, wrong if wide[0] else [], True)
-    d.call("out", "layer({args})", x=state(d), **edges(d, needed=needed), **rest)
+    d.call("out", "layer({args})", x=state(d) if x is None else x, **edges(d, needed=needed), **rest)
 
 
 def layer(name: str, *, needed: bool = False, source: bool = True, **make: object) -> Strategy:

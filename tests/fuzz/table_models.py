@@ -35,6 +35,15 @@ NOT_OPTIONS = [
 ]
 
 
+def sparse_too(d: Draw, x: Arg) -> Arg:
+    """Features that may also be sparse; a model that moves or reads them as they are refuses those."""
+    x = x.unsure("a sparse tensor")
+    if d.maybe(0.7):
+        return x
+    layout = d.pick(["to_sparse_csr", "to_sparse_csc", "to_sparse_coo"])
+    return Arg(f"({x.right}).detach().{layout}()", x.wrong, valid=None)
+
+
 def model(name: str, *, needed: bool = False, **make: Callable[[Draw], Arg]) -> Strategy:
     """A model for nodes."""
 
@@ -46,7 +55,7 @@ def model(name: str, *, needed: bool = False, **make: Callable[[Draw], Arg]) -> 
             "out_channels": count(d, 3, 1),
         }
         d.call("layer", f"mp.{name}({{args}}){cast(d)}", **sizes, **own)
-        called(d, needed=needed, source=False)
+        called(d, needed=needed, source=False, x=sparse_too(d, state(d)))
 
     return strategy
 
@@ -76,9 +85,8 @@ def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
     wrong_sizes = [*count(d).wrong, Wrong("[]", "empty"), Wrong("[0]", "an empty table"), Wrong("['a']", "letters")]
     wrong_sizes = [w for w in wrong_sizes if w.source != "[1]"]
     if not d.maybe(0.3):
-        return Arg(str(channels), wrong_sizes), Arg(
-            real(d, rows, channels), wrong_tensors(rows, channels, dtype=d.dtype)
-        )
+        numbers = Arg(real(d, rows, channels), wrong_tensors(rows, channels, dtype=d.dtype))
+        return Arg(str(channels), wrong_sizes), sparse_too(d, numbers)
     wrong = [w for w in wrong_tensors(rows, 2) if w.what not in ("integers", "on the meta device", "a lower rank")]
     wrong += [Wrong(f"torch.full(({rows}, 2), 9)", "beyond the table")] if rows else []
     wrong += [Wrong(f"torch.full(({rows}, 2), -1)", "negative")] if rows else []
@@ -355,9 +363,14 @@ def certified_difformer(d: Draw) -> None:
         **certified(d, channels=False),
     )
     if d.maybe(0.5):
-        called(d, needed=False, source=False)
+        called(d, needed=False, source=False, x=sparse_too(d, state(d)))
     else:
-        d.call("out", f"layer.{d.pick(['energy', 'energies'])}({{args}})", x=state(d), **edges(d, needed=False))
+        d.call(
+            "out",
+            f"layer.{d.pick(['energy', 'energies'])}({{args}})",
+            x=sparse_too(d, state(d)),
+            **edges(d, needed=False),
+        )
 
 
 MODELS: dict[str, Strategy] = {

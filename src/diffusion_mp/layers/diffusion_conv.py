@@ -53,8 +53,7 @@ class DiffusionConv(nn.Module):
         validate: look for NaN and infinity in x at every call, which takes a pass over it.
 
     Shapes:
-        - x: [N, in_channels], sparse (CSR, CSC or COO) too where W_V alone looks at it; edge_index: [2, E], a sparse
-          CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
+        - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
           features: [N, F], with ``reads="features"`` and only there.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
@@ -64,6 +63,8 @@ class DiffusionConv(nn.Module):
     """
 
     is_diffusion_layer = True
+    sparse_features = False
+    """Whether x may be sparse: so a model says of its first layer, where W_V alone looks at the features."""
 
     def __init__(
         self,
@@ -134,10 +135,7 @@ class DiffusionConv(nn.Module):
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
         if type(return_coupling) is not bool:
             check_flags(return_coupling=return_coupling)
-        if isinstance(x, Tensor) and x.layout is not torch.strided and self.only_maps:
-            check_features(x, self.in_channels, self)
-        else:
-            check_state(x, channels=self.in_channels, module=self)
+        (check_features if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
         if self.validate:
             check_finite(x, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
@@ -147,12 +145,6 @@ class DiffusionConv(nn.Module):
         out = self._evolve(state, values, coupling, self._source(state, source))
         out = self.output(self._join(out), x)
         return (out, coupling) if return_coupling else out
-
-    @property
-    def only_maps(self) -> bool:
-        """Whether W_V alone looks at x, which may be sparse then: not the update, and not the diffusivity."""
-        looks = self.reads == "state" and self.diffusivity.depends_on != "nothing"
-        return self.value is not None and self.keep == "values" and not (looks or self.validate)
 
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
         """What the diffusivity looks at."""

@@ -13,7 +13,7 @@ from diffusion_mp.pattern import Compressed, Pattern
 SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
-def check_features(x: Tensor, channels: int, module: nn.Module, name: str = "x") -> None:
+def check_features(x: Tensor, name: str = "x", *, channels: int, module: nn.Module) -> None:
     """Raise unless ``x`` is a state [N, channels], or a sparse matrix in its place, that fits ``module``."""
     if not isinstance(x, Tensor) or x.layout not in SPARSE:
         check_state(x, name, channels, module=module)
@@ -30,28 +30,26 @@ def check_features(x: Tensor, channels: int, module: nn.Module, name: str = "x")
     check_fits(x, module, name)
 
 
-class _OfFeatures(nn.Module):
-    """x Wᵀ + b for features that may be sparse: then of what is stored alone, differentiable by W and b."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, out_channels], dense."""
-        if x.layout is torch.strided:
-            out: Tensor = super().forward(x)
-            return out
-        x = x.to_sparse_csr()
-        row, column = x.to_sparse_coo().indices()
-        pattern = Pattern(Compressed(row, column, x.size(0), x.crow_indices()), Compressed(column, row, x.size(1)))
-        weight = self.weight.t().contiguous().unsqueeze(1)
-        product = spmm(pattern, x.values().unsqueeze(1), weight).squeeze(1)
-        return product if self.bias is None else product + self.bias
+def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b from what a sparse x stores, [N, out_channels] and dense; differentiable by W and b."""
+    x = x.to_sparse_csr()
+    row, column = x.to_sparse_coo().indices()
+    pattern = Pattern(Compressed(row, column, x.size(0), x.crow_indices()), Compressed(column, row, x.size(1)))
+    out = spmm(pattern, x.values().unsqueeze(1), weight.t().contiguous().unsqueeze(1)).squeeze(1)
+    return out if bias is None else out + bias
 
 
-class FeatureLinear(_OfFeatures, nn.Linear):
+class FeatureLinear(nn.Linear):
     """torch's linear layer, for features."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b, dense."""
+        return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
-class ValueLinear(_OfFeatures, Linear):
+
+class ValueLinear(Linear):
     """PyG's linear layer, for features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b, dense."""
+        return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)

@@ -62,7 +62,7 @@ class GraphModel(nn.Module, ABC):
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
         check_flags(return_coupling=return_coupling)
-        check_features(x, self.in_channels, self)
+        check_features(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         couplings: list[Coupling] = []
         logits = self.propagate(x, graph, couplings.append if return_coupling else forget)

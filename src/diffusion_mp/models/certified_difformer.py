@@ -143,7 +143,7 @@ class CertifiedDIFFormer(GraphModel):
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
     ) -> tuple[Tensor, Coupling | None, Graph]:
         """What comes, checked: H, the coupling that the features have, and the graph."""
-        check_features(x, self.in_channels, self)
+        check_features(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         return *self._terms(x, graph), graph
 

@@ -50,7 +50,7 @@ class FeatureEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The states [N, out_channels]."""
         if self.linear is not None:
-            check_features(x, self.channels, self, self.name)
+            check_features(x, self.name, channels=self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x).unbind(1)
         check_device(x, self.name, self.tables[0].weight.device, f"the tables of {self.name}")  # type: ignore[arg-type]

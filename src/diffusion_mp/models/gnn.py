@@ -85,6 +85,7 @@ class DiffusionGNN(GraphModel):
                     yield MLPConv(hidden_channels, out_channels)
 
         self.convs = nn.ModuleList(layers())
+        cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which moves them as they are
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         initial = None
