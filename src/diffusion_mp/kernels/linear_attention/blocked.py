@@ -59,7 +59,7 @@ class _Sums(NamedTuple):
         features = whole[:, :-1]
         return cls(features[..., :-1], features[..., -1:], whole[:, -1:, :-1])
 
-    def whole(self, nodes: Tensor | float) -> Tensor:
+    def whole(self, nodes: float) -> Tensor:
         """[[K, κ], [σ, n]]."""
         last = self.right.new_full((self.right.size(0), 1, 1), nodes)
         return torch.cat([torch.cat([self.outer, self.left], 2), torch.cat([self.right, last], 2)], 1)
