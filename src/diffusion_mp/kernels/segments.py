@@ -319,19 +319,6 @@ def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> Non
         out[rows] = stacked
 
 
-def stack(x: Tensor, rows: Rows) -> Tensor:
-    """[N, H, F] → [b H, size, F], the layout of ``torch.bmm``; a view where the rows are a slice."""
-    return x[rows].transpose(0, 1) if isinstance(rows, slice) else gather(x, rows).flatten(0, 1)
-
-
-def put(out: Tensor, rows: Rows, value: Tensor) -> None:
-    """Write [b H, size, F] back to rows of ``out`` [N, H, F], in place."""
-    if isinstance(rows, slice):
-        out[rows] = value.transpose(0, 1)
-    else:
-        scatter(out, rows, value.unflatten(0, (-1, out.size(1))))
-
-
 def row_blocks(
     ptr: Tensor | None, num_nodes: int, height: int | Callable[[int], int], device: torch.device, least: int = 1
 ) -> Iterator[tuple[int, Rows, list[Rows]]]:
