@@ -271,9 +271,10 @@ def even(size: int, most: int) -> list[slice]:
     return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
 
 
-def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """All parts as one tensor; a single one is that already."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
+    """The parts there are as one tensor; a single one is that already."""
+    found = [part for part in parts if part is not None]
+    return found[0] if len(found) == 1 else torch.cat(found, dim)
 
 
 def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
