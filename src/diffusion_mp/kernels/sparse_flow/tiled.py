@@ -84,7 +84,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
         return empty_potentials(lam)
     best, numbers = _by_stacks(compute, ptr, (*wide, *_scalars(lam, leak)))
     fields = [x.contiguous() for x in numbers.unbind(2)]
-    return RowPotentials(*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:])
+    return RowPotentials._make([*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:]])
 
 
 def _log_sum(x: Tensor, mask: Tensor | None) -> Tensor:
