@@ -97,16 +97,6 @@ def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
     return [num_nodes] if ptr is None else ptr.diff().tolist()
 
 
-def values_only() -> bool:
-    """Whether torch runs what it is told, instead of compiling, tracing or transforming it, or watching its calls."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch.jit.is_tracing()
-    )
-
-
 @torch.library.custom_op(
     "diffusion_mp::walk_pairs",
     mutates_args=(),

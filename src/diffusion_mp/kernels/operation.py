@@ -189,10 +189,10 @@ class Signature:
         """Arguments from their parts; what comes after them is left out."""
         return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
 
-    def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
-        """In place; with ``narrow`` what kernels take in half precision stays in it."""
+    def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> bool:
+        """In place, and whether there is anything to do; with ``narrow`` half precision stays where kernels take it."""
         if {flat[place].dtype for place in self._either if flat[place] is not None} in ALREADY:
-            return
+            return False
         short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
         for place in self._narrow:
             short = torch.promote_types(short, flat[place].dtype)
@@ -203,6 +203,7 @@ class Signature:
             flat[place] = None if flat[place] is None else flat[place].to(wide)
         for place in self._narrow:
             flat[place] = flat[place].to(short if narrow else wide)
+        return True
 
 
 def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
@@ -250,35 +251,40 @@ class Operation(Generic[T]):
             backend = requested(self.family, backend)
         flat = self._signature.flatten(args)
         dtype = None if self._like is None else flat[self._like].dtype
-        self._signature.to_one_dtype(flat, narrow=backend != "reference")
-        if self.family is not None:
-            flat.append(backend)
+        changed = self._signature.to_one_dtype(flat, narrow=backend != "reference")
         plain = backend in self._plain or len(self._plain) == len(self._table)
-        out: Any = self._run(*flat) if plain else self._recorded(flat)
+        way = None if plain else self._way(flat)
+        out: Any
+        if way is None:
+            out = self._compute(self._signature.unflatten(flat) if changed else args, flat[self._tensor], backend)
+        else:
+            out = way(*flat) if self.family is None else way(*flat, backend)
         if not self._signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
         out = out if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
         result: T = self._signature.returned(*out)
         return result
 
-    def _recorded(self, flat: list[Any]) -> Any:
-        """The result with its derivatives, and by the shortest way there is."""
+    def _way(self, flat: list[Any]) -> Callable[..., Any] | None:
+        """The shortest way on which the result has its derivatives; ``None`` where it needs none."""
         if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
-            return self._registered(*flat)
+            return self._registered
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
-            return self._run(*flat)
-        return (self._function.apply if self._function else self._registered)(*flat)
+            return None
+        return self._function.apply if self._function else self._registered
 
     def _run(self, *flat: Any) -> Any:
-        """The implementation that was chosen, on flat arguments: in the registered operation, or plain."""
-        args = self._signature.unflatten(flat)
-        name, backend = ("the operation", "auto") if self.family is None else (self.family, flat[-1])
-        device = flat[self._tensor].device.type
-        run = self._on_cpu if backend == "auto" and device == "cpu" else None
-        run = run or choose(name, backend, self._table, *args)
-        with without_autocast(flat[self._tensor]):
-            out = run(*args)
+        """On flat arguments, in the registered operation or in a function of autograd."""
+        backend = "auto" if self.family is None else flat[-1]
+        out = self._compute(self._signature.unflatten(flat), flat[self._tensor], backend)
         return tuple(out) if self._signature.several else out
+
+    def _compute(self, args: Sequence[Any], tensor: Tensor, backend: str) -> Any:
+        """The implementation that is chosen, without autocast."""
+        run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
+        run = run or choose(self.family or "the operation", backend, self._table, *args)
+        with without_autocast(tensor):
+            return run(*args)
 
     def _fake(self, *flat: Any) -> Any:
         """Results without values, when torch traces."""

@@ -21,6 +21,8 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Autocast reaches into custom operations; inside this context it does not, on the device of ``tensor``."""
+    if not torch._C._is_any_autocast_enabled():
+        return nullcontext()
     device = tensor.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 

@@ -61,7 +61,7 @@ class _Sums(NamedTuple):
 
     def whole(self, nodes: Tensor | float) -> Tensor:
         """[[K, κ], [σ, n]]."""
-        last = torch.empty_like(self.right[..., :1]).fill_(nodes)
+        last = self.right.new_full((self.right.size(0), 1, 1), nodes)
         return torch.cat([torch.cat([self.outer, self.left], 2), torch.cat([self.right, last], 2)], 1)
 
 
@@ -69,7 +69,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
     """Every graph of a batch: by its pairs, or pooled, then read."""
     values, den = _empty_results(v)
     height = _rows_at_once(k, v)
-    pooled = den.new_zeros(k.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+    pooled = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, height, (values, den), (q, k, v)):
         if _by_pairs(ks.size(1), ks, vs):
             pairs.forward(out, out_den, qs, ks, vs, terms, mask)
@@ -79,6 +79,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
         blockwise.read(out, out_den, qs, vs, sums, blockwise.nodes)
         if terms.ptr is None:
             pooled = sums.whole(ks.size(1))
+    if pooled is None:
+        pooled = den.new_zeros(k.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
     return Attended(values, den.squeeze(2), pooled)
 
 
@@ -139,7 +141,12 @@ def read_backward(
 def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
     """The values, and the denominators [N, H, 1]."""
     nodes, heads, _ = v.shape
-    return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
+    return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=_wide(v))
+
+
+def _wide(v: Tensor) -> torch.dtype:
+    """The precision of sums."""
+    return torch.promote_types(v.dtype, torch.float32)
 
 
 def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
@@ -157,7 +164,7 @@ class _Blockwise:
     def __init__(self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None = None) -> None:
         self.terms, self.mask = terms, mask
         self.nodes: Tensor | float = k.size(1) if mask is None else mask.sum(1, keepdim=True)
-        self.wide = torch.promote_types(v.dtype, torch.float32)  # the precision of sums
+        self.wide = _wide(v)
         self.buffer = Buffers(v, self.wide)
         # A block has an eighth of all nodes, so that it is small beside the result, within the limits above.
         width = max(1, k.size(0) * max(k.size(2), v.size(2)))
@@ -183,7 +190,8 @@ class _Blockwise:
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums, nodes: Tensor | float) -> None:
         """Writes the result and the denominators, from the sums of so many senders."""
         own = self.terms.own * nodes
-        least, bias = self.terms.constant * nodes + own, self.terms.constant * sums.right
+        constant = self.terms.constant
+        least, bias = constant * nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
             queries = self._vectors(q, rows)
             row = torch.bmm(queries.entries, sums.left, out=_some(den, rows)).mul_(queries.factor).add_(least)
@@ -199,7 +207,8 @@ class _Blockwise:
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
-            right = _contract(inverse, gradient).mul_(self.terms.constant)
+            right = _contract(inverse, gradient)
+            right = right if self.terms.constant == 1 else right.mul_(self.terms.constant)
             inverse = inverse * queries.factor
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
             grads = self._times("grads", gradient, inverse)
@@ -231,7 +240,8 @@ class _Blockwise:
 
     def _load(self, x: Tensor, rows: Block) -> Tensor:
         """A block in the precision of sums."""
-        return _some(x, rows).to(self.wide)
+        block = _some(x, rows)
+        return block if block.dtype == self.wide else block.to(self.wide)
 
     def _vectors(self, x: Tensor, rows: Block) -> Vectors:
         return vectors(self._load(x, rows), self.terms.unit)
@@ -241,7 +251,7 @@ class _Blockwise:
         return x if self.mask is None else x * _some(self.mask, rows)
 
     def _times(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
-        return torch.mul(x, factor, out=self.buffer(name, *x.shape))
+        return x * factor if len(self.blocks) == 1 else torch.mul(x, factor, out=self.buffer(name, *x.shape))
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block) -> Tensor:
         """x y, at its place in ``out`` where that is of its dtype."""

@@ -36,7 +36,8 @@ class _Scores(NamedTuple):
 
 def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
     """Writes the result and the denominators; ``mask`` [b, n, 1] is one for nodes and zero below the end of a graph."""
-    q, k, v = (x.to(den.dtype) for x in (q, k, v))
+    if v.dtype != den.dtype:
+        q, k, v = (x.to(den.dtype) for x in (q, k, v))
     rows = _scores(q, k, terms, mask)
     den.copy_(rows.den)
     _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
