@@ -10,6 +10,7 @@ from diffusion_mp.kernels.linear_attention import reference as linear_reference
 from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.spmm import sddmm, spmm
 from diffusion_mp.kernels.spmm.entries import Entries
+from diffusion_mp.pattern import Compressed, Pattern
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64
@@ -84,6 +85,27 @@ def test_sparse_products_equal_their_references(heads, nodes, edges, generator):
     assert_same(
         lambda a, b: sddmm(pattern, a, b), lambda a, b: sddmm(pattern, a, b, backend="reference"), [a, b], generator
     )
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize(("rows", "cols", "entries"), [(7, 40, 90), (40, 7, 90), (5, 3, 0), (1, 9, 4)])
+def test_sparse_products_of_a_matrix_that_is_not_square(rows, cols, entries, heads, generator):
+    row, col = (torch.randint(0, size, (entries,), generator=generator) for size in (rows, cols))
+    pattern = Pattern(Compressed(row, col, rows), Compressed(col, row, cols))
+    weight = randn(entries, heads, generator=generator)
+    v, a = randn(cols, 3, 5, generator=generator), randn(rows, 3, 5, generator=generator)
+    dense = torch.zeros(rows, cols, heads, dtype=weight.dtype).index_put((row, col), weight, accumulate=True)
+    expected = dense.permute(2, 0, 1).expand(3, -1, -1) @ v.transpose(0, 1)
+    torch.testing.assert_close(spmm(pattern, weight, v).transpose(0, 1), expected)
+    for function, inputs in ((spmm, [weight, v]), (sddmm, [a, v])):
+        assert_same(
+            lambda x, y, f=function: f(pattern, x, y),
+            lambda x, y, f=function: f(pattern, x, y, backend="reference"),
+            inputs,
+            generator,
+        )
+        if entries:
+            assert torch.autograd.gradgradcheck(lambda x, y, f=function: f(pattern, x, y), inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,8 +11,9 @@ from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
-from diffusion_mp.errors import check_counts, check_flags, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
+from diffusion_mp.layers.features import FeatureLinear, check_features
 from diffusion_mp.updates import CertifiedStep
 
 #: What a model tells the coupling of every step.
@@ -37,7 +38,8 @@ class GraphModel(nn.Module, ABC):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
 
     Shapes:
-        x: [N, in_channels]; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+        x: [N, in_channels], dense, or sparse (CSR, CSC or COO) for models that begin with a linear map of the features
+        alone; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -60,7 +62,7 @@ class GraphModel(nn.Module, ABC):
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
         check_flags(return_coupling=return_coupling)
-        check_state(x, channels=self.in_channels, module=self)
+        check_features(x, self.in_channels, self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         couplings: list[Coupling] = []
         logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
@@ -116,7 +118,7 @@ class LayerStack(GraphModel):
         check_flags(layer_norm=layer_norm)
         check_probability(dropout, "dropout")
         self.dropout = dropout
-        self.encoder = nn.Linear(in_channels, hidden_channels)
+        self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         self.norms = nn.ModuleList(
             nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)

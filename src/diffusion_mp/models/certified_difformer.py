@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
-from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, check_state
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
+from diffusion_mp.layers.features import FeatureLinear, check_features
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
 from diffusion_mp.updates import fixed_point
 
@@ -83,7 +84,7 @@ class CertifiedDIFFormer(GraphModel):
         self.num_layers = num_layers
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
-            layers += [nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
+            layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
@@ -142,16 +143,17 @@ class CertifiedDIFFormer(GraphModel):
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
     ) -> tuple[Tensor, Coupling | None, Graph]:
         """What comes, checked: H, the coupling that the features have, and the graph."""
-        check_state(x, channels=self.in_channels, module=self)
+        check_features(x, self.in_channels, self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """H, and the coupling that the features have."""
+        beside = None if self.inputs is None else self.inputs(x, graph)
         source = self.encoder(x).to(self.conv.mu.raw.dtype)  # autocast makes it coarser than an energy can be
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
-        return source, None if self.inputs is None else self.inputs(x, graph)
+        return source, beside
 
     def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, record: Record) -> Iterator[Tensor]:
         """Z⁰, Z¹, …, Z^K; or Z⁰ and where it comes to rest."""

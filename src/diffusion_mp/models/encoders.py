@@ -1,4 +1,4 @@
-"""Features to states: a linear layer for numbers, tables for categories."""
+"""Features to states: a linear layer for numbers, dense or sparse, and tables for categories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, check_state, describe
+from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, describe
+from diffusion_mp.layers.features import FeatureLinear, check_features
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
@@ -31,7 +32,7 @@ class FeatureEncoder(nn.Module):
         name: what sentences call the input.
 
     Shapes:
-        x: [N, channels] floating point; or [N, len(channels)], or [N] for one column, of integers.
+        x: [N, channels] floating point, dense or sparse; or [N, len(channels)], or [N] for one column, of integers.
 
     Raises:
         TypeError, ValueError: the input does not fit, or a category is not in its table.
@@ -43,13 +44,13 @@ class FeatureEncoder(nn.Module):
         self.channels = feature_columns(channels, "channels")
         self.sizes = None if isinstance(channels, int) else tuple(channels)
         check_counts(out_channels=out_channels)
-        self.linear = nn.Linear(self.channels, out_channels) if self.sizes is None else None
+        self.linear = FeatureLinear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
     def forward(self, x: Tensor) -> Tensor:
         """The states [N, out_channels]."""
         if self.linear is not None:
-            check_state(x, self.name, self.channels, module=self)
+            check_features(x, self.channels, self, self.name)
             return self.linear(x)
         columns = self._columns(x).unbind(1)
         check_device(x, self.name, self.tables[0].weight.device, f"the tables of {self.name}")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
+from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN
 
@@ -71,7 +72,7 @@ class SGFormer(GraphModel):
             return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
 
         def encoder() -> nn.Module:
-            return nn.Sequential(nn.Linear(in_channels, hidden_channels), norm(), nn.ReLU())
+            return nn.Sequential(FeatureLinear(in_channels, hidden_channels), norm(), nn.ReLU())
 
         self.encoder = encoder()
         self.gnn_encoder = None if shared_encoder else encoder()

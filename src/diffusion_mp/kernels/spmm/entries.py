@@ -10,24 +10,32 @@ from diffusion_mp.pattern import Pattern
 
 
 class Entries(NamedTuple):
-    """Row and column of every entry; and boundaries and order of the entries by row and by column, where known."""
+    """The shape; row and column of every entry; and compressed forms by both, where somebody expected a product.
 
+    A compressed form is that of `Compressed`: boundaries, the entry that stands at every place (``None`` where nothing
+    moves), and its other end.
+    """
+
+    rows: int
+    cols: int
     row: Tensor
     col: Tensor
     row_ptr: Tensor | None
-    row_order: Tensor | None
+    row_moved: Tensor | None
+    row_other: Tensor | None
     col_ptr: Tensor | None
-    col_order: Tensor | None
+    col_moved: Tensor | None
+    col_other: Tensor | None
 
     @classmethod
     def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
-        """A pattern's entries, sorted only in the orders that will be needed."""
+        """A pattern's entries, compressed only in the forms that will be needed."""
         rows, cols = pattern
-        row_ptr, row_order = rows.ptr_and_order if by_row else (None, None)
-        col_ptr, col_order = cols.ptr_and_order if by_col else (None, None)
-        return cls(rows.node, cols.node, row_ptr, row_order, col_ptr, col_order)
+        unknown = None, None, None
+        forms = *(rows.parts if by_row else unknown), *(cols.parts if by_col else unknown)
+        return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
 
     @property
     def T(self) -> Entries:
         """Those of the transpose."""
-        return Entries(self.col, self.row, self.col_ptr, self.col_order, self.row_ptr, self.row_order)
+        return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.dispatch import Backend
-from diffusion_mp.kernels.operation import Wide, empty_like, operation
+from diffusion_mp.kernels.operation import Wide, operation
 from diffusion_mp.kernels.spmm import compressed, reference
 from diffusion_mp.kernels.spmm.entries import Entries
 from diffusion_mp.pattern import Pattern
@@ -13,7 +13,7 @@ from diffusion_mp.pattern import Pattern
 
 @operation("spmm", family="spmm", reference=reference.spmm, cpu=compressed.spmm, dtype="v")
 def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
-    return empty_like(v)
+    return v.new_empty(entries.rows, *v.shape[1:])
 
 
 @operation("sddmm", family="spmm", reference=reference.sddmm, cpu=compressed.sddmm, dtype="b")
@@ -40,7 +40,7 @@ _sddmm.derivatives(
 
 
 def spmm(
-    pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "N H D"], *, backend: Backend = "auto"
+    pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D)."""
     entries = Entries.of(pattern, by_row=True, by_col=_trained(v))
@@ -48,7 +48,7 @@ def spmm(
 
 
 def sddmm(
-    pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "N H D"], *, backend: Backend = "auto"
+    pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "E H"]:
     """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D)."""
     entries = Entries.of(pattern, by_row=_trained(a), by_col=_trained(b))

@@ -6,9 +6,9 @@ from diffusion_mp.kernels.spmm.entries import Entries
 
 
 def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
-    """out_i = Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [N, H, D]."""
+    """out_i = Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [C, H, D]."""
     messages = weight.unsqueeze(2) * v[entries.col]
-    return v.new_zeros(messages.shape[1:]).expand(v.size(0), -1, -1).index_add(0, entries.row, messages)
+    return v.new_zeros(messages.shape[1:]).expand(entries.rows, -1, -1).index_add(0, entries.row, messages)
 
 
 def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
