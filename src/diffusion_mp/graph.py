@@ -319,7 +319,8 @@ class Graph:
     def _compressed(self, ptr: Tensor | None = None) -> Pattern:
         """The pattern of the edges; with ``ptr`` they are known to stand in the order of their targets."""
         source, target = self.edges
-        return Pattern(Compressed(target, source, self.num_nodes, ptr), Compressed(source, target, self.num_nodes))
+        rows = Compressed(target, source, self.num_nodes, ptr)
+        return Pattern(rows, Compressed(source, target, self.num_nodes))
 
     @property
     def csr(self) -> Compressed:
@@ -390,32 +391,29 @@ class Graph:
     def _looped(self, policy: SelfLoops) -> Graph:
         source, target = self.edges
         is_loop = source == target
-        if policy != "add" and not is_loop.is_meta and values_only() and not bool(is_loop.any()):
-            if policy == "remove":
-                return self
-            policy = "add"  # no loop is observed, so none remains
-        nodes = torch.arange(self.num_nodes, device=source.device)
-        ends = [torch.cat([end, nodes]) for end in (target, source)]
+        if policy == "remaining" and not is_loop.is_meta and values_only() and not bool(is_loop.any()):
+            policy = "add"
         if policy == "add" and self.edge_weight is None:
-            return self._by_target(*ends, None, None if self.full_degree is None else self.full_degree + 1)
+            return self._and_loops(None, None if self.full_degree is None else self.full_degree + 1)
         weight = self._own_weights()
         loop_weight, lost = weight.new_ones(self.num_nodes), weight.new_zeros(self.num_nodes)
         if policy != "add":
             observed = weight * is_loop
             weight = weight - observed
             count, lost = (lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed))
-            if policy == "remove":
-                return self._with_edges(self.edges, weight, self._full_degree(-lost))
+        if policy == "remove":
+            return self._with_edges(self.edges, weight, self._full_degree(-lost))
+        if policy == "remaining":
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
-        return self._by_target(*ends, torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
+        return self._and_loops(torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
 
-    def _by_target(self, target: Tensor, source: Tensor, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
-        """These edges in the order of their targets, which products need: so none of them has to order the weights."""
-        ptr, order, source = compress(target, source, self.num_nodes)
-        if order is not None:
-            target = target.index_select(0, order)
-            weight = None if weight is None else weight.index_select(0, order)
-        graph = self._with_edges(torch.stack([source.long(), target]), weight, full_degree)
+    def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
+        """All edges and a loop at every node, in the order of the targets: so no product has to order weights."""
+        nodes = torch.arange(self.num_nodes, device=self.edges.device)
+        source, target = (torch.cat([end, nodes]) for end in self.edges)
+        ptr, order, other = compress(target, source, self.num_nodes)
+        edges = torch.stack([other.long(), target.index_select(0, order)])
+        graph = self._with_edges(edges, None if weight is None else weight.index_select(0, order), full_degree)
         graph._pattern = graph._compressed(ptr)
         return graph
 

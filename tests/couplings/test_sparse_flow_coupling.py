@@ -125,3 +125,26 @@ def test_mistakes_are_answered_in_sentences() -> None:
         SparseFlowCoupling(q, k, lam=0.1, alpha=0)
     with pytest.raises(ValueError, match=r"lam must be a number or broadcast to \[num_nodes, heads\] = \[12, 2\]"):
         SparseFlowCoupling(q, k, lam=torch.ones(12))
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("lam", [0.0, 0.5, 20.0])
+def test_a_graph_of_a_batch_is_what_it_is_alone(lam: float, alpha: float) -> None:
+    """Graphs of nearly one size are filled up with copies of a row, which neither conduct nor receive."""
+    sizes, generator = [7, 2, 30, 1, 0, 29, 150, 6], torch.Generator().manual_seed(0)
+    ptr, n = torch.tensor([0, *sizes]).cumsum(0), sum(sizes)
+    inputs = [torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(5)]
+    weights = [torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+    def found(rows: slice, ptr: Tensor | None) -> list[Tensor]:
+        *features, v = leaves = [x[rows].clone().requires_grad_() for x in inputs]
+        coupling = SparseFlowCoupling(*features, ptr, lam=lam, alpha=alpha)
+        products = [coupling.matmul(v), coupling.T.matmul(v)]
+        loss = sum((x * weight[rows]).sum() for x, weight in zip(products, weights, strict=True))
+        gradients = torch.autograd.grad(loss, leaves)
+        return [*products, coupling.potentials, coupling._support, coupling._work, *gradients]
+
+    together = found(slice(0, n), ptr)
+    for start, end in ptr.unfold(0, 2, 1).tolist():
+        for mine, alone in zip(together, found(slice(start, end), None), strict=True):
+            torch.testing.assert_close(mine[start:end], alone, rtol=1e-12, atol=1e-12)

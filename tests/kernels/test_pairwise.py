@@ -125,6 +125,39 @@ def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(genera
         torch.testing.assert_close(got.to(DOUBLE), expected, **tolerance(name, torch.float32)._asdict())
 
 
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_graph_of_a_batch_is_what_it_is_alone(heads, score, generator):
+    """Also without loops, where every node weighs e^800 for itself: no sum, and no gradient, ever meets that."""
+    sizes = [7, 2, 30, 1, 0, 29, 150, 6]
+    ptr, n = torch.tensor([0, *sizes]).cumsum(0), sum(sizes)
+    q, k, v, a, b = (torch.randn(n, heads, 4, generator=generator, dtype=DOUBLE) for _ in range(5))
+    far = torch.cat([q, 30 * torch.eye(n, dtype=DOUBLE).unsqueeze(1).expand(-1, heads, -1)], 2)
+    near = torch.cat([k, 30 * torch.eye(n, dtype=DOUBLE).unsqueeze(1).expand(-1, heads, -1)], 2)
+    shifts = (0.1 * a.sum(2), 0.1 * b.sum(2))
+    for operation, inputs in (
+        (partial(pairwise_attention, score=score), (q, k, v)),
+        (partial(pairwise_product, score=score, loops=False), (far, near, v, *shifts)),
+        (partial(pairwise_logsumexp, score=score, loops=False), (far[8:], near[8:])),
+    ):
+        first = n - len(inputs[0])
+        bounds = (ptr - first).clamp(min=0)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        together = operation(*leaves, bounds)
+        weight = torch.randn(together.shape, generator=generator, dtype=DOUBLE)
+        loss = (together * weight).masked_fill(together == -torch.inf, 0.0).sum()
+        gradients = torch.autograd.grad(loss, leaves)
+        for start, end in bounds.unfold(0, 2, 1).tolist():
+            if end - start < 2:
+                continue
+            own = [x[start:end].clone().requires_grad_() for x in inputs]
+            alone = operation(*own)
+            torch.testing.assert_close(together[start:end], alone, rtol=1e-12, atol=1e-12)
+            expected = torch.autograd.grad((alone * weight[start:end]).sum(), own)
+            for mine, theirs in zip(gradients, expected, strict=True):
+                torch.testing.assert_close(mine[start:end], theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
     """At s = 20 one minus σ(s) is zero in float32, and its slope is 2e-9."""
     q, k = torch.full((5, 1, 1), 20.0), torch.ones(5, 1, 1)

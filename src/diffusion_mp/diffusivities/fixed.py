@@ -113,9 +113,9 @@ class AdjacencyDiffusivity(Diffusivity):
             return weight
         if self.normalization == "row":
             return weight * reciprocal(received).index_select(0, target)
-        by_source = by_target = reciprocal(root(received))
+        by_source = by_target = inverse_root(received)
         if self.direction != "pyg":
-            by_source = reciprocal(root(graph.degree("out", weight.dtype)))
+            by_source = inverse_root(graph.degree("out", weight.dtype))
         return weight * by_target.index_select(0, target) * by_source.index_select(0, source)
 
     def extra_repr(self) -> str:
@@ -128,7 +128,7 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
     return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
 
 
-def root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """√d, and 0 for 0 in the gradient too, where the square root has none."""
+def inverse_root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """1/√d, and 0 for 0, in the gradient too."""
     zero = degree == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, degree).sqrt())
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, degree).rsqrt())

@@ -9,14 +9,14 @@ whose scores are in no other range; a mask [B, n, 1] is zero there.
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import batch_plan
+from diffusion_mp.kernels.segments import by_stacks, even, joined, plus_product
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
@@ -37,9 +37,9 @@ class _Weights:
         """Whether some row needed a level, and so will others."""
 
     def tile(
-        self, left: Tensor, right: Tensor, shift: Tensor | None, offset: int, mask: Tensor | None
+        self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """w [b, n, m] at the level −shift, for left [b, n, F] and right [b, m, F], of which row i is row i + offset.
+        """w [b, n, m] at the level −shift, for left [b, n, F] and right [b, m, F], which are rows and cols of graphs.
 
         And e^{ℓ − s} for the sigmoid with a level, where (log f)′ = σ(−s) is w times that.
         """
@@ -51,21 +51,23 @@ class _Weights:
             w = odds = torch.baddbmm(shift, left, right.transpose(1, 2), beta=sign, alpha=sign).exp_()
             if self.score == "sigmoid":
                 w = torch.add(odds, shift.neg().exp()).reciprocal_()
-        if self.loops and mask is not None:  # weights of copies are some row's own, and finite where that one's are
-            return w.mul_(mask.transpose(1, 2)), odds
-        return self.only_pairs(w, offset, mask, 0.0), odds
+        if self.loops:  # weights of copies are some node's own, and finite where that one's are
+            return w if mask is None else w.mul_(_cut(mask, cols).transpose(1, 2)), odds
+        if mask is not None:
+            w.masked_fill_(_cut(mask, rows) == 0, 0.0)
+        return self.without_loops(w, rows, cols, mask, 0.0), odds
 
-    def top(self, left: Tensor, right: Tensor, offset: int, mask: Tensor | None) -> Tensor:
+    def top(self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None) -> Tensor:
         """The largest log f(s_ij) of every row [b, n, 1], finite even where there is none."""
-        s = self.only_pairs(torch.bmm(left, right.transpose(1, 2)), offset, mask, -torch.inf)
+        s = torch.bmm(left, right.transpose(1, 2))
+        s = s if self.loops else self.without_loops(s, rows, cols, mask, -torch.inf)
         return log_score(s.amax(2, keepdim=True), self.score).clamp_(min=torch.finfo(s.dtype).min)
 
-    def only_pairs(self, tile: Tensor, offset: int, mask: Tensor | None, otherwise: float) -> Tensor:
-        """A tile, with another number where a column is a copy, or without loops a row meets itself."""
+    def without_loops(self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float) -> Tensor:
+        """A tile with another number for loops, and where a copy is met, which might be one's own."""
         if mask is not None:
-            tile.masked_fill_(mask.transpose(1, 2) == 0, otherwise)
-        if not self.loops:
-            tile.diagonal(offset, 1, 2).fill_(otherwise)
+            tile.masked_fill_(_cut(mask, cols).transpose(1, 2) == 0, fill)
+        tile.diagonal(rows.start - cols.start, 1, 2).fill_(fill)
         return tile
 
 
@@ -76,9 +78,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         found = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
-        out, lse = (_joined(parts, 1) for parts in zip(*found, strict=True))
+        out, lse = (joined(parts, 1) for parts in zip(*found, strict=True))
         if mask is not None:
-            out.mul_(mask), lse.masked_fill_(mask == 0, 0.0)
+            out.mul_(mask)
+            lse.masked_fill_(mask == 0, 0.0)
         return out, lse
 
     out, lse = _everywhere(compute, ptr, (q, k, v))
@@ -90,22 +93,24 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     """The result for rows; where they need a level it is their largest log f(s_ij)."""
     queries = _cut(q, rows)
+    shift: Tensor | None = None
     while True:
-        shift = sums = total = None
         if weights.far:
-            tops = [weights.top(queries, _cut(k, cols), rows.start - cols.start, _cut(mask, cols)) for cols in blocks]
-            shift = -_joined(tops, 2).amax(2, keepdim=True)
+            tops = [weights.top(queries, _cut(k, cols), rows, cols, mask) for cols in blocks]
+            shift = -joined(tops, 2).amax(2, keepdim=True)
+        sums: Tensor | None = None
+        totals: list[Tensor] = []
         for cols in blocks:
-            w, _ = weights.tile(queries, _cut(k, cols), shift, rows.start - cols.start, _cut(mask, cols))
-            part = w.sum(2, keepdim=True)
-            total = part if total is None else total.add_(part)
-            sums = _plus_product(sums, w, _cut(v, cols))
-            del w, _  # so that the next tile takes its place in the cache
+            w, odds = weights.tile(queries, _cut(k, cols), shift, rows, cols, mask)
+            totals.append(w.sum(2, keepdim=True))
+            sums = plus_product(sums, w, _cut(v, cols))
+            del w, odds  # so that the next tile takes their place in the cache
+        total = totals[0] if len(totals) == 1 else torch.cat(totals, 2).sum(2, keepdim=True)
         if weights.far or _near(total):
             break
         weights.far = True
-    sums.div_(total)
-    return sums, total.log_() if shift is None else total.log_().sub_(shift)
+    assert sums is not None
+    return sums.div_(total), total.log_() if shift is None else total.log_().sub_(shift)
 
 
 def _near(sums: Tensor) -> bool:
@@ -128,17 +133,17 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
     weights = _Weights(score, loops)
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor]:
+    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor]:
         *shifts, mask = rest
-        out = []
+        out: list[Tensor | None] = []
         for rows, blocks in _grid(q):
-            sums = None
+            sums: Tensor | None = None
             for cols in blocks:
                 shift = _shift(shifts, rows, cols)
-                w, _ = weights.tile(_cut(q, rows), _cut(k, cols), shift, rows.start - cols.start, _cut(mask, cols))
-                sums = _plus_product(sums, w, _cut(v, cols))
+                w, _ = weights.tile(_cut(q, rows), _cut(k, cols), shift, rows, cols, mask)
+                sums = plus_product(sums, w, _cut(v, cols))
             out.append(sums)
-        found = _joined(out, 1)
+        found = joined(out, 1)
         return (found if mask is None else found.mul_(mask),)
 
     return _everywhere(compute, ptr, (q, k, v, *shifts))[0].to(dtype)
@@ -168,26 +173,29 @@ def backward(
     (grad, q, k, v, delta, *shifts), _ = accumulating(grad, q, k, v, delta.unsqueeze(2), *_columns(weighting))
     weights, most = _Weights(score, loops), math.exp(exp_limit(q.dtype))
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *shifts, mask = rest
         grid = _grid(q)
         blocks = grid[0][1]
-        dq, dk, dv = [], [None] * len(blocks), [None] * len(blocks)
+        dq: list[Tensor | None] = []
+        dk: list[Tensor | None] = [None] * len(blocks)
+        dv = list(dk)
         for rows, _ in grid:
-            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(delta, rows), None
+            queries, grads, deltas = _cut(q, rows), _cut(grad, rows), _cut(delta, rows)
+            of_queries: Tensor | None = None
             for place, cols in enumerate(blocks):
                 keys, shift = _cut(k, cols), _shift(shifts, rows, cols)
-                w, odds = weights.tile(queries, keys, shift, rows.start - cols.start, _cut(mask, cols))
-                if mask is not None:
+                w, odds = weights.tile(queries, keys, shift, rows, cols, mask)
+                if mask is not None and loops:
                     w.mul_(_cut(mask, rows))
-                dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
+                dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
                 g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
                 if score == "sigmoid":  # a weight of zero times odds without end is no slope
                     g.mul_(odds.clamp_(max=most).mul_(w))
-                of_queries = _plus_product(of_queries, g, keys)
-                dk[place] = _plus_product(dk[place], g.transpose(1, 2), queries)
+                of_queries = plus_product(of_queries, g, keys)
+                dk[place] = plus_product(dk[place], g.transpose(1, 2), queries)
             dq.append(of_queries)
-        return tuple(_joined(parts, 1) for parts in (dq, dk, dv))
+        return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
     dq, dk, dv = (x.to(dtype) for x in _everywhere(compute, ptr, (q, k, v, grad, delta, *shifts)))
     return dq, dk, dv
@@ -196,22 +204,8 @@ def backward(
 def _everywhere(
     compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor]
 ) -> list[Tensor]:
-    """What is computed of stacks and their mask or ``None``, [N, H, D] each; it is zero where the mask is."""
-    n, heads = inputs[0].shape[:2]
     many = 1 if inputs[0].device.type == "cpu" else ON_GPU
-    if ptr is None or not n:
-        stacks = [x.transpose(0, 1) for x in inputs]
-        together = max(1, TILE * many // max(1, n * n))
-        parts = [compute(*some, None) for some in zip(*(x.split(together) for x in stacks), strict=True)]
-        return [_joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
-    results: list[Tensor] = []
-    rows = [x.flatten(0, 1) for x in inputs]
-    for piece in batch_plan(ptr).pieces(inputs[0], TILE * many, ROWS * many):
-        found = compute(*map(piece.take, rows), piece.mask)
-        results = results or [x.new_zeros(n * heads, x.size(2)) for x in found]
-        for result, values in zip(results, found, strict=True):
-            result.index_add_(0, piece.rows, values.flatten(0, 1))
-    return [result.unflatten(0, (n, heads)) for result in results]
+    return by_stacks(compute, ptr, inputs, TILE * many, ROWS * many)
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
@@ -219,27 +213,10 @@ def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     size, entries = x.size(1), TILE if x.device.type == "cpu" else TILE * ON_GPU
     if size * size <= entries:
         return [(slice(0, size), [slice(0, size)])]
-    cols = _even(size, 2 * math.isqrt(entries))
-    return [(rows, cols) for rows in _even(size, entries // cols[0].stop)]
+    cols = even(size, 2 * math.isqrt(entries))
+    return [(rows, cols) for rows in even(size, entries // cols[0].stop)]
 
 
-def _even(size: int, most: int) -> list[slice]:
-    """0 … size in as few parts of at most ``most`` as there can be, all about equal."""
-    if size <= most:
-        return [slice(0, size)]
-    count = -(-size // most)
-    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
-
-
-def _cut(x: Tensor | None, rows: slice) -> Tensor | None:
+def _cut(x: Tensor, rows: slice) -> Tensor:
     """Rows of a stack, which are often all of them."""
-    return x if x is None or rows.stop - rows.start == x.size(1) else x[:, rows]
-
-
-def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """a b, added to the total if there is one already."""
-    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+    return x if rows.stop - rows.start == x.size(1) else x[:, rows]

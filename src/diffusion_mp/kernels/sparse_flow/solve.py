@@ -44,7 +44,8 @@ def solve(
     """Complete rows of scores, with M, U, λ and 1/α of every row; ``best`` is a place among the entries.
 
     Newton's method on μ, which keeps its leading digits, says who may flow, and Newton's method from the threshold of
-    the best of these who does. If that one turns out not to, all begins anew with those of less friction.
+    the best of these who does. If that one turns out not to, all begins anew with those of less friction. An entry with
+    s = −∞ and u = ∞ is none, which M and U know already.
     """
     info, limit, log_lam = torch.finfo(s.dtype), exp_limit(s.dtype), lam.log()
     ceiling, top, may = torch.full_like(lam, torch.inf), rows.top(s).clamp_min(info.min), torch.ones_like(s)
@@ -52,7 +53,7 @@ def solve(
     while searching:
         # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
         weight = (s - rows.spread(top)).clamp_(max=0).exp_()
-        offset = log_lam - friction + resistance + top
+        offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
         threshold = (u + rows.spread(offset)).clamp_(max=limit).exp_()
         root = newton(
             weight if first else weight.mul_(may), threshold, leak * (-resistance - top).exp(), rows=rows
@@ -111,5 +112,5 @@ def solve(
         slope=torch.where(flows, slope + by_leak, 1.0),
         drag=torch.where(flows, drag, 0.0),
         work=torch.where(flows, work, 0.0),
-        support=torch.where(flows, rows.add(active), 0.0),
+        support=torch.where(flows, rows.add(active.mul_(may)), 0.0),
     )
