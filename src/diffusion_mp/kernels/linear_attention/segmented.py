@@ -1,9 +1,12 @@
-"""The fast path: two matrix products per graph, graphs of equal size at once."""
+"""The fast path: two matrix products per graph, graphs of nearly one size at once."""
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import stacks
+
+# Entries of the rows that are stacked at once.
+BLOCK = 1 << 20
 
 
 def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
@@ -13,13 +16,12 @@ def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tenso
     A graph of n nodes costs 2nFD one way and n²(F + D) the other; the intermediate is F×D or n×n.
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    features, channels = q.size(2), v.size(2)
-    for size, starts in buckets(ptr, q.size(0)):
-        rows = rows_of(starts, size, q.device)
-        qs, ks, vs = gather(q, rows), gather(k, rows), gather(v, rows)
-        if size * (features + channels) < 2 * features * channels:
-            result = (qs @ ks.transpose(2, 3)) @ vs
+    heads, features, channels = v.size(1), q.size(2), v.size(2)
+    rows = BLOCK // max(1, heads * max(features, channels))
+    for mask, (result,), (qs, ks, vs) in stacks(ptr, rows, [out], [q, k, v]):
+        senders = ks if mask is None else ks * mask  # below the end of a graph nothing is sent
+        if qs.size(1) * (features + channels) < 2 * features * channels:
+            torch.bmm(torch.bmm(qs, senders.transpose(1, 2)), vs, out=result)
         else:
-            result = qs @ (ks.transpose(2, 3) @ vs)
-        scatter(out, rows, result)
+            torch.bmm(qs, torch.bmm(senders.transpose(1, 2), vs), out=result)
     return out
