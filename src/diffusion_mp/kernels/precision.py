@@ -10,6 +10,9 @@ from torch import Tensor
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Bring ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
+    dtype = tensors[-1].dtype
+    if dtype in (torch.float32, torch.float64) and all(tensor.dtype == dtype for tensor in tensors):
+        return list(tensors), dtype
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)

@@ -239,6 +239,48 @@ def stacks(
             part.unstack(room, x)
 
 
+def by_stacks(
+    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor], pairs: int, rows: int
+) -> list[Tensor]:
+    """What is computed of stacks [B, n, F] of inputs [N, H, F] and of their mask [B, n, 1], [N, H, D] each.
+
+    Graphs and heads are taken together as long as they have at most so many pairs of rows, and rows. The mask is one
+    for nodes, and zero below the ends of graphs, where results have to be zero; ``None``: all are nodes.
+    """
+    n, heads = inputs[0].shape[:2]
+    if ptr is None or not n:
+        stacked = [x.transpose(0, 1) for x in inputs]
+        together = max(1, pairs // max(1, n * n))
+        parts = [compute(*some, None) for some in zip(*(x.split(together) for x in stacked), strict=True)]
+        return [joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
+    results: list[Tensor] = []
+    flat = [x.flatten(0, 1) for x in inputs]
+    for piece in batch_plan(ptr).pieces(inputs[0], pairs, rows):
+        found = compute(*map(piece.take, flat), piece.mask)
+        results = results or [x.new_zeros(n * heads, x.size(2)) for x in found]
+        for result, values in zip(results, found, strict=True):
+            result.index_add_(0, piece.rows, values.flatten(0, 1))
+    return [result.unflatten(0, (n, heads)) for result in results]
+
+
+def even(size: int, most: int) -> list[slice]:
+    """0 … size in as few parts of at most ``most`` as there can be, all about equal."""
+    if size <= most:
+        return [slice(0, size)]
+    count = -(-size // most)
+    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
+
+
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """All parts as one tensor; a single one is that already."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """a b, added to the total if there is one already."""
+    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+
+
 def _parts(ptr: Tensor, rows: int) -> Iterator[Part]:
     first, last = 0, len(ptr) - 1
     while first < last:
@@ -317,34 +359,3 @@ def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> Non
         out[rows] += stacked
     else:
         out[rows] = stacked
-
-
-def stack(x: Tensor, rows: Rows) -> Tensor:
-    """[N, H, F] → [b H, size, F], the layout of ``torch.bmm``; a view where the rows are a slice."""
-    return x[rows].transpose(0, 1) if isinstance(rows, slice) else gather(x, rows).flatten(0, 1)
-
-
-def put(out: Tensor, rows: Rows, value: Tensor) -> None:
-    """Write [b H, size, F] back to rows of ``out`` [N, H, F], in place."""
-    if isinstance(rows, slice):
-        out[rows] = value.transpose(0, 1)
-    else:
-        scatter(out, rows, value.unflatten(0, (-1, out.size(1))))
-
-
-def row_blocks(
-    ptr: Tensor | None, num_nodes: int, height: int | Callable[[int], int], device: torch.device, least: int = 1
-) -> Iterator[tuple[int, Rows, list[Rows]]]:
-    """Yield (size, rows, blocks) until all graphs are covered: the rows of one graph, and the same ``height`` at a
-    time; or those of several graphs of equal size in one block, where a graph counts as ``least`` rows at least.
-
-    ``height`` may be a function of the size of the graphs.
-    """
-    for size, starts in buckets(ptr, num_nodes):
-        high = max(1, height if isinstance(height, int) else height(size))
-        for some in starts.split(max(1, high // max(size, least))):
-            rows = rows_of(some, size, device)
-            blocks: list[Rows] = [rows]
-            if isinstance(rows, slice):
-                blocks = [slice(first, min(first + high, rows.stop)) for first in range(rows.start, rows.stop, high)]
-            yield size, rows, blocks

@@ -9,14 +9,13 @@ whose scores are in no other range; a mask [B, n, 1] is zero there.
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import batch_plan
+from diffusion_mp.kernels.segments import by_stacks, even, joined, plus_product
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
@@ -76,7 +75,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         found = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
-        out, lse = (_joined(parts, 1) for parts in zip(*found, strict=True))
+        out, lse = (joined(parts, 1) for parts in zip(*found, strict=True))
         if mask is not None:
             out.mul_(mask), lse.masked_fill_(mask == 0, 0.0)
         return out, lse
@@ -94,12 +93,12 @@ def _attended(
         shift = sums = total = None
         if weights.far:
             tops = [weights.top(queries, _cut(k, cols), rows.start - cols.start, _cut(mask, cols)) for cols in blocks]
-            shift = -_joined(tops, 2).amax(2, keepdim=True)
+            shift = -joined(tops, 2).amax(2, keepdim=True)
         for cols in blocks:
             w, _ = weights.tile(queries, _cut(k, cols), shift, rows.start - cols.start, _cut(mask, cols))
             part = w.sum(2, keepdim=True)
             total = part if total is None else total.add_(part)
-            sums = _plus_product(sums, w, _cut(v, cols))
+            sums = plus_product(sums, w, _cut(v, cols))
             del w, _  # so that the next tile takes its place in the cache
         if weights.far or _near(total):
             break
@@ -136,9 +135,9 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
             for cols in blocks:
                 shift = _shift(shifts, rows, cols)
                 w, _ = weights.tile(_cut(q, rows), _cut(k, cols), shift, rows.start - cols.start, _cut(mask, cols))
-                sums = _plus_product(sums, w, _cut(v, cols))
+                sums = plus_product(sums, w, _cut(v, cols))
             out.append(sums)
-        found = _joined(out, 1)
+        found = joined(out, 1)
         return (found if mask is None else found.mul_(mask),)
 
     return _everywhere(compute, ptr, (q, k, v, *shifts))[0].to(dtype)
@@ -170,24 +169,24 @@ def backward(
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         *shifts, mask = rest
-        if mask is not None:
-            grad, delta = grad * mask, delta * mask
-        grid, minus_delta = _grid(q), -delta
+        grid = _grid(q)
         blocks = grid[0][1]
         dq, dk, dv = [], [None] * len(blocks), [None] * len(blocks)
         for rows, _ in grid:
-            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(minus_delta, rows), None
+            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(delta, rows), None
             for place, cols in enumerate(blocks):
                 keys, shift = _cut(k, cols), _shift(shifts, rows, cols)
                 w, odds = weights.tile(queries, keys, shift, rows.start - cols.start, _cut(mask, cols))
-                dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
-                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2)).mul_(w)
+                if mask is not None:
+                    w.mul_(_cut(mask, rows))
+                dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
+                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
                 if score == "sigmoid":  # a weight of zero times odds without end is no slope
                     g.mul_(odds.clamp_(max=most).mul_(w))
-                of_queries = _plus_product(of_queries, g, keys)
-                dk[place] = _plus_product(dk[place], g.transpose(1, 2), queries)
+                of_queries = plus_product(of_queries, g, keys)
+                dk[place] = plus_product(dk[place], g.transpose(1, 2), queries)
             dq.append(of_queries)
-        return tuple(_joined(parts, 1) for parts in (dq, dk, dv))
+        return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
     dq, dk, dv = (x.to(dtype) for x in _everywhere(compute, ptr, (q, k, v, grad, delta, *shifts)))
     return dq, dk, dv
@@ -196,50 +195,19 @@ def backward(
 def _everywhere(
     compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor]
 ) -> list[Tensor]:
-    """What is computed of stacks and their mask or ``None``, [N, H, D] each; it is zero where the mask is."""
-    n, heads = inputs[0].shape[:2]
     many = 1 if inputs[0].device.type == "cpu" else ON_GPU
-    if ptr is None or not n:
-        stacks = [x.transpose(0, 1) for x in inputs]
-        parts = [
-            compute(*(x if some.stop == heads and not some.start else x[some] for x in stacks), None)
-            for some in _even(heads, max(1, TILE * many // max(1, n * n)))
-        ]
-        return [_joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
-    results: list[Tensor] = []
-    rows = [x.flatten(0, 1) for x in inputs]
-    for piece in batch_plan(ptr).pieces(inputs[0], TILE * many, ROWS * many):
-        found = compute(*map(piece.take, rows), piece.mask)
-        results = results or [x.new_zeros(n * heads, x.size(2)) for x in found]
-        for result, values in zip(results, found, strict=True):
-            result.index_add_(0, piece.rows, values.flatten(0, 1))
-    return [result.unflatten(0, (n, heads)) for result in results]
+    return by_stacks(compute, ptr, inputs, TILE * many, ROWS * many)
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
     size, entries = x.size(1), TILE if x.device.type == "cpu" else TILE * ON_GPU
-    cols = _even(size, size if size * size <= entries else 2 * math.isqrt(entries))
-    return [(rows, cols) for rows in _even(size, max(1, entries // max(1, cols[0].stop)))]
-
-
-def _even(size: int, most: int) -> list[slice]:
-    """0 … size in as few parts of at most ``most`` as there can be, all about equal."""
-    if size <= most:
-        return [slice(0, size)]
-    count = -(-size // most)
-    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
+    if size * size <= entries:
+        return [(slice(0, size), [slice(0, size)])]
+    cols = even(size, 2 * math.isqrt(entries))
+    return [(rows, cols) for rows in even(size, entries // cols[0].stop)]
 
 
 def _cut(x: Tensor | None, rows: slice) -> Tensor | None:
     """Rows of a stack, which are often all of them."""
     return x if x is None or rows.stop - rows.start == x.size(1) else x[:, rows]
-
-
-def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """a b, added to the total if there is one already."""
-    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)

@@ -1,106 +1,146 @@
-"""The fast path: complete rows tile by tile, small graphs of equal size stacked; nothing of size N² is kept.
+"""The fast path: complete rows tile by tile, or those of many small graphs; nothing of size N² is kept.
 
 One thing is not read off the scores of a tile but written into it: the friction of the best conductor of a row is the
 one that all others are measured from, whatever a product of features rounds it to.
+
+Graphs lie in stacks [B, n, F], see ``segments.by_stacks``: rows below the end of one are copies of its first row, and
+neither conduct nor receive, by the mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
+from diffusion_mp.kernels.segments import by_stacks, even, joined, plus_product
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.sparse_flow.solve import solve
 
-# Entries of one tile over all heads on a CPU: 1 MiB in float32, for half a dozen of them to stay in cache.
+# Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
-# A GPU wants tiles this many times as large.
+# Rows of small graphs that are computed at once.
+ROWS = 1 << 13
+# A GPU wants this many times as many of both.
 ON_GPU = 64
 
 
-def tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, Rows]]:
-    """(rows, columns) over the graphs of features ``like`` [N, H, F]: every row once, with all columns of its graph."""
-    entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
-    for _, cols, blocks in row_blocks(ptr, like.size(0), lambda size: entries // size, like.device):
-        for rows in blocks:
-            yield rows, cols
+def _by_stacks(compute: Any, ptr: Tensor | None, inputs: Sequence[Tensor]) -> list[Tensor]:
+    many = 1 if inputs[0].device.type == "cpu" else ON_GPU
+    return by_stacks(compute, ptr, inputs, TILE * many, ROWS * many)
 
 
-def _inner(a: Tensor, b: Tensor, rows: Rows, cols: Rows) -> Tensor:
-    return gather(a, rows) @ gather(b, cols).transpose(2, 3)
+def _rows(x: Tensor) -> list[slice]:
+    """Rows of the graphs of a stack that make a tile with all their columns."""
+    many = 1 if x.device.type == "cpu" else ON_GPU
+    return even(x.size(1), max(1, TILE * many // max(1, x.size(1))))
 
 
-def _scalar(x: Tensor, rows: Rows) -> Tensor:
-    """[N, H] → [b, H, size, 1], beside the entries of a tile."""
-    return gather(x.unsqueeze(2), rows)
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a, b.transpose(1, 2))
 
 
-def _put(out: Tensor, rows: Rows, value: Tensor) -> None:
-    scatter(out.unsqueeze(2), rows, value)
+def _scalars(*by_row: Tensor) -> list[Tensor]:
+    """[N, H] → [N, H, 1]."""
+    return [x.unsqueeze(2) for x in by_row]
 
 
-def _first(cols: Rows) -> int | Tensor:
-    """The first node of every graph of a tile."""
-    return cols.start if isinstance(cols, slice) else cols[:, :1, None, None]
+def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
+    """The first node of everybody's graph, [N, 1]."""
+    return 0 if ptr is None else torch.repeat_interleave(ptr[:-1], ptr.diff()).unsqueeze(1).to(like.device)
 
 
-def _together(features: Features, terms: RowTerms, *others: Tensor) -> Any:
-    """All in one dtype, float32 at least."""
+def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor) -> list[Tensor]:
+    """All in one dtype, float32 at least, the terms as [N, H, 1], with the places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:5], *others)
-    return Features(*wide[:4]), terms._replace(**dict(zip(RowTerms._fields[:5], wide[4:9], strict=True))), *wide[9:]
+    return [*wide[:4], *_scalars(*wide[4:9], terms.best - _first(ptr, terms.best)), *wide[9:]]
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
     """The solved rows; ``leak`` is 1/α."""
-    (q, k, fq, fk, lam, leak), _ = accumulating(*features, lam, leak)
-    out = empty_potentials(lam)
-    for rows, cols in tiles(ptr, q):
-        s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
-        solution = solve(s, u, _log_sum(-s), _log_sum(u), _scalar(lam, rows), _scalar(leak, rows))
-        for tensor, value in zip(out, solution._replace(best=solution.best + _first(cols)), strict=True):
-            _put(tensor, rows, value)
-    return out
+
+    def compute(
+        q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        solved = []
+        for rows in _rows(q):
+            s, u = _inner(q[:, rows], k), _inner(fq[:, rows], fk)
+            resistance, friction = _log_sum(-s, mask), _log_sum(u, mask)
+            if mask is not None:  # a copy does not conduct, whatever its friction
+                closed = mask.log().transpose(1, 2)
+                s, u = s.add_(closed), u.sub_(closed)
+            solved.append(solve(s, u, resistance, friction, lam[:, rows], leak[:, rows]))
+        fields = RowPotentials(*(joined(parts, 1) for parts in zip(*solved, strict=True)))
+        best, numbers = fields.best, torch.cat([*fields[:5], *fields[6:]], 2)
+        if mask is not None:
+            best, numbers = best * mask.long(), numbers.masked_fill_(mask == 0, 0.0)
+        return best, numbers
+
+    (*wide, lam, leak), _ = accumulating(*features, lam, leak)
+    if not lam.size(0):
+        return empty_potentials(lam)
+    best, numbers = _by_stacks(compute, ptr, (*wide, *_scalars(lam, leak)))
+    fields = [x.contiguous() for x in numbers.unbind(2)]
+    return RowPotentials(*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:])
 
 
-def _log_sum(x: Tensor) -> Tensor:
+def _log_sum(x: Tensor, mask: Tensor | None) -> Tensor:
     """log Σ_j e^{x_ij}."""
+    x = x if mask is None else x + mask.log().transpose(1, 2)
     top = x.amax(-1, keepdim=True)
     return (x - top).exp_().sum(-1, keepdim=True).log_() + top
 
 
-def _entries(features: Features, terms: RowTerms, rows: Rows, cols: Rows) -> tuple[Tensor, ...]:
-    """Of one tile s, u, e^{s + a} on the support (0 elsewhere), e^{u − w} − 1, z, and the best conductors' places."""
+class _Entries(NamedTuple):
+    """Of one tile."""
+
+    s: Tensor
+    u: Tensor
+    through: Tensor
+    """e^{s + a} on the support, 0 elsewhere."""
+    above: Tensor
+    """e^{u − w} − 1."""
+    flow: Tensor
+    """z."""
+
+
+def _entries(features: Sequence[Tensor], terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> _Entries:
+    """The entries of rows of a stack."""
     q, k, fq, fk = features
-    limit, w, best = exp_limit(q.dtype), _scalar(terms.w, rows), _scalar(terms.best, rows) - _first(cols)
-    s, u = _inner(q, k, rows, cols), _inner(fq, fk, rows, cols)
-    above = (u - w).clamp_(max=limit).exp_().sub_(1).scatter_(3, best, 0.0)
-    through = s + _scalar(terms.a, rows)
-    lift = _scalar(terms.lift, rows)
+    a, w, rho, nu, lift, best = (x[:, rows] for x in terms)
+    limit = exp_limit(q.dtype)
+    s, u = _inner(q[:, rows], k), _inner(fq[:, rows], fk)
+    above = (u - w).clamp_(max=limit).exp_().sub_(1).scatter_(2, best, 0.0)
+    through = s + a
     if bool(lift.any()):
         through += torch.lt(above, 0) * lift
     through.clamp_(max=limit).exp_()
-    flow = (above * -_scalar(terms.nu, rows)).add_(_scalar(terms.rho, rows))
+    if mask is not None:
+        through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
+    flow = (above * -nu).add_(rho)
     through.mul_(torch.gt(flow, 0, out=torch.empty_like(flow)))
-    return s, u, through, above, flow.mul_(through), best
+    return _Entries(s, u, through, above, flow.mul_(through))
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
-    dtype = v.dtype
-    features, terms, v = _together(features, terms, v)
-    out = torch.zeros_like(v, memory_format=torch.contiguous_format)
-    for rows, cols in tiles(ptr, features.q):
-        *_, flow, _ = _entries(features, terms, rows, cols)
-        if transpose:
-            scatter(out, cols, flow.transpose(2, 3) @ gather(v, rows), add=True)
-        else:
-            scatter(out, rows, flow @ gather(v, cols))
-    return out.to(dtype)
+
+    def compute(*stacks: Any) -> tuple[Tensor]:
+        v, mask = stacks[10:]
+        parts: list[Tensor] = []
+        total: Tensor | None = None
+        for rows in _rows(v):
+            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow
+            if transpose:
+                total = plus_product(total, flow.transpose(1, 2), v[:, rows])
+            else:
+                parts.append(torch.bmm(flow, v))
+        return (joined(parts, 1) if total is None else total,)
+
+    return _by_stacks(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
 
 
 def product_backward(
@@ -111,39 +151,56 @@ def product_backward(
     With y_ij = ν e^{s + a + u − w} on the support, 0 at the best conductor, and G_ij = grad_i·v_j (transposed
     v_i·grad_j): ds = da = zG, du = −dw = −yG, dρ = e^{s + a} G, dν = e^{s + a}(1 − e^{u − w}) G.
     """
-    dtype = v.dtype
-    features, terms, v, grad = _together(features, terms, v, grad)
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, v, *terms[:4])]
-    dv, da, dw, drho, dnu = grads[4:]
-    left, right = (v, grad) if transpose else (grad, v)
-    for rows, cols in tiles(ptr, features.q):
-        _, _, through, above, flow, best = _entries(features, terms, rows, cols)
-        if transpose:
-            scatter(dv, rows, flow @ gather(grad, cols), add=True)
-        else:
-            scatter(dv, cols, flow.transpose(2, 3) @ gather(grad, rows), add=True)
-        outer = _inner(left, right, rows, cols)
-        ds = flow.mul_(outer)
-        by_rho = through.mul_(outer)
-        _put(drho, rows, by_rho.sum(3, keepdim=True))
-        by_nu = above.mul_(by_rho)
-        _put(dnu, rows, -by_nu.sum(3, keepdim=True))
-        du = by_nu.add_(by_rho).mul_(-_scalar(terms.nu, rows)).scatter_(3, best, 0.0)
-        _put(da, rows, ds.sum(3, keepdim=True))
-        _put(dw, rows, -du.sum(3, keepdim=True))
-        _add_score_gradients(grads, ds, du, features, rows, cols)
-    return *(t.to(dtype) for t in grads[:5]), da, dw, drho, dnu
+
+    def compute(*stacks: Any) -> tuple[Tensor, ...]:
+        inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:10], stacks[10:]
+        left, right = (v, grad) if transpose else (grad, v)
+        scores = _ScoreGradients(inputs)
+        by_row: list[Tensor] = []
+        dv_rows: list[Tensor] = []
+        dv: Tensor | None = None
+        for rows in _rows(v):
+            _, _, through, above, flow = _entries(inputs, terms, rows, mask)
+            if transpose:
+                dv_rows.append(torch.bmm(flow, grad))
+            else:
+                dv = plus_product(dv, flow.transpose(1, 2), grad[:, rows])
+            outer = _inner(left[:, rows], right)
+            ds = flow.mul_(outer)
+            by_rho = through.mul_(outer)
+            drho = by_rho.sum(2, keepdim=True)
+            by_nu = above.mul_(by_rho)
+            dnu = -by_nu.sum(2, keepdim=True)
+            du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[5][:, rows], 0.0)
+            by_row.append(torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2))
+            scores.add(ds, du, rows)
+        return *scores.all, joined(dv_rows, 1) if dv is None else dv, joined(by_row, 1)
+
+    *found, by_row = _by_stacks(compute, ptr, _together(features, terms, ptr, v, grad))
+    return *(x.to(v.dtype) for x in found), *(x.contiguous() for x in by_row.unbind(2))
 
 
-def _add_score_gradients(
-    grads: list[Tensor], ds: Tensor, du: Tensor, features: Features, rows: Rows, cols: Rows
-) -> None:
-    """Pass gradients of s = q·k and u = q̃·k̃ on to the four features."""
-    q, k, fq, fk = features
-    scatter(grads[0], rows, ds @ gather(k, cols), add=True)
-    scatter(grads[1], cols, ds.transpose(2, 3) @ gather(q, rows), add=True)
-    scatter(grads[2], rows, du @ gather(fk, cols), add=True)
-    scatter(grads[3], cols, du.transpose(2, 3) @ gather(fq, rows), add=True)
+class _ScoreGradients:
+    """Gradients of the four features of a stack, from those of s = q·k and u = q̃·k̃."""
+
+    def __init__(self, features: Sequence[Tensor]) -> None:
+        self.features = features
+        self.of_rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self.of_cols: list[Tensor | None] = [None, None]
+
+    def add(self, ds: Tensor, du: Tensor, rows: slice) -> None:
+        """Those of rows."""
+        for place, (scores, q, k) in enumerate([(ds, *self.features[:2]), (du, *self.features[2:])]):
+            self.of_rows[place].append(torch.bmm(scores, k))
+            self.of_cols[place] = plus_product(self.of_cols[place], scores.transpose(1, 2), q[:, rows])
+
+    @property
+    def all(self) -> Iterator[Tensor]:
+        """Of q, k, q̃ and k̃."""
+        for rows, cols in zip(self.of_rows, self.of_cols, strict=True):
+            yield joined(rows, 1)
+            assert cols is not None
+            yield cols
 
 
 class Pulls(NamedTuple):
@@ -203,36 +260,51 @@ def potentials_backward(
     features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w, ρ, ν and log μ: see :class:`Pulls`."""
-    dtype = features.q.dtype
-    features, terms, lam = _together(features, solution.terms, lam)
-    *grads, dlam = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (*features, lam))
+
+    def compute(*stacks: Any) -> tuple[Tensor, ...]:
+        inputs, terms, mask = stacks[:4], stacks[4:10], stacks[-1]
+        *pull, resistance, friction = stacks[10:-1]
+        if mask is not None:
+            pull = [x * mask for x in pull]
+        step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
+        scores = _ScoreGradients(inputs)
+        dlam: list[Tensor] = []
+        for rows in _rows(resistance):
+            s, u, through, above, flow = _entries(inputs, terms, rows, mask)
+            some, best = step[:, rows], terms[5][:, rows]
+            r, f = s.neg_().sub_(resistance[:, rows]).exp_(), u.sub_(friction[:, rows]).exp_()
+            if mask is not None:
+                r, f = r.mul_(mask.transpose(1, 2)), f.mul_(mask.transpose(1, 2))
+            ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
+            dammed = above.mul_(through)
+            dlam.append(dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows])
+            drag = dammed.add_(through).mul_(terms[3][:, rows] * some).scatter_(2, best, 0.0)
+            du = drag.sub_(f.mul_(by_friction[:, rows]))
+            ds.scatter_add_(2, best, at_s[:, rows])
+            du.scatter_add_(2, best, at_u[:, rows])
+            scores.add(ds, du, rows)
+        return *scores.all, joined(dlam, 1)
+
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
-    for rows, cols in tiles(ptr, features.q):
-        s, u, through, above, flow, best = _entries(features, terms, rows, cols)
-        step = _scalar(pull.step, rows)
-        r = s.neg_().sub_(_scalar(solution.resistance, rows)).exp_()
-        ds = flow.mul_(-step).sub_(r.mul_(_scalar(pull.by_resistance, rows)))
-        f = u.sub_(_scalar(solution.friction, rows)).exp_()
-        dammed = above.mul_(through)
-        moved = dammed.sum(3, keepdim=True) * step * _scalar(pull.nu, rows)
-        _put(dlam, rows, moved + _scalar(pull.by_lam, rows))
-        drag = dammed.add_(through).mul_(_scalar(terms.nu, rows) * step).scatter_(3, best, 0.0)
-        du = drag.sub_(f.mul_(_scalar(pull.by_friction, rows)))
-        ds.scatter_add_(3, best, _scalar(pull.at_s, rows))
-        du.scatter_add_(3, best, _scalar(pull.at_u, rows))
-        _add_score_gradients(grads, ds, du, features, rows, cols)
-    return *(t.to(dtype) for t in grads), dlam, pull.leak
+    inputs = _together(features, solution.terms, ptr)
+    *found, dlam = _by_stacks(compute, ptr, (*inputs, *_scalars(*pull[:7], solution.resistance, solution.friction)))
+    return *(x.to(features.q.dtype) for x in found), dlam.squeeze(2), pull.leak
 
 
 def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
-    """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target in each tile."""
-    device = features.q.device
-    found = [torch.empty(2, 0, dtype=torch.long, device=device)]
-    for rows, cols in tiles(ptr, features.q):
-        flow = _entries(features, terms, rows, cols)[4]
-        graph, target, source = (flow > 0).any(1).nonzero().unbind(1)
-        row, col = (
-            torch.arange(r.start, r.stop, device=device)[None] if isinstance(r, slice) else r for r in (rows, cols)
-        )
-        found.append(torch.stack([col[graph, source], row[graph, target]]))
-    return torch.cat(found, dim=1)
+    """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source."""
+    n, heads = terms.best.shape
+    number = torch.arange(n, device=terms.best.device).view(n, 1, 1).expand(n, heads, 1)
+    found = [number.new_empty(0)]
+
+    def compute(*stacks: Any) -> tuple[()]:
+        nodes, mask = stacks[10].squeeze(2), stacks[11]
+        for rows in _rows(stacks[0]):
+            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow
+            graph, target, source = (flow > 0).nonzero().unbind(1)
+            found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
+        return ()
+
+    _by_stacks(compute, ptr, (*_together(features, terms, ptr), number))
+    pairs = torch.cat(found).unique()
+    return torch.stack([pairs % max(1, n), pairs // max(1, n)])
