@@ -2,21 +2,19 @@
 
     python benchmarks/pde_transformer.py --length 2048 --channels 128
 
-Time: plain and P1 take turns in one process, and the median of the ratios of neighbouring steps is printed, so that
-what else the machine does cancels. Memory: the most that is allocated at a time in a step, by torch's own account; and
-the peak resident size, in a fresh process (see fresh.py), which varies by several percent from run to run. A step is
-the forward and the backward pass of the loss.
+Time: plain and P1 take turns in one process (see alternate.py), and the ratio of the medians is printed. Memory: the
+most that is allocated at a time in a step, by torch's own account; and the peak resident size, in a fresh process (see
+fresh.py), which varies by several percent from run to run. A step is the forward and the backward pass of the loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from alternate import alternating
 from fresh import allocated, in_fresh_process, measured
 from torch.nn.functional import cross_entropy
 
@@ -49,26 +47,14 @@ def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
     return step
 
 
-def ratios(args: argparse.Namespace) -> dict[str, list[float]]:
-    """Times of every variant, relative to the plain step just before and just after it."""
+def ratios(args: argparse.Namespace) -> dict[str, float]:
+    """The time of every variant over that of the plain step."""
     steps = {variant: step_of(variant, args) for variant in VARIANTS}
-
-    def seconds(variant: str) -> float:
-        start = time.perf_counter()
-        steps[variant]()
-        return time.perf_counter() - start
-
-    for step in steps.values():
-        step()
-    found: dict[str, list[float]] = {variant: [] for variant in VARIANTS if VARIANTS[variant]}
-    before = seconds("plain")
-    print(f"a plain step takes {before:.2f} s\n")
-    for _ in range(args.repeats):
-        for variant, collected in found.items():
-            middle = seconds(variant)
-            after = seconds("plain")
-            collected.append(2 * middle / (before + after))
-            before = after
+    found = {}
+    for variant in list(VARIANTS)[1:]:
+        times, plain = alternating(steps[variant], steps["plain"], args.seconds)["median"]
+        found[variant] = times / plain
+    print(f"a plain step takes {plain:.2f} s\n")
     return found
 
 
@@ -80,7 +66,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=120.0, help="that a variant and plain take turns")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--run", choices=VARIANTS, help="measure the memory of one variant here, print JSON")
     args = parser.parse_args()
@@ -99,7 +85,7 @@ def main() -> None:
     print("| variant | time of a step | allocated | resident |\n|---|---:|---:|---:|")
     print(f"| plain | 1 | {memory['plain'][0]:,.1f} MiB | {memory['plain'][1]:,.0f} MiB |")
     for variant, found in times.items():
-        changes = [statistics.median(found), *(a / b for a, b in zip(memory[variant], memory["plain"], strict=True))]
+        changes = [found, *(a / b for a, b in zip(memory[variant], memory["plain"], strict=True))]
         print(f"| {variant} | {' | '.join(f'{100 * (change - 1):+.1f} %' for change in changes)} |")
 
 
