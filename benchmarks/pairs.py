@@ -306,7 +306,9 @@ def models_on_cora() -> Iterator[Pair]:
 
     where, targets = "Cora, 8 layers × 64", {"forward": 1.0, "step": 2.0}
     for name, projection, sparse in (
+        ("DIFFormer-s, sparse x", None, True),
         ("DIFFormer-s", None, False),
+        ("DIFFormer-s with projections, sparse x", "separate", True),
         ("DIFFormer-s with projections", "separate", False),
     ):
         yield Pair(

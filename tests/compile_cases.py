@@ -158,6 +158,48 @@ def test_a_sum_of_couplings_is_captured_once_for_graphs_of_all_sizes() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def batch_of_graphs(count: int) -> dict[str, Tensor | tuple[Tensor, ...]]:
+    """A batch of so many random graphs, with everything that a model may read."""
+    generator = torch.Generator().manual_seed(count)
+    batch = torch.repeat_interleave(torch.arange(count), torch.randint(1, 20, (count,), generator=generator))
+    pairs = torch.randint(len(batch), (2, 30 * count), generator=generator)
+    edges = pairs[:, batch[pairs[0]] == batch[pairs[1]]]
+    encodings = tuple(torch.randn(len(batch), 5, generator=generator) for _ in range(2))
+    return {
+        "x": torch.randn(len(batch), 8, generator=generator),
+        "edge_index": edges,
+        "batch": batch,
+        "edge_attr": torch.randn(edges.size(1), 4, generator=generator),
+        "pe": (*encodings, torch.rand(len(batch), 5, generator=generator) < 0.8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("build", "also"),
+    [
+        (lambda: DIFFormer(8, 6, 3, 1), ()),
+        pytest.param(lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), (), marks=pytest.mark.exhaustive),
+        pytest.param(lambda: NodeFormer(8, 6, 3, 1, heads=2), (), marks=pytest.mark.exhaustive),
+        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gin"), (), marks=pytest.mark.exhaustive),
+        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gat", heads=2), (), marks=pytest.mark.exhaustive),
+        pytest.param(lambda: CertifiedDIFFormer(8, 6, 3, 2), (), marks=pytest.mark.exhaustive),
+        pytest.param(
+            lambda: SFiFormer(8, 6, 3, 1, heads=2, edge_dim=4, pe_channels=2),
+            ("edge_attr", "pe"),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["difformer-s", "difformer-a", "nodeformer", "gin", "gat", "certified", "sfi-former"],
+)
+def test_changing_batches_are_captured_once(build: Callable[[], nn.Module], also: tuple[str, ...]) -> None:
+    compiled = torch.compile(seeded(build), fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    for count in (5, 6, 9, 4, 11):
+        given = batch_of_graphs(count)
+        compiled(**{name: given[name] for name in ("x", "edge_index", "batch", *also)}).square().sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -21,8 +21,9 @@ if os.environ.get("DIFFUSION_MP_TYPECHECK"):
     # Before anything imports the package; the hook stays installed so that lazy submodules are checked too.
     jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
 
-# The GPU kernels run in Triton's interpreter, on the CPU. Read when Triton is imported, which PyG does.
-os.environ["TRITON_INTERPRET"] = "1"
+# The GPU kernels run in Triton's interpreter, on the CPU, unless TRITON_INTERPRET=0 asks for a real GPU.
+# Read when Triton is imported, which PyG does; see CONTRIBUTING.md.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 torch.set_num_threads(1)  # the tensors are tiny, and threads that wait for each other cost more than they save
 

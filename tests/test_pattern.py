@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_ops import compress
+from diffusion_mp.pattern import Compressed
 
 
 def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,12 +22,12 @@ def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ord
     node, opposite = torch.randint(max(nodes, 1), (2, edges), generator=torch.Generator().manual_seed(edges))
     node = node.sort().values if ordered else node
     expected = sorted_by_torch(node, opposite, nodes)
-    ptr, order, other = compress(node, opposite, nodes)
-    assert (order is None) == bool((node[1:] >= node[:-1]).all())
-    order = torch.arange(edges, dtype=torch.int32) if order is None else order
-    for got, want in zip((ptr, order, other), expected, strict=True):
-        assert got.dtype == torch.int32
-        assert torch.equal(got.long(), want)
+    found = Compressed(node, opposite, nodes)
+    assert (found.moved is None) == bool((node[1:] >= node[:-1]).all())
+    for parts in ((found.ptr, found.order, found.other), compress(node, opposite, nodes)):
+        for got, want in zip(parts, expected, strict=True):
+            assert got.dtype == torch.int32
+            assert torch.equal(got.long(), want)
     for got, want in zip(torch.ops.diffusion_mp.compress(node, opposite, nodes), expected, strict=True):
         assert torch.equal(got.long(), want)
 

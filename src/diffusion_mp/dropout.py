@@ -20,10 +20,15 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     and the expectation is exact for that.
 
     Args:
-        x: of any shape. rate: in [0, 1). training: otherwise x is returned.
+        x: of any shape; of a sparse matrix the stored entries are dropped, one by one. rate: in [0, 1).
+        training: otherwise x is returned.
     """
     if not training or not rate:
         return x
+    if x.layout is not torch.strided:
+        x = x.to_sparse_csr()
+        parts = x.crow_indices(), x.col_indices(), dropout(x.values(), rate)
+        return torch.sparse_csr_tensor(*parts, size=x.shape, check_invariants=False)
     kept = round((1 - rate) * 2**BITS)
     if x.device.type != "cpu" or not 0 < kept < 2**BITS or not values_only():
         return functional.dropout(x, rate)

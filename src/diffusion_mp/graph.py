@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, describe
+from diffusion_mp.errors import as_device, check_choice, check_counts, check_device, check_kind, describe
 from diffusion_mp.graph_checks import (
     as_batch,
     as_edge_index,
@@ -22,7 +23,7 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, values_only, walk_pairs
 from diffusion_mp.pattern import Compressed, Pattern, kept
 from diffusion_mp.recent import Recent
 
@@ -92,6 +93,7 @@ class Graph:
         self._segments: Tensor | None = None
         self._pattern: Pattern | None = None
         self._symmetric: bool | None = None
+        self._weighted: bool | None = None
         self._derived: dict[str, Graph] = {}
         if validate and not torch.compiler.is_compiling():
             self._validate()
@@ -174,6 +176,12 @@ class Graph:
                     "a Graph already holds its weights and batch; do not pass edge_weight or batch beside it."
                 )
             graph = edge_index
+        elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
+            raise TypeError(
+                f"edge_index must be the graph of the batch; got a list of {len(edge_index)} graphs, which is what PyG "
+                f"makes of data that have one each. Put the transform where batches are made: "
+                f"torch.utils.data.DataLoader(dataset, collate_fn=ToDiffusionGraph())."
+            )
         elif edge_index is None and batch is None:
             if edge_weight is not None:
                 raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
@@ -284,6 +292,17 @@ class Graph:
             return like.new_ones(self.edges.size(1))
         return self.edge_weight.to(like)
 
+    @property
+    def weighted(self) -> bool:
+        """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
+        if self.edge_weight is None:
+            return False
+        if self.edge_weight.requires_grad or self.edge_weight.is_meta or not values_only():
+            return True
+        if self._weighted is None:
+            self._weighted = bool((self.edge_weight != 1).any())
+        return self._weighted
+
     def _own_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
         if self.edge_weight is None:
@@ -294,10 +313,14 @@ class Graph:
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         if self._pattern is None:
-            source, target = self.edges
-            n = self.num_nodes
-            self._pattern = Pattern(Compressed(target, source, n), Compressed(source, target, n))
+            self._pattern = self._compressed()
         return self._pattern
+
+    def _compressed(self, ptr: Tensor | None = None) -> Pattern:
+        """The pattern of the edges; with ``ptr`` they are known to stand in the order of their targets."""
+        source, target = self.edges
+        rows = Compressed(target, source, self.num_nodes, ptr)
+        return Pattern(rows, Compressed(source, target, self.num_nodes))
 
     @property
     def csr(self) -> Compressed:
@@ -309,6 +332,25 @@ class Graph:
         """Entries by source (column j: the receivers of j). Cached."""
         return self.pattern.by_col
 
+    def prepare(self) -> Graph:
+        """Finds the compressed forms now, and not in the first product and its gradient; gives the graph itself."""
+        for compressed in self.pattern:
+            compressed.parts  # noqa: B018 (kept)
+        return self
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        """The same graph on another device; its compressed forms are found again there."""
+        place, graph = as_device(device), copy.copy(self)
+        if all(
+            value.device == place for value in (self.edge_index, self._batch, self.full_degree) if value is not None
+        ):
+            return self
+        for name in ("edge_index", "edge_weight", "_batch", "full_degree"):
+            value = getattr(self, name)
+            setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))
+        graph._pattern, graph._derived = None, {}
+        return graph
+
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
         """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
 
@@ -319,6 +361,9 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, 0 if direction == "in" else 1].to(dtype or self.full_degree.dtype)
         node = self.edges[1 if direction == "in" else 0]
+        known = None if self._pattern is None else self._pattern[0 if direction == "in" else 1]
+        if self.edge_weight is None and known is not None and known.found:
+            return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
         return weight.new_zeros(self.num_nodes).index_add(0, node, weight)
 
@@ -344,31 +389,32 @@ class Graph:
         return self if policy == "keep" else self._derive(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
-        edge_index = self.edges
+        source, target = self.edges
+        is_loop = source == target
+        if policy == "remaining" and not is_loop.is_meta and values_only() and not bool(is_loop.any()):
+            policy = "add"
+        if policy == "add" and self.edge_weight is None:
+            return self._and_loops(None, None if self.full_degree is None else self.full_degree + 1)
         weight = self._own_weights()
-        is_loop = edge_index[0] == edge_index[1]
         loop_weight, lost = weight.new_ones(self.num_nodes), weight.new_zeros(self.num_nodes)
-        if policy in ("remove", "remaining"):
+        if policy != "add":
             observed = weight * is_loop
             weight = weight - observed
-            count, lost = (lost.index_add(0, edge_index[0], w) for w in (is_loop.to(weight.dtype), observed))
+            count, lost = (lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed))
         if policy == "remove":
-            return self._with_edges(edge_index, weight, self._full_degree(-lost))
+            return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
-        nodes = torch.arange(self.num_nodes, device=edge_index.device)
-        source, target = (torch.cat([ends, nodes]) for ends in edge_index)
-        return self._by_target(source, target, torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
+        return self._and_loops(torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost))
 
-    def _by_target(self, source: Tensor, target: Tensor, weight: Tensor, full_degree: Tensor | None) -> Graph:
-        """These edges in the order of their targets, which products need: so none of them has to order the weights."""
-        ptr, order, _ = compress(target, source, self.num_nodes)
-        if order is not None:
-            source, target, weight = (given.index_select(0, order) for given in (source, target, weight))
-        edges = torch.stack([source, target])
-        graph = self._with_edges(edges, weight, full_degree)
-        rows = Compressed(edges[1], edges[0], self.num_nodes, ptr)
-        graph._pattern = Pattern(rows, Compressed(*edges, self.num_nodes))
+    def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
+        """All edges and a loop at every node, in the order of the targets: so no product has to order weights."""
+        nodes = torch.arange(self.num_nodes, device=self.edges.device)
+        source, target = (torch.cat([end, nodes]) for end in self.edges)
+        ptr, order, other = compress(target, source, self.num_nodes)
+        edges = torch.stack([other.long(), target.index_select(0, order)])
+        graph = self._with_edges(edges, None if weight is None else weight.index_select(0, order), full_degree)
+        graph._pattern = graph._compressed(ptr)
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:

@@ -68,7 +68,7 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None) -> Tensor:
 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
-    member = index_vector(batch, "batch", f"[num_nodes] = [{num_nodes}]")
+    member = index_vector(batch, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
     if member.numel() != num_nodes:
         raise ValueError(f"batch must be [num_nodes] = [{num_nodes}]; got {describe(member)}.")
     return member

@@ -19,7 +19,7 @@ def batch_pointers(batch: Tensor) -> Tensor:
 
 @batch_pointers.register_fake
 def _(batch: Tensor) -> Tensor:
-    return torch.empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+    return torch.empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.long)
 
 
 def values_only() -> bool:
@@ -28,31 +28,35 @@ def values_only() -> bool:
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
     )
 
 
-def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor | None, Tensor]:
+def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
-    Edges keep their order within a node. The second is ``None`` where they are seen to stand in that order already. All
-    are int32, which torch's sparse products take and are faster with, where that holds N and E.
+    Edges keep their order within a node. All are int32, which torch's sparse products take and are faster with, where
+    that holds N and E.
     """
-    if node.is_meta or not values_only():
-        return _compress(node, opposite, num_nodes)
-    if bool((node[1:] < node[:-1]).any()):
-        return _counted(node, opposite, num_nodes)
-    _check(node, num_nodes)
-    return _bounds(node, num_nodes), None, opposite.to(_narrowest(node.numel(), num_nodes))
+    make = _counted if values_only() and not node.is_meta else _compress
+    return make(node, opposite, num_nodes)
+
+
+def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
+    """[N+1]: where the entries of each node begin and end in a sorted [E]."""
+    _check(ordered, num_nodes)
+    ptr = torch.zeros(num_nodes + 1, dtype=_narrowest(ordered.numel(), num_nodes), device=ordered.device)
+    torch.cumsum(torch.bincount(ordered, minlength=num_nodes), 0, dtype=ptr.dtype, out=ptr[1:])
+    return ptr
 
 
 def _counted(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
-    _check(node, num_nodes)
     dtype = _narrowest(node.numel(), num_nodes)
     if node.device.type != "cpu":
         ordered, order = torch.sort(node, stable=True)
-        return _bounds(ordered, num_nodes), order.to(dtype), opposite[order].to(dtype)
+        return bounds(ordered, num_nodes), order.to(dtype), opposite[order].to(dtype)
+    _check(node, num_nodes)
     columns = torch.arange(node.numel() + 1, dtype=dtype)
     by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
     by_node = csc_array(tuple(by_edge), shape=(num_nodes, node.numel())).tocsr()
@@ -66,16 +70,10 @@ def _check(node: Tensor, num_nodes: int) -> None:
         check_range(node, "edge_index", num_nodes)
 
 
-def _bounds(ordered: Tensor, num_nodes: int) -> Tensor:
-    """[N+1]: where the entries of each node begin and end in a sorted [E]."""
-    ptr = torch.zeros(num_nodes + 1, dtype=_narrowest(ordered.numel(), num_nodes), device=ordered.device)
-    torch.cumsum(torch.bincount(ordered, minlength=num_nodes), 0, dtype=ptr.dtype, out=ptr[1:])
-    return ptr
-
-
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
     """The smallest dtype of indices that holds both."""
-    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
+    # Not of the larger one: that torch.compile would capture again for graphs where the other one is.
+    return torch.int32 if num_edges < 1 << 31 and num_nodes < 1 << 31 else torch.int64
 
 
 _compress = torch.library.custom_op(

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffusion_mp.graph_ops import compress
+from diffusion_mp.graph_ops import bounds, compress, values_only
 
 T = TypeVar("T")
+Parts = tuple[Tensor, Tensor | None, Tensor]
 
 
 class Compressed:
@@ -36,9 +37,7 @@ class Compressed:
         self, node: Int[Tensor, " E"], opposite: Int[Tensor, " E"], num_nodes: int, ptr: Tensor | None = None
     ) -> None:
         self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
-        self._sorted: tuple[Tensor, Tensor | None, Tensor] | None = None
-        if ptr is not None:
-            self._sorted = ptr, None, opposite.to(ptr.dtype)
+        self._sorted: Parts | None = None if ptr is None else (ptr, None, opposite.to(ptr.dtype))
 
     @property
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
@@ -58,16 +57,23 @@ class Compressed:
         return self.parts[2]
 
     @property
-    def ptr_and_order(self) -> tuple[Tensor, Tensor]:
-        """Both."""
-        return self.ptr, self.order
+    def found(self) -> bool:
+        """Whether somebody has asked for these."""
+        return self._sorted is not None
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor]:
+    def parts(self) -> Parts:
         """``ptr``, ``moved`` and ``other``, which are found together."""
         if self._sorted is None:
-            self._sorted = kept(lambda: compress(self.node, self.opposite, self.num_nodes))
+            self._sorted = kept(self._find)
         return self._sorted
+
+    def _find(self) -> Parts:
+        node = self.node
+        if node.is_meta or not values_only() or bool((node[1:] < node[:-1]).any()):
+            return compress(node, self.opposite, self.num_nodes)
+        ptr = bounds(node, self.num_nodes)
+        return ptr, None, self.opposite.to(ptr.dtype)
 
 
 class Pattern(NamedTuple):

@@ -74,7 +74,9 @@ class Recent(Generic[T]):
         numbers = 0
         for tensor in tensors:
             if tensor is not None:
-                if type(tensor) not in (Tensor, EdgeIndex) or tensor.is_meta or tensor.requires_grad:
+                if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, EdgeIndex):
+                    return False
+                if tensor.is_meta or tensor.requires_grad:
                     return False
                 numbers += tensor.numel()
         return 0 < numbers <= self.room

@@ -166,9 +166,11 @@ def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
     batch, single = LowRankCoupling(q, q, PTR), LowRankCoupling(q, q)
     identity = IdentityCoupling(9, dtype=q.dtype)
     merged = LowRankCoupling(q, q, torch.tensor([0, 4, 9]))
-    for coupling in (batch, batch + identity, identity + batch, 0.5 * (batch + 2 * batch), batch.T):
+    nested = 0.5 * (batch + 2 * batch)
+    for coupling in (batch, batch + identity, identity + batch, nested, batch.T):
         assert coupling.ptr is not None
         assert coupling.ptr.tolist() == PTR.tolist()
+    for coupling in (identity + batch, nested):
         check_coupling(coupling)
     assert (batch + merged).ptr is not None
     assert (batch + merged).ptr.tolist() == [0, 4, 9]

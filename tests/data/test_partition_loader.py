@@ -291,6 +291,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux counts it")
 def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
     """400 MB of features (a file of one hole) and 200 MB of edges, with 150 MB to allocate."""

@@ -79,7 +79,7 @@ def test_directions_are_orthogonal_in_blocks_and_gaussian_one_by_one(generator):
 def test_features_estimate_the_exponential_kernel_without_bias(generator):
     a, b = torch.randn(2, 1, 1, 4, generator=generator, dtype=DOUBLE) / 3
     estimates = []
-    for _ in range(4000):
+    for _ in range(2000):
         w = orthogonal_directions(8, 4, generator).double()
         estimates.append(torch.exp(sum(positive_features(a, w)) + sum(positive_features(b, w))).mean())
     estimates = torch.stack(estimates)
@@ -95,7 +95,7 @@ def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(option
     """Where the features resolve the kernel: a feature's relative variance is e^(‖q + k‖²/τ) − 1, moderate here."""
     x = torch.randn(60, 6, generator=generator, dtype=DOUBLE)
     x = norm * x / x.norm(dim=1, keepdim=True)
-    errors = kernel_error(build(**options), x, draws=40)
+    errors = kernel_error(build(**options), x, draws=12)
     assert list(errors) == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
     slope = np.polyfit(np.log(list(errors)), np.log(list(errors.values())), 1)[0]
     assert abs(slope + 0.5) < 0.1, (slope, errors)
@@ -142,14 +142,14 @@ def rows_of_first_nodes(module: KernelizedSoftmaxDiffusivity, x: Tensor, copies:
 
 
 def test_samples_concentrate_with_the_probabilities_of_the_softmax():
-    """Theorem 2 of the slides, over 10 000 draws: batches of 500 copies of the graph, every one with its own noise."""
+    """Theorem 2 of the slides, over 3 000 draws: batches of 500 copies of the graph, every one with its own noise."""
     module, x, probability = concentrating(0.1)
-    rows = torch.cat([rows_of_first_nodes(module, x, 500) for _ in range(20)])
+    rows = torch.cat([rows_of_first_nodes(module, x, 500) for _ in range(6)])
     counts = torch.bincount(rows.argmax(dim=1), minlength=6)
-    assert counts.sum() == 10_000
+    assert counts.sum() == 3_000
     expected = probability.double() / probability.double().sum()  # that of float32 is 1 to eight digits only
-    assert chisquare(counts.numpy(), 10_000 * expected.numpy()).pvalue > 0.01
-    assert chisquare(counts.numpy()).pvalue < 1e-10  # the test can tell: uniform draws would not pass
+    assert chisquare(counts.numpy(), 3_000 * expected.numpy()).pvalue > 0.01
+    assert chisquare(counts.numpy()).pvalue < 1e-6  # the test can tell: uniform draws would not pass
 
 
 def test_a_sample_becomes_one_hot_as_the_temperature_falls():

@@ -167,6 +167,14 @@ def add_laplacian_pe(d: Draw) -> None:
     d.call("vectors", "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]")
 
 
+def to_diffusion_graph(d: Draw) -> None:
+    """Data with their graph."""
+    d.sizes = None
+    d.call("transform", "data.ToDiffusionGraph({args})", self_loops=choice(d, "add", "remaining", "keep", None))
+    given = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
+    d.call("out", "transform({graph}).graph.prepare()", graph=Arg(d.pick([given, f"[{given}, {given}]"]), NOT_DATA))
+
+
 def data_source(d: Draw, nodes: int | None = None) -> str:
     """A graph with features, labels and masks."""
     n = d.nodes if nodes is None else nodes
@@ -342,6 +350,7 @@ DATA: dict[str, Strategy] = {
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": add_laplacian_pe,
+    "data.ToDiffusionGraph": to_diffusion_graph,
     "data.PartOf": part_of,
     "data.RandomPartitionLoader": loader,
     "data.find_clusters": find_clusters,

@@ -79,7 +79,7 @@ def graphs(d: Draw) -> None:
         refused = ("a list", "an array", "a string", "a number", "a dict", "a module", "None")  # only its rows count
         x = Arg(x.right, [Wrong(w.source, w.what, w.what not in refused and None) for w in x.wrong])
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
-    asked = d.pick(["degree", "with_self_loops", "within", "to_undirected", "reverse", "weights", "parts"])
+    asked = d.pick(["degree", "with_self_loops", "within", "to_undirected", "reverse", "prepare", "weights", "parts"])
     if asked == "degree":
         dtype = options(d, "torch.float64", wrong=[Wrong("'float'", "a string", None)], optional=True)
         d.call("out", "graph.degree({args})", direction=choice(d, "in", "out"), dtype=dtype)
@@ -92,7 +92,7 @@ def graphs(d: Draw) -> None:
         strange = [w for w in tensors.wrong if w.what in ("a list", "a string", "a number", "a module", "None")]
         d.call("out", "graph.weights({args})", like=Arg(tensors.right, strange))
     elif asked == "parts":
-        d.call("out", "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, repr(graph)]")
+        d.call("out", "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]")
     else:
         d.call("out", f"graph.{asked}().degree()")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
@@ -99,6 +101,48 @@ def test_what_torch_is_told() -> None:
     torch.testing.assert_close(compiled(x), expected)
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(expected, x))
     torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(x.detach())
+
+
+def test_torch_sees_a_registered_operation_where_it_looks_and_the_shortest_way_is_taken_where_it_does_not() -> None:
+    """Both ways have the same formulas, so that the same derivatives come of them."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Mine(Tensor):
+        pass
+
+    x, seen = randn(5, 2, 3).requires_grad_(), []
+    short = prefix_sum(x, False)
+    assert type(short.grad_fn).__name__ == "prefix_sumBackward"
+    with Seen():
+        watched = prefix_sum(x, False)
+        (by_watched,) = torch.autograd.grad(watched.square().sum(), x)
+    assert seen.count("tests.prefix_sum.default") == 2
+    (by_short,) = torch.autograd.grad(short.square().sum(), x)
+    assert torch.equal(short, watched)
+    assert torch.equal(by_short, by_watched)
+    traced = make_fx(lambda x: prefix_sum(x, False))(x.detach())
+    assert "prefix_sum" in traced.code
+    assert "prefix_sum" in str(torch.jit.trace(lambda x: prefix_sum(x, False), x.detach()).graph)
+    assert prefix_sum(x.to("meta"), False).shape == x.shape
+    assert prefix_sum(x.detach().as_subclass(Mine), False).shape == x.shape
+    assert not prefix_sum(x.detach(), False).requires_grad
+    with torch.no_grad():
+        assert not prefix_sum(x, False).requires_grad
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda x: prefix_sum(x, False).sum())(x.detach())
+
+
+def test_what_has_no_derivative_says_so_on_either_way() -> None:
+    @operation("tests::without_derivative", cpu=lambda x: x.flip(0))
+    def flipped(x: Wide) -> Tensor:
+        return empty_like(x)
+
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        flipped(randn(3).requires_grad_()).sum().backward()
 
 
 def test_precision() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton_cases import CASES, assert_equals_reference, boundaries, randn
+from triton_cases import CASES, DEVICE, assert_equals_reference, boundaries, randn
 
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
@@ -63,23 +63,23 @@ def test_the_halves_are_the_whole(options: dict[str, Any], generator: torch.Gene
 
 def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
     """More runs than one step of the sum takes, and a graph without any."""
-    parts, out = randn(150, 5, generator=generator), torch.empty(3, 5)
-    kernels._sum_runs[(3,)](parts, torch.tensor([0, 130, 130, 150]), out, 5, 1, BLOCK_T=64, BLOCK_S=16)
+    parts, out = randn(150, 5, generator=generator), torch.empty(3, 5, device=DEVICE)
+    kernels._sum_runs[(3,)](parts, torch.tensor([0, 130, 130, 150], device=DEVICE), out, 5, 1, BLOCK_T=64, BLOCK_S=16)
     expected = torch.stack([part.sum(0) for part in parts.split([130, 0, 20])])
     torch.testing.assert_close(out, expected, **tolerance("product", torch.float32)._asdict())
 
 
 def test_sums_are_taken_in_float32(generator: torch.Generator) -> None:
     """Σ_j k_j of 3 000 ones is exact; float16 would stop at 2 048. Each gradient is as small as 1/n, and not lost."""
-    one = torch.ones(3000, 1, 1, dtype=torch.float16)
+    one = torch.ones(3000, 1, 1, dtype=torch.float16, device=DEVICE)
     out, den, _ = kernels.forward(one, one, one, Terms())
     assert torch.equal(out, one)
-    assert torch.equal(den, torch.full((3000, 1), 3000.0))
+    assert torch.equal(den, torch.full((3000, 1), 3000.0, device=DEVICE))
 
 
 def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(generator: torch.Generator) -> None:
     q, k, v = (randn(4, 1, 3, generator=generator) for _ in range(3))
-    nobody = q * torch.tensor([1.0, 0, 1, 0])[:, None, None]
+    nobody = q * torch.tensor([1.0, 0, 1, 0], device=DEVICE)[:, None, None]
     for unit in (False, True):
         assert_equals_reference(partial(linear_attention, unit=unit), [nobody, k.abs(), v], generator)
     whole, opposite = (3 * q).round(), torch.cat([k[:2], -k[:2]]).sign()  # scores cancel exactly, values do not
@@ -88,7 +88,7 @@ def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(generator: tor
 
 def test_a_zero_vector_stays_zero_and_so_does_its_gradient(generator: torch.Generator) -> None:
     q, k, v, grad = (randn(4, 1, 3, generator=generator) for _ in range(4))
-    inputs = [q * torch.tensor([0.0, 1, 1, 1])[:, None, None], k, v]
+    inputs = [q * torch.tensor([0.0, 1, 1, 1], device=DEVICE)[:, None, None], k, v]
     gradients = []
     for backend in ("triton", "reference"):
         leaves = [t.clone().requires_grad_() for t in inputs]
@@ -114,6 +114,7 @@ def test_the_registered_operation_passes_opcheck(ragged: bool, generator: torch.
     torch.library.opcheck(torch.ops.diffusion_mp.linear_attention.default, (*inputs, ptr, 1.0, 0.0, True, "triton"))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="is about tensors on the CPU, which only the interpreter takes")
 def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(width: int, backend: str, dtype: torch.dtype = torch.float32) -> Tensor:
         inputs = [randn(4, 1, width, generator=generator).to(dtype) for _ in range(3)]

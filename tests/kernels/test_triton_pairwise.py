@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from triton_cases import CASES, assert_equals_reference, boundaries, randn
+from triton_cases import CASES, DEVICE, assert_equals_reference, boundaries, randn
 
 from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.testing import tolerance
@@ -63,7 +63,7 @@ def test_the_normaliser(score: str, generator: torch.Generator) -> None:
 def test_scores_far_from_zero(shift: float, score: str, generator: torch.Generator) -> None:
     """No score overflows, and a row of scores far below zero does not vanish."""
     q, k, v = (randn(20, 1, width, generator=generator) for width in (3, 3, 2))
-    constant = torch.ones(20, 1, 1)
+    constant = torch.ones(20, 1, 1, device=DEVICE)
     q, k = torch.cat([q, shift * constant], dim=2), torch.cat([k, constant], dim=2)
     results: list[list[Tensor]] = []
     # Scores of 300 have lost two digits before anything is computed, so both are in single precision.

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from triton_cases import assert_close, assert_equals_reference, boundaries, randn
+from triton_cases import DEVICE, assert_close, assert_equals_reference, boundaries, randn
 
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials, sparse_flow_product
@@ -96,7 +96,7 @@ def test_rows_in_which_nothing_flows(generator: torch.Generator) -> None:
 def test_a_support_far_below_the_largest_conductance(generator: torch.Generator) -> None:
     """The best conductor is closed by friction, and all others conduct e⁻⁶⁵ of it."""
     *_, v, lam, leak = problem(20, 1, 1, 1, 4, generator)
-    one = torch.ones(20, 1, 1)
+    one = torch.ones(20, 1, 1, device=DEVICE)
     k, fk = (randn(20, 1, 1, generator=generator) for _ in range(2))
     k[0], fk[0] = 65.0, 30.0
     rows = sparse_flow_potentials(one, k, one, fk, lam + 1, leak, backend="triton")
@@ -112,10 +112,10 @@ def test_wild_scores_stay_finite_and_conserve_the_flow(alpha: float, generator: 
     """With scores in the hundreds conductances overflow, yet rows sum to one: to the rounding of the scores."""
     n, spread = 33, 10.0
     features = [spread * randn(n, 1, 1, generator=generator) for _ in range(4)]
-    lam, leak = torch.full((n, 1), 1 / n), torch.full((n, 1), 1 / alpha)
+    lam, leak = (torch.full((n, 1), value, device=DEVICE) for value in (1 / n, 1 / alpha))
     rows = sparse_flow_potentials(*features, lam, leak, backend="triton")
     assert all(t.isfinite().all() for t in rows)
-    z = sparse_flow_product(*features, torch.eye(n).unsqueeze(1), rows.terms, backend="triton")
+    z = sparse_flow_product(*features, torch.eye(n, device=DEVICE).unsqueeze(1), rows.terms, backend="triton")
     assert z.ge(0).all()
     rounding = 100 * torch.finfo(torch.float32).eps * spread**2
     assert (z.sum(2) + rows.log_mu.exp() / alpha - 1).abs().max() < rounding

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.testing import tolerance
+
+#: Triton's interpreter reads tensors on the CPU; with TRITON_INTERPRET=0 the kernels run on a GPU.
+DEVICE = torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
 
 #: Nodes of one graph or of the graphs of a batch, heads, features, channels. The interpreter is slow, so large is thin.
 CASES: dict[str, tuple[int | list[int], int, int, int]] = {
@@ -24,12 +28,13 @@ CASES: dict[str, tuple[int | list[int], int, int, int]] = {
 
 
 def boundaries(sizes: int | list[int]) -> tuple[Tensor | None, int]:
-    """``ptr`` and the number of nodes."""
+    """``ptr``, which stays on the CPU, and the number of nodes."""
     return (None, sizes) if isinstance(sizes, int) else (torch.tensor([0, *sizes]).cumsum(0), sum(sizes))
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator)
+    """The same numbers on every device."""
+    return torch.randn(*shape, generator=generator).to(DEVICE)
 
 
 def assert_equals_reference(

@@ -6,6 +6,7 @@ from diffusion_mp.data.partition_loader import RandomPartitionLoader
 from diffusion_mp.data.positional import AddLaplacianPE
 from diffusion_mp.data.sequences import pad
 from diffusion_mp.data.splits import Split, label_mask, random_split, random_split_per_class
+from diffusion_mp.data.to_graph import ToDiffusionGraph
 from diffusion_mp.moved import names_before
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "PartOf",
     "RandomPartitionLoader",
     "Split",
+    "ToDiffusionGraph",
     "find_clusters",
     "label_mask",
     "pad",

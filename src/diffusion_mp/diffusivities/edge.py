@@ -16,7 +16,8 @@ from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.errors import check_choice, check_counts, check_fits, check_flags, check_number
 from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.edge_softmax import at_rows, edge_softmax, row_sums
+from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.kernels.unit import quotient
 
@@ -70,12 +71,19 @@ class GATDiffusivity(Diffusivity):
             )
         check_fits(x, self)
         graph = graph.with_self_loops(self.self_loops)
-        source, target = graph.edges
-        by_head = x.unflatten(1, (heads, width))
-        sent, received = (by_head * self.att_src).sum(2), (by_head * self.att_dst).sum(2)
-        logits = leaky_relu(sent[source] + received[target], self.negative_slope)
-        weight = edge_softmax(logits, graph.weights(logits).unsqueeze(1), target, graph.num_nodes)
+        rows, cols = graph.pattern
+        sent, received = self._scores(x)
+        logits = leaky_relu(at_rows(cols, sent) + at_rows(rows, received), self.negative_slope)
+        weight = edge_softmax(rows, logits, _prior(graph, logits))
         return SparseCoupling(graph, weight, symmetric=False, row_stochastic=True, nonnegative=True)
+
+    def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
+        """α_src·x and α_dst·x of every node and head [N, H], by one product with a matrix that is diagonal by head."""
+        blocks = [torch.diag_embed(att[0].t()).transpose(0, 1).flatten(0, 1) for att in (self.att_src, self.att_dst)]
+        with without_autocast(x):
+            (state, by_head), _ = accumulating(x, torch.cat(blocks, 1))
+            sent, received = (state @ by_head).chunk(2, 1)
+        return sent, received
 
     def extra_repr(self) -> str:
         return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
@@ -112,13 +120,13 @@ class EdgeDiffusivity(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1)))
-        prior, target, score = graph.weights(s).unsqueeze(1), graph.edges[1], self.edge_penalty.score
-        if not self.row_stochastic:
-            weight = prior * score(s)
-        elif score.g == "linear":
-            weight = row_shares(prior * score(s), target, graph.num_nodes)
+        rows, score = graph.pattern.by_row, self.edge_penalty.score
+        if self.row_stochastic and score.g != "linear":
+            weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
-            weight = edge_softmax(score.log(s), prior, target, graph.num_nodes)
+            weight = graph.weights(s).unsqueeze(1) * score(s)
+        if self.row_stochastic and score.g == "linear":
+            weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
         return SparseCoupling(
             graph,
             weight,
@@ -131,23 +139,6 @@ class EdgeDiffusivity(Diffusivity):
         return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"
 
 
-def edge_softmax(
-    logits: Float[Tensor, "E H"], prior: Float[Tensor, "E one"], target: Tensor, num_nodes: int
-) -> Float[Tensor, "E H"]:
-    """prior · exp(logit) over its sum at each target, in at least float32.
-
-    Edges of prior zero have no part, not even in the maximum.
-    """
-    (logits, prior), _ = accumulating(logits, prior)
-    index = target.unsqueeze(1).expand_as(logits)
-    lowest = torch.finfo(logits.dtype).min
-    masked = logits.detach().masked_fill(prior == 0, lowest)
-    top = logits.new_full((num_nodes, logits.size(1)), lowest).scatter_reduce(0, index, masked, "amax")
-    weight = prior * torch.exp((logits - top[target]).masked_fill(prior == 0, 0.0))
-    return row_shares(weight, target, num_nodes)
-
-
-def row_shares(weight: Float[Tensor, "E H"], target: Tensor, num_nodes: int) -> Float[Tensor, "E H"]:
-    """Every weight over the sum of those at its target; zero where that sum is zero."""
-    total = weight.new_zeros(num_nodes, weight.size(1)).index_add(0, target, weight)
-    return quotient(weight, total[target])
+def _prior(graph: Graph, like: Tensor) -> Float[Tensor, "E one"] | None:
+    """Edge weights, or ``None`` where they are known to be ones, which spares passes over all edges and heads."""
+    return graph.weights(like).unsqueeze(1) if graph.weighted else None

@@ -12,7 +12,7 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, SparseCoupling, U
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.unit import reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -112,9 +112,11 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.normalization == "sum":
             return weight
         if self.normalization == "row":
-            return quotient(weight, received[target])
-        sent = received if self.direction == "pyg" else graph.degree("out", weight.dtype)
-        return quotient(weight, root(received)[target] * root(sent)[source])
+            return weight * reciprocal(received).index_select(0, target)
+        by_source = by_target = inverse_root(received)
+        if self.direction != "pyg":
+            by_source = inverse_root(graph.degree("out", weight.dtype))
+        return weight * by_target.index_select(0, target) * by_source.index_select(0, source)
 
     def extra_repr(self) -> str:
         return f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}"
@@ -126,7 +128,7 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
     return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
 
 
-def root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """√d, and 0 for 0 in the gradient too, where the square root has none."""
+def inverse_root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """1/√d, and 0 for 0, in the gradient too."""
     zero = degree == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, degree).sqrt())
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, degree).rsqrt())

@@ -145,6 +145,13 @@ class ShardedGraph(Graph):
         """The coupling to all nodes, from one among the nodes of this rank."""
         return over_ranks(coupling, self)
 
+    def to(self, device: object, non_blocking: bool = False) -> NoReturn:
+        """Refused: a part of a graph is made where it stays."""
+        raise ValueError(
+            f"a ShardedGraph stays on the device it was made for, where other ranks send to; got {describe(device)}. "
+            f"Make it there: ShardedGraph(..., device=device)."
+        )
+
     # ---------------------------------------------------------------- once, at the beginning
 
     def _plan_exchange(self, halo: Tensor) -> None:

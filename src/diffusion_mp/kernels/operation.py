@@ -16,7 +16,8 @@
     })
 
 The annotations of the function are the schema, and say what happens to tensors first (:data:`Wide`, :data:`Narrow`).
-Calling what was declared chooses a backend, brings the arguments to one dtype, and runs it without autocast.
+Calling what was declared chooses a backend, brings the arguments to one dtype, and runs it without autocast: in the
+registered operation where torch has to see one, or else in a function of autograd, which costs a fifth of that.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph_ops import values_only
 from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
 from diffusion_mp.kernels.precision import without_autocast
 
@@ -56,6 +57,12 @@ SCHEMA = {
     bool: "bool",
     str: "str",
 }
+
+#: What arguments are when nobody traces: no subclasses of tensors, and no symbols.
+PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
+
+#: The dtypes of ``Wide`` and ``Narrow`` arguments that stay as they are.
+ALREADY: tuple[set[torch.dtype], ...] = ({torch.float32}, {torch.float64}, set())
 
 Formula = Callable[..., Any]
 
@@ -134,10 +141,13 @@ class Signature:
         self._nested = bool(tuples)
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
+        self._places: list[tuple[Callable[..., Any] | None, int, int]] = []
         for name, hint in hints.items():
             fields = get_type_hints(hint, include_extras=True) if name in self.tuples else {}
             parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {name: hint}
+            first = len(self.flat)
             self.parts[name], self.flat = list(parts), self.flat | parts
+            self._places.append((tuples.get(name), first, len(self.flat)))
         unknown = {name: kind for name, kind in self.flat.items() if kind not in SCHEMA}
         if unknown:
             raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
@@ -155,6 +165,7 @@ class Signature:
             self.parts["out"], self.tuples["out"] = self.results, self.returned
         self._wide = [place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)]
         self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
+        self._either = [*self._wide, *self._narrow]
 
     def schema(self, *more: str) -> str:
         """That of the flat operation, with ``more`` arguments at the end."""
@@ -167,26 +178,20 @@ class Signature:
         if not self._nested:
             return list(args)
         flat: list[Any] = []
-        for name, arg in zip(self.arguments, args, strict=True):
-            if name in self.tuples:
-                flat.extend(arg)
-            else:
+        for (make, *_), arg in zip(self._places, args, strict=True):
+            if make is None:
                 flat.append(arg)
+            else:
+                flat.extend(arg)
         return flat
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
         """Arguments from their parts; what comes after them is left out."""
-        if not self._nested:
-            return list(flat[: len(self.arguments)])
-        values, args = iter(flat), []
-        for name in self.arguments:
-            kind = self.tuples.get(name)
-            args.append(kind(*islice(values, len(self.parts[name]))) if kind else next(values))
-        return args
+        return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
         """In place; with ``narrow`` what kernels take in half precision stays in it."""
-        if not (self._wide or self._narrow):
+        if {flat[place].dtype for place in self._either if flat[place] is not None} in ALREADY:
             return
         short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
         for place in self._narrow:
@@ -233,6 +238,7 @@ class Operation(Generic[T]):
             schema=signature.schema("str backend") if family else signature.schema(),
         )
         self._registered.register_fake(self._fake)
+        self._function: type[torch.autograd.Function] | None = None
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
         """The result, by the backend that was named, or the environment names, or the first that does not decline.
@@ -248,20 +254,30 @@ class Operation(Generic[T]):
         if self.family is not None:
             flat.append(backend)
         plain = backend in self._plain or len(self._plain) == len(self._table)
-        out: Any = self._run(*flat) if plain else self._registered(*flat)
+        out: Any = self._run(*flat) if plain else self._recorded(flat)
         if not self._signature.several:
-            return out if dtype is None else out.to(dtype)
-        out = out if dtype is None else (out[0].to(dtype), *out[1:])
+            return out if dtype in (None, out.dtype) else out.to(dtype)
+        out = out if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
         result: T = self._signature.returned(*out)
         return result
+
+    def _recorded(self, flat: list[Any]) -> Any:
+        """The result with its derivatives, and by the shortest way there is."""
+        if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
+            return self._registered(*flat)
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
+            return self._run(*flat)
+        return (self._function.apply if self._function else self._registered)(*flat)
 
     def _run(self, *flat: Any) -> Any:
         """The implementation that was chosen, on flat arguments: in the registered operation, or plain."""
         args = self._signature.unflatten(flat)
         name, backend = ("the operation", "auto") if self.family is None else (self.family, flat[-1])
-        run = self._on_cpu if backend == "auto" and flat[self._tensor].device.type == "cpu" else None
+        device = flat[self._tensor].device.type
+        run = self._on_cpu if backend == "auto" and device == "cpu" else None
+        run = run or choose(name, backend, self._table, *args)
         with without_autocast(flat[self._tensor]):
-            out = (run or choose(name, backend, self._table, *args))(*args)
+            out = run(*args)
         return tuple(out) if self._signature.several else out
 
     def _fake(self, *flat: Any) -> Any:
@@ -291,6 +307,14 @@ class Operation(Generic[T]):
         unasked = [place for place, grad in enumerate(self._grads) if not asked & {grad, "grad"}]
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
         self._registered.register_autograd(self._backward, setup_context=self._keep)
+
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = self._run(*inputs)
+            self._keep(ctx, inputs, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}
+        self._function = type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), methods)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""

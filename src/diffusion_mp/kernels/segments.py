@@ -1,13 +1,266 @@
-"""Ragged batches: graphs of equal size are stacked, so no padding row exists and none can enter a sum."""
+"""Ragged batches: graphs of nearly one size are stacked, so that a product of all of them is a few large ones.
 
-from collections.abc import Callable, Iterator
+A batch is cut into parts, runs of graphs. Those of a part are sorted into buckets, [graphs, rows of the largest]; below
+a smaller one its first row is repeated, so that nothing of another graph is there, or a row of zeros, which is exact in
+every sum. What all of that is, the plan of a batch, is found once for its row boundaries and kept with them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
 Rows = slice | Tensor
+
+# Rows that are added to a bucket before there is another one: a few more calls take as long as these.
+PADDING = 128
+
+
+class Bucket(NamedTuple):
+    """Graphs of nearly one size."""
+
+    sizes: Tensor
+    """Their nodes [b], the largest first."""
+    size: int
+    """Those of the first, and the rows that every graph gets."""
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Whether a row is a node, [b, 1, size] on the CPU; ``None`` where all rows are."""
+        full = int(self.sizes[-1]) == self.size
+        return None if full else (torch.arange(self.size) < self.sizes.unsqueeze(1)).unsqueeze(1)
+
+
+class _Places(NamedTuple):
+    """Where rows of a part [n H, F] are in its stack [Σ b H size, F], and rows of the stack in the part."""
+
+    source: Tensor
+    """The row of the part for every row of the stack."""
+    padding: Tensor
+    """The rows of the stack that are no node."""
+    target: Tensor
+    """The row of the stack for every row of the part."""
+
+
+class Piece(NamedTuple):
+    """Some graphs of a bucket and their heads, B in all."""
+
+    rows: Tensor
+    """The row of [N H, F] for each of their rows [B size]; below a graph its first row is repeated."""
+    size: int
+    mask: Tensor | None
+    """One for nodes, and zero below the end of a graph, [B, size, 1]; ``None``: all are nodes."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, size, F] of rows [N H, F]."""
+        return x.index_select(0, self.rows).view(self.rows.size(0) // self.size, self.size, x.size(1))
+
+
+class Part:
+    """A run of graphs of a batch, from their row boundaries.
+
+    Its rows, x[part.rows] of shape [n, H, F], are stacked by ``stack``. ``views`` are the buckets of a
+    stack, a graph and head in every b of [b H, size, F]; ``unstack`` makes rows of a stack again. One graph, or
+    graphs of one size with one head, are where they are: their stack is the rows themselves, and nothing is copied.
+    """
+
+    def __init__(self, bounds: Tensor) -> None:
+        self.rows = slice(int(bounds[0]), int(bounds[-1]))
+        sizes = bounds.diff()
+        order = sizes.argsort(descending=True, stable=True)
+        self._first = (bounds[order] - bounds[0])[: int((sizes > 0).sum())]
+        self._sizes = sizes[order][: len(self._first)]
+        self.buckets = [Bucket(part, int(part[0])) for part in self._sizes.split(_bucket_lengths(self._sizes.tolist()))]
+        self._shapes = [(len(bucket.sizes), bucket.size) for bucket in self.buckets]
+        self._places: dict[tuple[int, torch.device], _Places] = {}
+        self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one graph."""
+        return len(self._sizes) == 1
+
+    @property
+    def largest(self) -> int:
+        """The nodes of the largest graph."""
+        return self.buckets[0].size
+
+    def masks(self, heads: int, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
+        """One for nodes and zero below the end of a graph, [b H, size, 1] for every bucket; ``None``: all are nodes."""
+        key = (heads, dtype, device)
+        if key not in self._masks:
+            found = [bucket.mask for bucket in self.buckets]
+            self._masks[key] = [
+                None if mask is None else mask.transpose(1, 2).repeat_interleave(heads, 0).to(device, dtype)
+                for mask in found
+            ]
+        return self._masks[key]
+
+    def _in_place(self, heads: int) -> bool:
+        return self.alone or (heads == 1 and len(self.buckets) == 1 and self.buckets[0].mask is None)
+
+    def stack(self, x: Tensor, *, zeros: bool = False) -> Tensor:
+        """The stack of rows [n, H, F]; below a graph that is not the largest its first row is repeated, or zeros."""
+        if self._in_place(x.size(1)):
+            return x
+        places = self._at(x)
+        stack = x.flatten(0, 1).index_select(0, places.source)
+        return stack.index_fill_(0, places.padding, 0.0) if zeros else stack
+
+    def room(self, rows: Tensor) -> Tensor:
+        """An uninitialised stack of results for ``rows`` [n, H, D]; these themselves where they are in place."""
+        if self._in_place(rows.size(1)):
+            return rows
+        return rows.new_empty(sum(len(b.sizes) * b.size for b in self.buckets) * rows.size(1), rows.size(2))
+
+    def views(self, stack: Tensor) -> list[Tensor]:
+        """The buckets of a stack, [b H, size, F] each."""
+        if stack.dim() == 3:
+            return [
+                stack.transpose(0, 1)
+                if self.alone
+                else stack.view(len(self._sizes), self.buckets[0].size, stack.size(2))
+            ]
+        heads = stack.size(0) // sum(graphs * size for graphs, size in self._shapes)
+        parts = stack.split_with_sizes([heads * graphs * size for graphs, size in self._shapes])
+        channels = stack.size(1)
+        return [
+            part.view(heads * graphs, size, channels) for part, (graphs, size) in zip(parts, self._shapes, strict=True)
+        ]
+
+    def unstack(self, stack: Tensor, rows: Tensor) -> None:
+        """Write the results of a stack that ``room`` made to their rows [n, H, D]."""
+        if stack is not rows:
+            flat = rows.view(len(rows) * rows.size(1), rows.size(2))  # of no column, possibly
+            torch.index_select(stack, 0, self._at(rows).target, out=flat)
+
+    def _at(self, x: Tensor) -> _Places:
+        key = (x.size(1), x.device)
+        if key not in self._places:
+            self._places[key] = _Places(*(places.to(x.device) for places in self._find(key[0])))
+        return self._places[key]
+
+    def _find(self, heads: int) -> _Places:
+        high = torch.cat([bucket.sizes.new_full(bucket.sizes.shape, bucket.size) for bucket in self.buckets])
+        graph = torch.repeat_interleave(high)
+        above = high.cumsum(0) - high
+        within = torch.arange(len(graph)) - above.index_select(0, graph)
+        node = within < self._sizes.index_select(0, graph)
+        row = self._first.index_select(0, graph) + within * node
+        # A graph of a bucket has its heads one after the other.
+        head = torch.arange(heads)
+        place = (heads * above.index_select(0, graph) + within).unsqueeze(1) + high.index_select(0, graph).outer(head)
+        source, target = torch.empty_like(place).flatten(), torch.empty(len(row) * heads, dtype=torch.long)
+        source[place] = row.unsqueeze(1) * heads + head
+        padding = place[~node].flatten()
+        target = target[: len(source) - len(padding)]
+        target[source[place[node]]] = place[node]
+        return _Places(source, padding, target)
+
+    def pieces(self, like: Tensor, pairs: int, rows: int) -> Iterator[Piece]:
+        """Graphs and heads of rows ``like`` [n, H, F] that together have at most so many pairs of rows, and rows."""
+        heads = like.size(1)
+        taken = self._at(like).source.split([heads * graphs * size for graphs, size in self._shapes])
+        masks = self.masks(heads, like.dtype, like.device)
+        for source, mask, (_, size) in zip(taken, masks, self._shapes, strict=True):
+            most = max(1, min(pairs // size**2, rows // size))
+            parts = source.split(most * size)
+            for part, some in zip(parts, [None] * len(parts) if mask is None else mask.split(most), strict=True):
+                yield Piece(part, size, some)
+
+
+class Plan:
+    """How a batch with these row boundaries is cut into parts."""
+
+    def __init__(self, ptr: Tensor) -> None:
+        self.ptr = ptr
+        self._parts: dict[int, list[Part]] = {}
+        self._pieces: dict[tuple[object, ...], list[Piece]] = {}
+
+    def parts(self, rows: int) -> list[Part]:
+        """Runs of graphs of at most so many rows together; a larger graph is a part of its own. Found once."""
+        if rows not in self._parts:
+            self._parts[rows] = list(_parts(self.ptr, rows))
+        return self._parts[rows]
+
+    def pieces(self, like: Tensor, pairs: int, rows: int) -> list[Piece]:
+        """All graphs and heads of ``like`` [N, H, F], at most so many pairs of rows, and rows, at once. Found once."""
+        key = (like.size(1), like.dtype, like.device, pairs, rows)
+        if key not in self._pieces:
+            (whole,) = self.parts(like.size(0))
+            self._pieces[key] = list(whole.pieces(like, pairs, rows))
+        return self._pieces[key]
+
+
+def batch_plan(ptr: Tensor) -> Plan:
+    """The plan for row boundaries, kept for as long as this tensor exists and holds the same.
+
+    A ``Graph`` has one such tensor, so that layers, heads, forward and backward share the plan.
+    """
+    kept = _PLANS.get(id(ptr))
+    if kept is not None and kept[0]() is ptr and torch.equal(kept[1].ptr, ptr):
+        return kept[1]
+    plan = Plan(ptr.clone())
+    key = id(ptr)
+    _PLANS[key] = weakref.ref(ptr, lambda _: _PLANS.pop(key, None)), plan
+    return plan
+
+
+_PLANS: dict[int, tuple[weakref.ref[Tensor], Plan]] = {}
+
+
+def stacks(
+    ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
+    """Yield rows of some graphs of nearly one size, until all are covered, of at most ``rows`` where they are several.
+
+    What is yielded is one for nodes and zero below the ends of graphs [b, n, 1] (``None``: all are nodes), and then the
+    rows [b, n, F] of results, which are to be written, and of inputs, all [N, H, F]; a graph and head in every b.
+    """
+    if ptr is None and inputs[0].size(0):
+        yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
+    if ptr is None:
+        return
+    for part in batch_plan(ptr).parts(max(1, rows)):
+        parts = [result[part.rows] for result in results]
+        rooms = [part.room(x) for x in parts]
+        masks = part.masks(inputs[0].size(1), torch.promote_types(inputs[0].dtype, torch.float32), inputs[0].device)
+        written = zip(*[part.views(room) for room in rooms], strict=True)
+        read = zip(*[part.views(part.stack(x[part.rows])) for x in inputs], strict=True)
+        for mask, mine, theirs in zip(masks, written, read, strict=True):
+            yield mask, list(mine), list(theirs)
+        for room, x in zip(rooms, parts, strict=True):
+            part.unstack(room, x)
+
+
+def _parts(ptr: Tensor, rows: int) -> Iterator[Part]:
+    first, last = 0, len(ptr) - 1
+    while first < last:
+        end = int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1
+        end = max(end, first + 1)
+        if ptr[end] > ptr[first]:
+            yield Part(ptr[first : end + 1])
+        first = end
+
+
+def _bucket_lengths(sizes: list[int]) -> list[int]:
+    """How many of graphs in falling order go into each bucket."""
+    lengths: list[int] = []
+    largest = added = 0
+    for size in sizes:
+        added += largest - size
+        if lengths and added <= PADDING:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+            largest, added = size, 0
+    return lengths
 
 
 def buckets(ptr: Tensor | None, num_nodes: int) -> Iterator[tuple[int, Tensor]]:

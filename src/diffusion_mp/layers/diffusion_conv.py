@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
@@ -25,6 +24,7 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.layers.features import ValueLinear, check_features
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
@@ -53,7 +53,8 @@ class DiffusionConv(nn.Module):
         validate: look for NaN and infinity in x at every call, which takes a pass over it.
 
     Shapes:
-        - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
+        - x: [N, in_channels], sparse (CSR, CSC or COO) too where W_V alone looks at it; edge_index: [2, E], a sparse
+          CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
           features: [N, F], with ``reads="features"`` and only there.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
@@ -104,7 +105,9 @@ class DiffusionConv(nn.Module):
         self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value = (
-            Linear(in_channels, heads * out_channels, bias=False, weight_initializer="glorot") if transform else None
+            ValueLinear(in_channels, heads * out_channels, bias=False, weight_initializer="glorot")
+            if transform
+            else None
         )
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
@@ -131,7 +134,10 @@ class DiffusionConv(nn.Module):
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
         if type(return_coupling) is not bool:
             check_flags(return_coupling=return_coupling)
-        check_state(x, channels=self.in_channels, module=self)
+        if isinstance(x, Tensor) and x.layout is not torch.strided and self.only_maps:
+            check_features(x, self.in_channels, self)
+        else:
+            check_state(x, channels=self.in_channels, module=self)
         if self.validate:
             check_finite(x, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
@@ -142,6 +148,12 @@ class DiffusionConv(nn.Module):
         out = self.output(self._join(out), x)
         return (out, coupling) if return_coupling else out
 
+    @property
+    def only_maps(self) -> bool:
+        """Whether W_V alone looks at x, which may be sparse then: not the update, and not the diffusivity."""
+        looks = self.reads == "state" and self.diffusivity.depends_on != "nothing"
+        return self.value is not None and self.keep == "values" and not (looks or self.validate)
+
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
         """What the diffusivity looks at."""
         if (self.reads == "features") != (features is not None):
@@ -151,7 +163,7 @@ class DiffusionConv(nn.Module):
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
             )
         if features is None:
-            return values.flatten(1) if self.reads == "values" else x
+            return values.flatten(1) if self.reads == "values" or x.layout is not torch.strided else x
         check_rows(features, "features", x, module=self)
         return features
 

@@ -52,6 +52,10 @@ class MultiHeadConv(DiffusionConv):
         super().reset_parameters()
         self.mix.reset_parameters()
 
+    @property
+    def only_maps(self) -> bool:
+        return super().only_maps and not self.residual
+
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return x + self.mix(out) if self.residual else self.mix(out)
 

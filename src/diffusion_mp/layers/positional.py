@@ -58,7 +58,7 @@ class LaplacianEncoder(nn.Module):
         check_state(eigenvectors, "eigenvectors", module=self)
         values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
         check_state(values, "eigenvalues", module=self)
-        check_kind(mask, "mask", (Tensor, NoneType), f"a bool tensor {list(eigenvectors.shape)}")
+        check_kind(mask, "mask", (Tensor, NoneType), "a bool tensor of the shape of eigenvectors")
         for name, other in (("eigenvalues", values), ("mask", mask)):
             if other is not None and other.shape != eigenvectors.shape:
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 
 import pytest
 import torch
@@ -106,8 +107,9 @@ def test_differences_are_taken_split_by_split():
 
 
 def test_two_processes_give_the_results_of_one():
-    together = dict(digits_job._each(abs, range(-3, 0), 2))
-    assert together == dict(digits_job._each(abs, range(-3, 0), 1)) == {-3: 3, -2: 2, -1: 1}
+    runs = [("a", 3), ("b", 2), ("c", 1)]
+    together = dict(digits_job._each(operator.mul, runs, 2))
+    assert together == dict(digits_job._each(operator.mul, runs, 1)) == {("a", 3): "aaa", ("b", 2): "bb", ("c", 1): "c"}
 
 
 @pytest.mark.parametrize("option", ["--splits", "--epochs", "--per-class", "--jobs"])

@@ -92,6 +92,7 @@ RECIPES: dict[str, Recipe] = {
     "GCN": Recipe(partial(DiffusionGNN, PIXELS, 64, CLASSES, num_layers=3, conv="gcn", dropout=0.5), 0.01, 5e-4),
     "MLP": Recipe(partial(DiffusionGNN, PIXELS, 64, CLASSES, num_layers=2, conv="mlp", dropout=0.2), 0.01, 5e-3),
 }
+OVER_KNN, OVER_PIXELS, REGRESSION = "label propagation, kNN", "label propagation, pixels", "logistic regression"
 ALPHAS = (0.5, 0.8, 0.9, 0.95, 0.99)
 PIXEL_ALPHAS = (0.99, 0.997, 0.999)
 LABEL_BANDWIDTH = 0.25  # of label propagation over pixels
@@ -115,13 +116,14 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     check_writable(options.out)
     start = time.perf_counter()
     splits = range(options.seed, options.seed + options.splits)
-    work = partial(run_split, per_class=options.per_class, epochs=options.epochs, last=splits[-1])
-    by_split: dict[int, list[Result]] = {}
-    with tqdm(total=len(splits), unit="split") as bar:
-        for split, results in _each(work, splits, min(options.jobs, len(splits))):
-            by_split[split] = results
+    work = partial(run_method, per_class=options.per_class, epochs=options.epochs, last=splits[-1])
+    runs = [(method, split) for method in (*RECIPES, *BASELINES) for split in splits]
+    done: dict[tuple[str, int], Result] = {}
+    with tqdm(total=len(runs), unit="run") as bar:
+        for run, result in _each(work, runs, min(options.jobs, len(runs))):
+            done[run] = result
             bar.update()
-    results = [result for split in splits for result in by_split[split]]
+    results = [done[run] for run in sorted(runs, key=lambda run: run[1])]
     seconds = time.perf_counter() - start
     print(f"\nDigits, {options.per_class} labels per class. Test accuracy in %:\n")
     print(table(results))
@@ -131,28 +133,28 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     return summarise(results)
 
 
-def _each(work: Callable[[int], list[Result]], splits: range, jobs: int) -> Iterator[tuple[int, list[Result]]]:
-    """What `work` makes of every split, in processes of their own or, with one job, here; in the order of finishing."""
+def _each(
+    work: Callable[[str, int], Result], runs: list[tuple[str, int]], jobs: int
+) -> Iterator[tuple[tuple[str, int], Result]]:
+    """What `work` makes of every run, in processes of their own or, with one job, here; in the order of finishing."""
     if jobs == 1:
-        yield from ((split, work(split)) for split in splits)
+        yield from ((run, work(*run)) for run in runs)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(work, split): split for split in splits}
+        running = {pool.submit(work, *run): run for run in runs}
         yield from ((running[done], done.result()) for done in as_completed(running))
 
 
-def run_split(split: int, per_class: int, epochs: int, last: int) -> list[Result]:
-    """Every method on one split; of the last one, what happens inside two of the networks."""
+def run_method(method: str, split: int, per_class: int, epochs: int, last: int) -> Result:
+    """One method on one split; on the last split also what happens inside, for the networks that are drawn."""
     with _quiet_lightning(), _one_thread(), isolate_rng():
         data_module = _data(per_class, split)
-        results = [
-            train_network(method, recipe, data_module, split, epochs, inside=split == last)
-            for method, recipe in RECIPES.items()
-        ]
-        results += [propagate_labels(data_module.data, split), propagate_over_pixels(data_module.data, split)]
-        return [*results, regress(data_module.data, split)]
+        if method in RECIPES:
+            return train_network(method, RECIPES[method], data_module, split, epochs, inside=split == last)
+        return BASELINES[method](data_module.data, split)
 
 
+@lru_cache
 def _data(per_class: int, split: int) -> DigitsDataModule:
     return DigitsDataModule(per_class=per_class, seed=split)
 
@@ -189,14 +191,14 @@ def train_network(
 
 def propagate_labels(data: Data, split: int) -> Result:
     """Label propagation over the kNN graph, alpha chosen on validation."""
-    return _propagate("label propagation, kNN", {a: LabelPropagation(50, a) for a in ALPHAS}, data, split)
+    return _propagate(OVER_KNN, {a: LabelPropagation(50, a) for a in ALPHAS}, data, split)
 
 
 def propagate_over_pixels(data: Data, split: int) -> Result:
     """Label propagation over all pairs of pixels, to equilibrium, alpha chosen on validation."""
     kernel = pixel_kernel(LABEL_BANDWIDTH)
     models = {a: LabelPropagation(None, a, kernel) for a in PIXEL_ALPHAS}
-    return _propagate("label propagation, pixels", models, data, split, features=data.x)
+    return _propagate(OVER_PIXELS, models, data, split, features=data.x)
 
 
 def _propagate(method: str, models: dict[float, LabelPropagation], data: Data, split: int, **options: Tensor) -> Result:
@@ -220,7 +222,15 @@ def regress(data: Data, split: int) -> Result:
         model = LogisticRegression(C=c, max_iter=1000).fit(x[train], y[train])
         tried.append((*_accuracies(torch.from_numpy(model.predict(x)), data), f"C {c}"))
     val, test, chosen = max(tried, key=lambda trial: trial[0])
-    return Result("logistic regression", split, val, test, chosen, time.perf_counter() - start)
+    return Result(REGRESSION, split, val, test, chosen, time.perf_counter() - start)
+
+
+#: What is not trained by epochs, on the data of one split.
+BASELINES: dict[str, Callable[[Data, int], Result]] = {
+    OVER_KNN: propagate_labels,
+    OVER_PIXELS: propagate_over_pixels,
+    REGRESSION: regress,
+}
 
 
 def _accuracies(predicted: torch.Tensor, data: Data) -> tuple[float, float]:

@@ -13,6 +13,10 @@ da_is = Σ_r A_isr g_i·U_sr, the derivatives
 
 and without given shifts, through L, t_is = K (ℓ_is − da_is) adds B_jsr Σ_i A_isr t_is and A_isr t_is c_sr. Their sums
 over s are the derivatives by the log features, those over r by the shifts; and dv = B W. All factors are computed anew.
+
+U and W of a small graph are larger than its nodes: there they stay products of two factors, and these are multiplied.
+Graphs of a batch that are stacked, with others of nearly one size, are heads of one graph: only their nodes meet. Below
+the end of a graph senders weigh nothing, b = −∞, and the gradients of receivers are zero.
 """
 
 import math
@@ -24,7 +28,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import Rows, gather, row_blocks, scatter
+from diffusion_mp.kernels.segments import gather, scatter, stacks
 
 # Entries of one block of factors over all heads: 2 MiB in float32, so that it stays in cache from exp to product.
 BLOCK = 1 << 19
@@ -47,29 +51,50 @@ class Bound(NamedTuple):
     """δ, [b, H, 1, K, F]; ``None``, for zero: one exp per feature and one per sample instead of one for every pair."""
 
 
+class Outer(NamedTuple):
+    """Σ_j x_j y_jᵀ, [b, H, K F, D]."""
+
+    x: Tensor
+    """[b, H, n, K F], or the sum itself."""
+    y: Tensor | None = None
+    """[b, H, n, D]."""
+
+    def by_features(self, x: Tensor) -> Tensor:
+        """x U."""
+        return x @ self.x if self.y is None else (x @ self.x.transpose(2, 3)) @ self.y
+
+    def by_channels(self, y: Tensor) -> Tensor:
+        """y Uᵀ."""
+        return y @ self.x.transpose(2, 3) if self.y is None else (y @ self.y.transpose(2, 3)) @ self.x
+
+
 class Sums(NamedTuple):
     """The sums over the senders of b graphs, or their gradients."""
 
-    values: Tensor
+    values: Outer
     """U, [b, H, K F, D]."""
     counts: Tensor
     """c, [b, H, 1, K, F]."""
 
 
 class Group(NamedTuple):
-    """One graph, or several of equal size."""
+    """Rows of one graph."""
 
-    rows: Rows
-    blocks: list[Rows]
+    rows: slice
+    blocks: list[slice]
     """The same rows in blocks."""
+    pairs: bool = False
+    """Whether products of all pairs of them are fewer steps than those with the sums."""
 
 
 def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Attended:
     """Every graph of a batch: pooled, then read."""
     out = empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
-    for group in _groups(senders.log_k, senders.col_shift.size(2), senders.v.size(2), ptr):
-        bound = _bound(senders, group)
-        _read(out, receivers, _pool(senders, bound, group), bound, group)
+    results = list(out if receivers.row_shift is None else out[:1])
+    for to, of, rows, _ in _graphs(ptr, receivers, senders, results):
+        group = _group(of.log_k, of.col_shift.size(2), of.v.size(2))
+        bound = _bound(of, group)
+        _read(Attended(rows[0], rows[-1]), to, _pool(of, bound, group), bound, group)
     return out
 
 
@@ -79,10 +104,14 @@ def attention_backward(
     """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the senders."""
     by_receivers = empty_gradients(receivers, senders.col_shift.size(2))
     by_senders = Senders(*empty_like(*senders))
-    for group in _groups(senders.log_k, senders.col_shift.size(2), senders.v.size(2), ptr):
-        bound = _bound(senders, group)
-        by_sums = _read_backward(by_receivers, grad, receivers, _pool(senders, bound, group), bound, group)
-        _pool_backward(by_senders, by_sums, senders, bound, group)
+    given = receivers.row_shift is not None
+    results, grads = [*by_senders, *by_receivers[: 1 + given]], list(grad[: 2 - given])
+    for to, of, rows, by_rows in _graphs(ptr, receivers, senders, results, grads):
+        group = _group(of.log_k, of.col_shift.size(2), of.v.size(2))
+        bound = _bound(of, group)
+        by_out = Attended(by_rows[0], by_rows[-1])
+        by_sums = _read_backward((rows[3], rows[-1]), by_out, to, _pool(of, bound, group), bound, group)
+        _pool_backward(Senders(*rows[:3]), by_sums, of, bound, group)
     return (*by_receivers, *by_senders)
 
 
@@ -92,7 +121,7 @@ def pool(senders: Senders) -> Pooled:
     shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
     if not log_k.size(0):
         return Pooled(v.new_zeros(*shape, v.size(2) + 1), v.new_full((*shape, 1), -torch.inf, dtype=torch.float64))
-    (group,) = _groups(log_k, shape[1], 1, None)
+    group = _group(log_k, shape[1])
     bound = _bound(senders, group)
     shift = _exponents(bound.features.double(), bound.samples.double())
     shift = shift if bound.rest is None else shift + bound.rest
@@ -102,7 +131,8 @@ def pool(senders: Senders) -> Pooled:
 def pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, ...]:
     """Gradients of the senders."""
     by_senders = Senders(*empty_like(*senders))
-    for group in _groups(senders.log_k, senders.col_shift.size(2), 1, None):
+    if senders.log_k.size(0):
+        group = _group(senders.log_k, senders.col_shift.size(2))
         _pool_backward(by_senders, _split(grad), senders, _bound(senders, group), group)
     return by_senders
 
@@ -110,18 +140,17 @@ def pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, ...]:
 def read(receivers: Receivers, pooled: Pooled) -> Attended:
     """The rows from such sums, which may be those of more nodes."""
     out = empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
-    for group in _groups(receivers.log_q, pooled.sums.size(1), 1, None):
-        _read(out, receivers, _split(pooled.sums), _merged_bound(pooled), group)
+    group = _group(receivers.log_q, pooled.sums.size(1))
+    _read(out, receivers, _split(pooled.sums), _merged_bound(pooled), group)
     return out
 
 
 def read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
     """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
-    by_receivers, by_sums = empty_gradients(receivers, pooled.sums.size(1)), torch.zeros_like(pooled.sums)
-    for group in _groups(receivers.log_q, pooled.sums.size(1), 1, None):
-        sums, bound = _split(pooled.sums), _merged_bound(pooled)
-        by_sums = _joined(_read_backward(by_receivers, grad, receivers, sums, bound, group))
-    return (*by_receivers, by_sums)
+    by_receivers = empty_gradients(receivers, pooled.sums.size(1))
+    group = _group(receivers.log_q, pooled.sums.size(1))
+    by_sums = _read_backward(by_receivers, grad, receivers, _split(pooled.sums), _merged_bound(pooled), group)
+    return (*by_receivers, _joined(by_sums))
 
 
 # ---------------------------------------------------------------- what these are made of
@@ -141,12 +170,36 @@ def empty_gradients(receivers: Receivers, samples: Size) -> tuple[Tensor, Tensor
     return empty_like(receivers.log_q), receivers.log_q.new_empty(rows, heads, samples)
 
 
-def _groups(log_features: Tensor, samples: int, channels: int, ptr: Tensor | None) -> Iterator[Group]:
-    """A node has H K F factors, and a graph as many sums over its nodes in each of ``channels``."""
-    num_nodes, heads, features = log_features.shape
-    height = BLOCK // (heads * samples * features)
-    for _, rows, blocks in row_blocks(ptr, num_nodes, height, log_features.device, channels):
-        yield Group(rows, blocks)
+def _rows_at_once(log_features: Tensor, samples: int) -> int:
+    """A node has H K F factors."""
+    _, heads, features = log_features.shape
+    return max(1, BLOCK // (heads * samples * features))
+
+
+def _group(log_features: Tensor, samples: int, channels: int | None = None) -> Group:
+    """All rows of one graph, whose sums over the nodes are wanted where ``channels`` are not given."""
+    nodes, _, features = log_features.shape
+    height, wide = _rows_at_once(log_features, samples), samples * features
+    blocks = [slice(first, min(first + height, nodes)) for first in range(0, nodes, height)]
+    pairs = channels is not None and nodes <= height and nodes * (wide + channels) <= 2 * wide * channels
+    return Group(slice(0, nodes), blocks or [slice(0, 0)], pairs)
+
+
+def _graphs(
+    ptr: Tensor | None, receivers: Receivers, senders: Senders, results: list[Tensor], grads: list[Tensor] | None = None
+) -> Iterator[tuple[Receivers, Senders, list[Tensor], list[Tensor]]]:
+    """Yield receivers, senders, rows of results and of gradients of graphs that are stacked, as heads of one graph."""
+    grads, given = grads or [], [] if receivers.row_shift is None else [receivers.row_shift]
+    inputs = [*senders, receivers.log_q, *grads, *given]
+    for mask, rows, views in stacks(ptr, _rows_at_once(senders.log_k, senders.col_shift.size(2)), results, inputs):
+        log_k, col_shift, v, log_q, *more = (x.transpose(0, 1) for x in views)
+        by_rows, shifts = more[: len(grads)], more[len(grads) :]
+        if mask is not None:
+            nodes = mask.transpose(0, 1)
+            col_shift = col_shift.masked_fill(nodes == 0, -torch.inf)
+            by_rows = [grad * nodes for grad in by_rows]
+        to = Receivers(log_q, shifts[0] if shifts else None)
+        yield to, Senders(log_k, col_shift, v), [x.transpose(0, 1) for x in rows], by_rows
 
 
 def _bound(senders: Senders, group: Group) -> Bound:
@@ -176,34 +229,42 @@ def _merged_bound(pooled: Pooled) -> Bound:
 
 def _split(sums: Tensor) -> Sums:
     """U and c of one graph, [H, K, F, D + 1], apart."""
-    return Sums(sums[..., :-1].flatten(1, 2).unsqueeze(0), sums[None, :, None, :, :, -1])
+    return Sums(Outer(sums[..., :-1].flatten(1, 2).unsqueeze(0)), sums[None, :, None, :, :, -1])
 
 
 def _joined(sums: Sums) -> Tensor:
     """And back."""
     counts = sums.counts[0, :, 0].unsqueeze(3)
-    return torch.cat([sums.values.view(*counts.shape[:3], -1), counts], dim=3)
+    return torch.cat([sums.values.x.view(*counts.shape[:3], -1), counts], dim=3)
 
 
 def _pool(senders: Senders, bound: Bound, group: Group) -> Sums:
     """The sums over the senders of each graph."""
+    parts = []
+    for b in group.blocks:
+        factor, v = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1), gather(senders.v, b)
+        parts.append(Sums(_outer(factor.flatten(3), v, group), factor.sum(2, keepdim=True)))
+    return _added(parts)
 
-    def part(b: Rows) -> Sums:
-        factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
-        return Sums(factor.flatten(3).transpose(2, 3) @ gather(senders.v, b), factor.sum(2, keepdim=True))
 
-    sums = part(group.blocks[0])
-    for b in group.blocks[1:]:
-        for total, more in zip(sums, part(b), strict=True):
-            total += more
-    return sums
+def _outer(x: Tensor, y: Tensor, group: Group) -> Outer:
+    return Outer(x, y) if group.pairs else Outer(x.transpose(2, 3) @ y)
+
+
+def _added(parts: list[Sums]) -> Sums:
+    """Into the first; there are no others of pairs."""
+    total, *others = parts
+    for more in others:
+        total.values.x.add_(more.values.x)
+        total.counts.add_(more.counts)
+    return total
 
 
 def _read(out: Attended, receivers: Receivers, sums: Sums, bound: Bound, group: Group) -> None:
     """Writes the rows of the receivers."""
     for b in group.blocks:
         weights, log_sum = _weights(receivers, sums, bound, b)
-        scatter(out.values, b, weights.flatten(3) @ sums.values)
+        scatter(out.values, b, sums.values.by_features(weights.flatten(3)))
         if log_sum is not None:
             scatter(out.log_sum, b, log_sum)
 
@@ -218,43 +279,38 @@ def _read_backward(
 ) -> Sums:
     """Writes the gradients of the receivers, and returns those of the sums: W and Σ_i A_isr t_is."""
     by_log_q, by_row_shift = by_receivers
-    by_sums = Sums(torch.zeros_like(sums.values), torch.zeros_like(sums.counts))
+    parts = []
     for b in group.blocks:
         weights, log_sum = _weights(receivers, sums, bound, b)
         g = gather(grad.values, b)
-        if log_sum is not None and not g.size(3):  # there is nothing but L
-            weights.mul_(gather(grad.log_sum, b).mul(weights.size(3)).unsqueeze(4))
-            by_sums.counts.add_(weights.sum(2, keepdim=True))
-            scatter(by_log_q, b, weights.mul_(sums.counts).sum(3))
-            continue
-        by_sums.values.add_(weights.flatten(3).transpose(2, 3) @ g)
-        by_exponents = (g @ sums.values.transpose(2, 3)).view_as(weights).mul_(weights)
-        by_shift = by_exponents.sum(4)
+        by_exponents = sums.values.by_channels(g).view_as(weights).mul_(weights)
+        by_shift, shared = by_exponents.sum(4), weights
         if log_sum is None:
             scatter(by_row_shift, b, by_shift)
         else:
             through = (gather(grad.log_sum, b) - by_shift).mul_(by_shift.size(3))  # t
-            weights.mul_(through.unsqueeze(4))
-            by_sums.counts.add_(weights.sum(2, keepdim=True))
-            by_exponents.addcmul_(weights, sums.counts)
+            shared = weights * through.unsqueeze(4)
+            by_exponents.addcmul_(shared, sums.counts)
+        by_counts = shared.sum(2, keepdim=True) if log_sum is not None else torch.zeros_like(sums.counts)
+        parts.append(Sums(_outer(weights.flatten(3), g, group), by_counts))
         scatter(by_log_q, b, by_exponents.sum(3))
-    return by_sums
+    return _added(parts)
 
 
 def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound, group: Group) -> None:
     """Writes the gradients of the senders."""
     for b in group.blocks:
         factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
-        scatter(by_senders.v, b, factor.flatten(3) @ by_sums.values)
+        scatter(by_senders.v, b, by_sums.values.by_features(factor.flatten(3)))
         by_factor = by_sums.counts
         if senders.v.size(2):
-            by_factor = by_factor + (gather(senders.v, b) @ by_sums.values.transpose(2, 3)).view_as(factor)
+            by_factor = by_sums.values.by_channels(gather(senders.v, b)).view_as(factor).add_(by_factor)
         by_exponents = factor.mul_(by_factor)
         scatter(by_senders.log_k, b, by_exponents.sum(3))
         scatter(by_senders.col_shift, b, by_exponents.sum(4))
 
 
-def _weights(receivers: Receivers, sums: Sums, bound: Bound, rows: Rows) -> tuple[Tensor, Tensor | None]:
+def _weights(receivers: Receivers, sums: Sums, bound: Bound, rows: slice) -> tuple[Tensor, Tensor | None]:
     """A of a block [b, H, n, K, F], and L [b, H, n, K] where no shifts are given."""
     queries = gather(receivers.log_q, rows)
     if receivers.row_shift is not None:

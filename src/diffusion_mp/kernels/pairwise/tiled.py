@@ -1,89 +1,119 @@
-"""The fast path: tiles of rows by columns of one graph that stay in cache, small graphs of equal size stacked.
+"""The fast path: tiles of rows by columns of one graph that stay in cache, or of many small graphs at once.
 
 With a level ℓ a tile has the weights w_ij = f(s_ij) e^{−ℓ}. The level is subtracted before anything is exponentiated,
-so no weight overflows where ℓ is the logarithm of the row's largest score or of its sum.
+so no weight overflows where ℓ is the logarithm of the row's largest score or of its sum. Most rows need no level.
+
+Graphs lie in stacks [B, n, F], one for every graph and head. Short ones are filled up with copies of their first row,
+whose scores are in no other range; a mask [B, n, 1] is zero there.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import Rows, put, row_blocks, stack
+from diffusion_mp.kernels.segments import batch_plan
 
-# Entries of one tile over all heads: 2 MiB in float32, so that two or three of them stay in cache.
-TILE = 1 << 19
-# A GPU wants tiles this many times as large.
+# Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
+TILE = 1 << 18
+# Rows of small graphs that are computed at once: those of all inputs and results stay in cache too.
+ROWS = 1 << 13
+# A GPU wants this many times as many of both.
 ON_GPU = 64
+# Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what vanished is nothing beside that.
+FAR = 60.0
 
 
-def _tiles(ptr: Tensor | None, like: Tensor) -> Iterator[tuple[Rows, list[Rows]]]:
-    """Yield rows, and the blocks of columns of their graph, until every pair of nodes of a graph was met once."""
-    entries = (TILE if like.device.type == "cpu" else TILE * ON_GPU) // like.size(1)
-    # Tiles of large graphs are square; those of small ones hold as many whole graphs as there is room for.
-    height = lambda size: max(math.isqrt(entries), entries // size)  # noqa: E731
-    for _, _, blocks in row_blocks(ptr, like.size(0), height, like.device):
-        for block in blocks:
-            yield block, blocks
+class _Weights:
+    """How weights are made of scores."""
 
+    def __init__(self, score: str, loops: bool) -> None:
+        self.score, self.loops = score, loops
+        self.far = False
+        """Whether some row needed a level, and so will others."""
 
-def _tile(left: Tensor, right: Tensor) -> tuple[int, int, int]:
-    """The shape [b, n, m] of a tile, for left [b, n, F] and right [b, m, F]."""
-    return left.size(0), left.size(1), right.size(1)
+    def tile(
+        self, left: Tensor, right: Tensor, shift: Tensor | None, offset: int, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """w [b, n, m] at the level −shift, for left [b, n, F] and right [b, m, F], of which row i is row i + offset.
 
+        And e^{ℓ − s} for the sigmoid with a level, where (log f)′ = σ(−s) is w times that.
+        """
+        if shift is None:
+            s = torch.bmm(left, right.transpose(1, 2))
+            w = odds = s.sigmoid_() if self.score == "sigmoid" else s.exp_()
+        else:
+            sign = -1 if self.score == "sigmoid" else 1
+            w = odds = torch.baddbmm(shift, left, right.transpose(1, 2), beta=sign, alpha=sign).exp_()
+            if self.score == "sigmoid":
+                w = torch.add(odds, shift.neg().exp()).reciprocal_()
+        if self.loops and mask is not None:  # weights of copies are some row's own, and finite where that one's are
+            return w.mul_(mask.transpose(1, 2)), odds
+        return self.only_pairs(w, offset, mask, 0.0), odds
 
-def _add_product(out: Tensor, rows: Rows, a: Tensor, b: Tensor) -> None:
-    """Add a b to rows of ``out``; those of stacked graphs are met once, so there is nothing to add to."""
-    if isinstance(rows, slice):
-        stack(out, rows).baddbmm_(a, b)
-    else:
-        put(out, rows, a @ b)
+    def top(self, left: Tensor, right: Tensor, offset: int, mask: Tensor | None) -> Tensor:
+        """The largest log f(s_ij) of every row [b, n, 1], finite even where there is none."""
+        s = self.only_pairs(torch.bmm(left, right.transpose(1, 2)), offset, mask, -torch.inf)
+        return log_score(s.amax(2, keepdim=True), self.score).clamp_(min=torch.finfo(s.dtype).min)
 
-
-def _loops(tile: Tensor, rows: Rows, cols: Rows) -> Tensor:
-    """The entries of a tile [b, n, m] whose node meets itself, a view: none unless rows and columns are the same."""
-    return tile.diagonal(dim1=1, dim2=2) if rows is cols else tile[:, :0]
-
-
-def _weights(below: Tensor, level: Tensor, score: str, out: Tensor) -> Tensor:
-    """w = f(s) e^{−ℓ}; ``below`` is ℓ − s, and e^{ℓ − s} afterwards for the sigmoid, where σ(−s) = w e^{ℓ − s}."""
-    if score == "exp":
-        return torch.exp(below.neg_(), out=out)
-    return torch.add(below.exp_(), level.exp(), out=out).reciprocal_()
+    def only_pairs(self, tile: Tensor, offset: int, mask: Tensor | None, otherwise: float) -> Tensor:
+        """A tile, with another number where a column is a copy, or without loops a row meets itself."""
+        if mask is not None:
+            tile.masked_fill_(mask.transpose(1, 2) == 0, otherwise)
+        if not self.loops:
+            tile.diagonal(offset, 1, 2).fill_(otherwise)
+        return tile
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
-    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32.
-
-    The level of a row is the largest log f(s_ij) so far, finite even where there is none; where it rises, the sums
-    shrink.
-    """
+    """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
-    out, lse = torch.empty_like(v, memory_format=torch.contiguous_format), q.new_empty(*q.shape[:2], 1)
-    buffer = Buffers(q, q.dtype)
-    for rows, blocks in _tiles(ptr, q):
-        queries = stack(q, rows)
-        level = queries.new_full((*queries.shape[:2], 1), torch.finfo(q.dtype).min)
-        total, sums = torch.zeros_like(level), queries.new_zeros(*queries.shape[:2], v.size(2))
-        for cols in blocks:
-            keys, values = stack(k, cols), stack(v, cols)
-            tile = _tile(queries, keys)
-            s = torch.bmm(queries, keys.transpose(1, 2), out=buffer("scores", *tile))
-            if not loops:
-                _loops(s, rows, cols).fill_(-torch.inf)
-            above = torch.maximum(level, log_score(s.amax(2, keepdim=True), score))
-            shrink = (level - above).exp_()
-            level = above
-            w = _weights(torch.sub(level, s, out=s), level, score, buffer("weights", *tile))
-            total = total.mul_(shrink).add_(w.sum(2, keepdim=True))
-            sums = sums.mul_(shrink).baddbmm_(w, values)
-        put(out, rows, sums.div_(total))
-        put(lse, rows, total.log_().add_(level))
+    weights = _Weights(score, loops)
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        found = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
+        out, lse = (_joined(parts, 1) for parts in zip(*found, strict=True))
+        if mask is not None:
+            out.mul_(mask), lse.masked_fill_(mask == 0, 0.0)
+        return out, lse
+
+    out, lse = _everywhere(compute, ptr, (q, k, v))
     return Attended(out.to(dtype), lse.squeeze(2))
+
+
+def _attended(
+    weights: _Weights, q: Tensor, rows: slice, k: Tensor, v: Tensor, blocks: list[slice], mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The result for rows; where they need a level it is their largest log f(s_ij)."""
+    queries = _cut(q, rows)
+    while True:
+        shift = sums = total = None
+        if weights.far:
+            tops = [weights.top(queries, _cut(k, cols), rows.start - cols.start, _cut(mask, cols)) for cols in blocks]
+            shift = -_joined(tops, 2).amax(2, keepdim=True)
+        for cols in blocks:
+            w, _ = weights.tile(queries, _cut(k, cols), shift, rows.start - cols.start, _cut(mask, cols))
+            part = w.sum(2, keepdim=True)
+            total = part if total is None else total.add_(part)
+            sums = _plus_product(sums, w, _cut(v, cols))
+            del w, _  # so that the next tile takes its place in the cache
+        if weights.far or _near(total):
+            break
+        weights.far = True
+    sums.div_(total)
+    return sums, total.log_() if shift is None else total.log_().sub_(shift)
+
+
+def _near(sums: Tensor) -> bool:
+    """Whether all lie between e^−FAR and e^FAR."""
+    if not sums.numel():
+        return True
+    least, most = torch.aminmax(sums)
+    return math.exp(-FAR) < float(least) and float(most) < math.exp(FAR)
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
@@ -93,25 +123,36 @@ def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool)
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    row_shift, col_shift, ptr, score, loops = weighting
+    ptr, score, loops = weighting[2:]
     dtype = v.dtype
-    (q, k, v, row_shift), _ = accumulating(q, k, v, row_shift)
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    buffer = Buffers(q, q.dtype)
-    for rows, blocks in _tiles(ptr, q):
-        queries, row = stack(q, rows), stack(row_shift.unsqueeze(2), rows)
-        sums = queries.new_zeros(*queries.shape[:2], v.size(2))
-        for cols in blocks:
-            keys = stack(k, cols)
-            level = -row if col_shift is None else -row - stack(col_shift.unsqueeze(2), cols).transpose(1, 2)
-            tile = _tile(queries, keys)
-            below = torch.baddbmm(level, queries, keys.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
-            w = _weights(below, level, score, buffer("weights", *tile))
-            if not loops:
-                _loops(w, rows, cols).zero_()
-            sums.baddbmm_(w, stack(v, cols))
-        put(out, rows, sums)
-    return out.to(dtype)
+    (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
+    weights = _Weights(score, loops)
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor]:
+        *shifts, mask = rest
+        out = []
+        for rows, blocks in _grid(q):
+            sums = None
+            for cols in blocks:
+                shift = _shift(shifts, rows, cols)
+                w, _ = weights.tile(_cut(q, rows), _cut(k, cols), shift, rows.start - cols.start, _cut(mask, cols))
+                sums = _plus_product(sums, w, _cut(v, cols))
+            out.append(sums)
+        found = _joined(out, 1)
+        return (found if mask is None else found.mul_(mask),)
+
+    return _everywhere(compute, ptr, (q, k, v, *shifts))[0].to(dtype)
+
+
+def _columns(weighting: Weighting) -> list[Tensor]:
+    """a, and b if there is one, [N, H, 1]."""
+    return [shift.unsqueeze(2) for shift in weighting[:2] if shift is not None]
+
+
+def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor:
+    """a_i, or a_i + b_j."""
+    a = _cut(shifts[0], rows)
+    return a if len(shifts) == 1 else a + _cut(shifts[1], cols).transpose(1, 2)
 
 
 def backward(
@@ -120,33 +161,85 @@ def backward(
     """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
 
     With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
-    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i. Tiles are transposed, so that two of
-    these three products have both factors as they lie in memory.
+    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
-    row_shift, col_shift, ptr, score, loops = weighting
+    ptr, score, loops = weighting[2:]
     dtype = q.dtype
-    (grad, q, k, v, row_shift, delta), _ = accumulating(grad, q, k, v, row_shift, delta)
-    dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    buffer = Buffers(q, q.dtype)
-    for rows, blocks in _tiles(ptr, q):
-        queries, grads = stack(q, rows), stack(grad, rows)
-        row, minus_delta = (-stack(t.unsqueeze(2), rows).transpose(1, 2) for t in (row_shift, delta))
-        for cols in blocks:
-            keys, values = stack(k, cols), stack(v, cols)
-            level = row if col_shift is None else row - stack(col_shift.unsqueeze(2), cols)
-            tile = _tile(keys, queries)
-            below = torch.baddbmm(level, keys, queries.transpose(1, 2), alpha=-1, out=buffer("scores", *tile))
-            if score == "sigmoid":  # a weight of zero times odds without end is no slope
-                below.clamp_(max=exp_limit(q.dtype))
-            w = _weights(below, level, score, buffer("weights", *tile))
-            if not loops:
-                _loops(w, rows, cols).zero_()
-            _add_product(dv, cols, w, grads)
-            g = torch.baddbmm(
-                minus_delta, values, grads.transpose(1, 2), out=buffer("gradients", *_tile(keys, queries))
-            ).mul_(w)
-            if score == "sigmoid":
-                g.mul_(below.mul_(w))
-            _add_product(dk, cols, g, queries)
-            _add_product(dq, rows, g.transpose(1, 2), keys)
-    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+    (grad, q, k, v, delta, *shifts), _ = accumulating(grad, q, k, v, delta.unsqueeze(2), *_columns(weighting))
+    weights, most = _Weights(score, loops), math.exp(exp_limit(q.dtype))
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        *shifts, mask = rest
+        if mask is not None:
+            grad, delta = grad * mask, delta * mask
+        grid, minus_delta = _grid(q), -delta
+        blocks = grid[0][1]
+        dq, dk, dv = [], [None] * len(blocks), [None] * len(blocks)
+        for rows, _ in grid:
+            queries, grads, deltas, of_queries = _cut(q, rows), _cut(grad, rows), _cut(minus_delta, rows), None
+            for place, cols in enumerate(blocks):
+                keys, shift = _cut(k, cols), _shift(shifts, rows, cols)
+                w, odds = weights.tile(queries, keys, shift, rows.start - cols.start, _cut(mask, cols))
+                dv[place] = _plus_product(dv[place], w.transpose(1, 2), grads)
+                g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2)).mul_(w)
+                if score == "sigmoid":  # a weight of zero times odds without end is no slope
+                    g.mul_(odds.clamp_(max=most).mul_(w))
+                of_queries = _plus_product(of_queries, g, keys)
+                dk[place] = _plus_product(dk[place], g.transpose(1, 2), queries)
+            dq.append(of_queries)
+        return tuple(_joined(parts, 1) for parts in (dq, dk, dv))
+
+    dq, dk, dv = (x.to(dtype) for x in _everywhere(compute, ptr, (q, k, v, grad, delta, *shifts)))
+    return dq, dk, dv
+
+
+def _everywhere(
+    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """What is computed of stacks and their mask or ``None``, [N, H, D] each; it is zero where the mask is."""
+    n, heads = inputs[0].shape[:2]
+    many = 1 if inputs[0].device.type == "cpu" else ON_GPU
+    if ptr is None or not n:
+        stacks = [x.transpose(0, 1) for x in inputs]
+        parts = [
+            compute(*(x if some.stop == heads and not some.start else x[some] for x in stacks), None)
+            for some in _even(heads, max(1, TILE * many // max(1, n * n)))
+        ]
+        return [_joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
+    results: list[Tensor] = []
+    rows = [x.flatten(0, 1) for x in inputs]
+    for piece in batch_plan(ptr).pieces(inputs[0], TILE * many, ROWS * many):
+        found = compute(*map(piece.take, rows), piece.mask)
+        results = results or [x.new_zeros(n * heads, x.size(2)) for x in found]
+        for result, values in zip(results, found, strict=True):
+            result.index_add_(0, piece.rows, values.flatten(0, 1))
+    return [result.unflatten(0, (n, heads)) for result in results]
+
+
+def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
+    """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
+    size, entries = x.size(1), TILE if x.device.type == "cpu" else TILE * ON_GPU
+    cols = _even(size, size if size * size <= entries else 2 * math.isqrt(entries))
+    return [(rows, cols) for rows in _even(size, max(1, entries // max(1, cols[0].stop)))]
+
+
+def _even(size: int, most: int) -> list[slice]:
+    """0 … size in as few parts of at most ``most`` as there can be, all about equal."""
+    if size <= most:
+        return [slice(0, size)]
+    count = -(-size // most)
+    return [slice(*bounds) for bounds in pairwise([size * part // count for part in range(count + 1)])]
+
+
+def _cut(x: Tensor | None, rows: slice) -> Tensor | None:
+    """Rows of a stack, which are often all of them."""
+    return x if x is None or rows.stop - rows.start == x.size(1) else x[:, rows]
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """a b, added to the total if there is one already."""
+    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)

@@ -52,7 +52,7 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     for some in _at_once(heads, entries):
         receivers = a[:, some].transpose(0, 1).reshape(-1, channels)
         zero = a.new_zeros(count * (some.stop - some.start))
-        products = _matrix(*_stacked(ptr, other, some, heads), zero, len(senders))
+        products = matrix(*_stacked(ptr, other, some, heads), zero, len(senders))
         torch.sparse.sampled_addmm(products, receivers, senders.t(), out=products)
         by_head = products.values().view(-1, count).t()
         if moved is None:
@@ -97,10 +97,11 @@ def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # of what requires a gradient the bags would be numbered
         return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
-    return _matrix(ptr, columns, weight, len(v)) @ v
+    return matrix(ptr, columns, weight, len(v)) @ v
 
 
-def _matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
+def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
+    """Torch's matrix of compressed rows."""
     _let_torch_warn()
     return torch.sparse_csr_tensor(ptr, columns, values, size=(len(ptr) - 1, width), check_invariants=False)
 

@@ -1,0 +1,103 @@
+"""Small graphs by all their pairs: a graph of n nodes takes n²(F + D) steps so, and 2 n F D by sums over its senders.
+
+With C = QKᵀ, norms ‖q_i‖ = 1/α_i and ‖k_j‖ = 1/β_j, or α = β = 1, and A = diag(1/d) S, d the row sums of
+
+    S = own n I + c 11ᵀ + diag(α) C diag(β),   out = A v.
+
+Backward, with T = grad vᵀ and P = diag(α/d) (T − ((A∘T) 1) 1ᵀ) diag(β), the gradients by S times α and β,
+
+    ∂v = Aᵀ grad,   ∂q = P k − diag(α² (P∘C) 1) q,   ∂k = Pᵀ q − diag(β² (P∘C)ᵀ 1) k;
+
+the second terms only where there are norms. A row below the end of a graph, a copy of another, sends nothing, so that
+c and β are zero there, and gets nothing back: 1/d is zero.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffusion_mp.kernels.linear_attention.reference import Terms
+from diffusion_mp.kernels.linear_attention.rows import Vectors, reciprocal, store_tangential, vectors
+
+
+class _Scores(NamedTuple):
+    """Of receivers and senders; S as long as rows have not been divided by their sums."""
+
+    q: Vectors
+    k: Vectors
+    inner: Tensor
+    """C, [b, n, n]."""
+    scores: Tensor
+    """S."""
+    den: Tensor
+    """d, [b, n, 1]."""
+
+
+def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
+    """Writes the result and the denominators; ``mask`` [b, n, 1] is one for nodes and zero below the end of a graph."""
+    q, k, v = (x.to(den.dtype) for x in (q, k, v))
+    rows = _scores(q, k, terms, mask)
+    den.copy_(rows.den)
+    _store_product(out, rows.scores.mul_(reciprocal(rows.den)), v)
+
+
+def backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    mask: Tensor | None,
+) -> None:
+    """Writes the gradients."""
+    grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
+    rows = _scores(q, k, terms, mask)
+    inverse = reciprocal(rows.den)
+    inverse = inverse if mask is None else inverse.mul_(mask)
+    attention = rows.scores.mul_(inverse)
+    _store_product(dv, attention.transpose(1, 2), grad)
+    by_scores = torch.bmm(grad, v.transpose(1, 2))
+    by_scores.sub_(attention.mul_(by_scores).sum(2, keepdim=True))
+    by_scores.mul_(inverse if rows.q.scale is None else inverse.mul_(rows.q.scale))
+    by_senders = _of_senders(rows.k.scale, mask)
+    if by_senders is not None:
+        by_scores.mul_(by_senders)
+    turned = rows.inner.mul_(by_scores)
+    for out, x, y, p, p_turned in (
+        (dq, rows.q, rows.k, by_scores, turned),
+        (dk, rows.k, rows.q, by_scores.transpose(1, 2), turned.transpose(1, 2)),
+    ):
+        along = None if x.scale is None else p_turned.sum(2, keepdim=True).mul_(x.scale.square())
+        store_tangential(out, torch.bmm(p, y.entries), along, x)
+
+
+def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
+    queries, keys = vectors(q, terms.unit), vectors(k, terms.unit)
+    inner = torch.bmm(queries.entries, keys.entries.transpose(1, 2))
+    scores = inner.clone() if queries.scale is None else inner * queries.scale
+    by_senders = _of_senders(keys.scale, mask)
+    if by_senders is not None:
+        scores.mul_(by_senders)
+    scores.add_(terms.constant if mask is None else terms.constant * mask.transpose(1, 2))
+    if terms.own:
+        size = q.size(1) if mask is None else mask.sum(1)
+        scores.diagonal(dim1=1, dim2=2).add_(terms.own * size)
+    return _Scores(queries, keys, inner, scores, scores.sum(2, keepdim=True))
+
+
+def _of_senders(scale: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """β, zero below the ends of graphs, [b, 1, n]; ``None``: 1."""
+    factor = scale if mask is None else mask if scale is None else scale * mask
+    return None if factor is None else factor.transpose(1, 2)
+
+
+def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
+    """Write x y, in another dtype where that is the one of ``out``."""
+    if out.dtype == x.dtype:
+        torch.bmm(x, y, out=out)
+    else:
+        out.copy_(torch.bmm(x, y))

@@ -1,0 +1,154 @@
+"""Models and layers take sparse features: what they give, and its gradients, are those of the same features dense."""
+
+import pytest
+import torch
+from torch import nn
+
+from diffusion_mp.diffusivities import GaussianDiffusivity, IdentityDiffusivity, SimpleDiffusivity
+from diffusion_mp.dropout import dropout
+from diffusion_mp.layers import DIFFormerConv, DiffusionConv, GATConv, GCNConv, GINConv, MultiHeadConv, SGConv
+from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+
+LAYOUTS = {
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "coo": torch.Tensor.to_sparse_coo,
+    "uncoalesced": lambda x: _twice(x.to_sparse_coo()),
+}
+MODELS = {
+    "DIFFormer": lambda: DIFFormer(13, 8, 3),
+    "NodeFormer": lambda: NodeFormer(13, 8, 3, heads=2, generator=torch.Generator().manual_seed(1)),
+    "SGFormer": lambda: SGFormer(13, 8, 3),
+    "SGFormer with two encoders": lambda: SGFormer(13, 8, 3, shared_encoder=False),
+    "CertifiedDIFFormer": lambda: CertifiedDIFFormer(13, 8, 3, 2),
+    "GPS": lambda: GPS(13, 8, 3, 1, heads=2, norm="layer"),
+    **{conv: lambda conv=conv: DiffusionGNN(13, 8, 3, conv=conv) for conv in ("mlp", "gcn", "sgc", "gat", "appnp")},
+    "gcnii": lambda: DiffusionGNN(13, 8, 3, conv="gcnii"),
+    "GCNConv": lambda: GCNConv(13, 4),
+    "SGConv": lambda: SGConv(13, 4),
+    "GATConv": lambda: GATConv(13, 4, 2),
+    "MultiHeadConv": lambda: MultiHeadConv(13, 5, IdentityDiffusivity(), 2, head_channels=4),
+}
+# What reads the features itself, or moves them.
+DENSE = {
+    "gin": lambda: DiffusionGNN(13, 8, 3, conv="gin"),
+    "GINConv": lambda: GINConv(13, nn.Linear(13, 2)),
+    "DIFFormerConv": lambda: DIFFormerConv(13, 4),
+    "keep state": lambda: DiffusionConv(13, 13, IdentityDiffusivity(), keep="state"),
+    "validate": lambda: DiffusionConv(13, 4, IdentityDiffusivity(), validate=True),
+    "residual": lambda: MultiHeadConv(13, 13, IdentityDiffusivity(), 2, head_channels=4, residual=True),
+    "inputs": lambda: CertifiedDIFFormer(
+        13, 8, 3, 2, inputs=GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
+    ),
+    "SimpleDiffusivity": SimpleDiffusivity,
+}
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    """The same matrix with every entry stored in two halves."""
+    indices, values = x.coalesce().indices(), x.coalesce().values()
+    return torch.sparse_coo_tensor(
+        torch.cat([indices, indices], 1), torch.cat([values, values]) / 2, x.shape, check_invariants=False
+    )
+
+
+def features(n: int = 17) -> torch.Tensor:
+    """Mostly zeros; a row and a column of nothing else."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 13, dtype=torch.float64, generator=generator)
+    x = x * (torch.rand(n, 13, generator=generator) < 0.2)
+    x[n // 2], x[:, 5] = 0, 0
+    return x
+
+
+def edges(n: int = 17) -> torch.Tensor:
+    return torch.randint(n, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+def seeded(make) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().double().eval()
+
+
+def results(model: nn.Module, *inputs) -> list[torch.Tensor]:
+    out = model(*inputs)
+    gradients = torch.autograd.grad(out.square().sum(), list(model.parameters()), allow_unused=True)
+    return [out, *(grad for grad in gradients if grad is not None)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients_are_those_of_dense_features(name, layout):
+    model, x = seeded(MODELS[name]), features()
+    for a, b in zip(results(model, LAYOUTS[layout](x), edges()), results(model, x, edges()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("x", [features(1), torch.zeros(4, 13, dtype=torch.float64), features()[:0]])
+def test_few_rows_and_no_entries(x, layout):
+    linear = seeded(lambda: FeatureLinear(13, 3))
+    for a, b in zip(results(linear, LAYOUTS[layout](x)), results(linear, x), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_linear_map_is_differentiated_twice():
+    x, linear = features().to_sparse_csr(), seeded(lambda: FeatureLinear(13, 3))
+    call = lambda *parameters: torch.func.functional_call(linear, dict(zip(("weight", "bias"), parameters)), (x,))  # noqa: E731, B905
+    assert torch.autograd.gradcheck(call, tuple(linear.parameters()))
+    assert torch.autograd.gradgradcheck(lambda *p: call(*p).square(), tuple(linear.parameters()))
+
+
+@pytest.mark.parametrize("layout", ["csr", "coo", "csc"])
+@pytest.mark.parametrize("name", DENSE)
+def test_what_reads_the_features_itself_says_that_they_must_be_dense(name, layout):
+    with pytest.raises(TypeError, match=r"x must be a dense tensor.*sparse_.*x\.to_dense"):
+        seeded(DENSE[name])(LAYOUTS[layout](features()), edges())
+
+
+def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
+    x = (torch.rand(400, 300, generator=torch.Generator().manual_seed(0)) < 0.1).double()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = dropout(x.to_sparse_csr(), 0.25)
+    assert found.layout is torch.sparse_csr
+    found = found.to_dense()
+    assert torch.equal(found[x == 0], x[x == 0])
+    kept = found[x == 1] != 0
+    torch.testing.assert_close(found[x == 1], kept.double() / 0.75)
+    assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+
+
+def test_a_network_is_trained_on_sparse_features_with_dropout():
+    x = features().float().to_sparse_csr()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DiffusionGNN(13, 8, 3, dropout=0.5)
+        optimizer = torch.optim.Adam(model.parameters(), 0.05)
+        losses = []
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x, edges()), torch.arange(17) % 3)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "sentence"),
+    [
+        (lambda x: x[:, :9].to_sparse_csr(), ValueError, r"x must be a sparse matrix \[num_nodes, 13\].*\[17, 9\]"),
+        (lambda x: x.to_sparse(1), ValueError, r"x must be a sparse matrix \[num_nodes, 13\]"),
+        (lambda x: x.long().to_sparse_csr(), TypeError, r"x must be floating point.*x\.to\(torch\.float32\)"),
+        (lambda x: x.to_sparse_csr().requires_grad_(), ValueError, r"x must not require a gradient.*x\.detach\(\)"),
+        (lambda x: x.float().to_sparse_coo(), TypeError, r"x must be float64.*float32 sparse_coo"),
+    ],
+    ids=["columns", "hybrid", "integers", "gradient", "dtype"],
+)
+@pytest.mark.parametrize("name", ["DIFFormer", "gcn", "GCNConv", "CertifiedDIFFormer", "GPS"])
+def test_features_that_do_not_fit_are_refused_in_a_sentence(name, x, error, sentence):
+    with pytest.raises(error, match=sentence):
+        seeded(MODELS[name])(x(features()), edges())
