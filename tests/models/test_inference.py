@@ -14,6 +14,7 @@ from diffusion_mp.diffusivities import SimpleDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
 from diffusion_mp.testing import tolerance
+from diffusion_mp.updates import ExplicitEuler
 from reading_features import ReadsInputs
 
 NODES, FEATURES = 57, 5
@@ -72,6 +73,15 @@ def test_no_coupling_sees_more_rows_than_a_block(generator, monkeypatch) -> None
     sizes = []
     pool = PooledCoupling.pool
     monkeypatch.setattr(PooledCoupling, "pool", lambda self, v: sizes.append(v.size(0)) or pool(self, v))
+    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
+    assert sizes == 2 * [10, 10, 10, 10, 10, 7]
+
+
+def test_no_step_moves_more_rows_than_a_block(generator, monkeypatch) -> None:
+    x, edge_index, weight = data(generator)
+    sizes = []
+    step = ExplicitEuler.step
+    monkeypatch.setattr(ExplicitEuler, "step", lambda self, x, *rest: sizes.append(x.size(0)) or step(self, x, *rest))
     full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
     assert sizes == 2 * [10, 10, 10, 10, 10, 7]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.couplings import Coupling, PooledCoupling, merged
+from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, SumCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
+from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 # Modules that make a row of a row.
 ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
@@ -27,7 +30,7 @@ def full_graph_inference(
     edge_index: Tensor | Graph | None = None,
     edge_weight: Tensor | None = None,
     *,
-    block_size: int = 1 << 16,
+    block_size: int = 1 << 14,
     device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Tensor:
@@ -84,10 +87,12 @@ class Blocks:
         self.size, self.device, self.bar = size, device, bar
 
     def take_over(self, module: nn.Module) -> None:
-        """Let the modules within ``module`` that make a row of a row, or a coupling of rows, run by blocks."""
+        """Let the modules within ``module`` that make a row of a row, a coupling of rows, or a step run by blocks."""
         for name, child in module.named_children():
             if isinstance(child, ROW_WISE):
                 setattr(module, name, _RowWise(child.to(self.device), self))
+            elif type(child) is ExplicitEuler:
+                setattr(module, name, _BlockwiseStep(child, self))
             elif not isinstance(child, Diffusivity) or child.depends_on == "parts":
                 self.take_over(child)
             elif child.depends_on == "rows":
@@ -95,26 +100,35 @@ class Blocks:
 
     def each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
         """What the function returns for every block of rows."""
-        return [self._call(function, rows, tensors) for rows in self._announced(tensors[0].size(0))]
+        return [self.call(function, rows, tensors) for rows in self.announced(tensors[0].size(0))]
 
     def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """The rows that the function returns for every block, where the tensors are."""
-        first, *others = self._announced(tensors[0].size(0))
-        part = self._call(function, first, tensors)
-        out = torch.empty(tensors[0].size(0), *part.shape[1:], dtype=part.dtype, device=tensors[0].device)
+        self.announced(tensors[0].size(0))
+        return self.filled(lambda rows: self.call(function, rows, tensors), tensors[0])
+
+    def filled(self, make: Callable[[slice], Tensor], like: Tensor) -> Tensor:
+        """The rows that are made for every block, where ``like`` is."""
+        first, *others = self.slices(like.size(0))
+        part = make(first)
+        out = torch.empty(like.size(0), *part.shape[1:], dtype=part.dtype, device=like.device)
         out[first] = part
         for rows in others:
-            out[rows] = self._call(function, rows, tensors)
+            out[rows] = make(rows)
         return out
 
-    def _announced(self, num_rows: int) -> list[slice]:
-        """The blocks of so many rows, one of none where there are none; the bar makes room for them."""
-        firsts = range(0, max(num_rows, 1), self.size)
-        rows = [slice(first, min(first + self.size, num_rows)) for first in firsts]
+    def slices(self, num_rows: int) -> list[slice]:
+        """The blocks of so many rows, one of none where there are none."""
+        return [slice(first, min(first + self.size, num_rows)) for first in range(0, max(num_rows, 1), self.size)]
+
+    def announced(self, num_rows: int) -> list[slice]:
+        """The same; the bar makes room for them."""
+        rows = self.slices(num_rows)
         self.bar.total = max(self.bar.total, self.bar.n + len(rows))
         return rows
 
-    def _call(self, function: Callable[..., Any], rows: slice, tensors: tuple[Tensor, ...]) -> Any:
+    def call(self, function: Callable[..., Any], rows: slice, tensors: tuple[Tensor, ...]) -> Any:
+        """The function of these rows, on the device."""
         result = function(*(t[rows].to(self.device) for t in tensors))
         self.bar.update()
         return result
@@ -128,7 +142,11 @@ class _RowWise(nn.Module):
         self.module, self.blocks = module, blocks
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.blocks.joined(self.module, x)
+        if x.device != self.blocks.device:
+            return self.blocks.joined(self.module, x)
+        self.blocks.bar.update(len(self.blocks.announced(x.size(0))))
+        out: Tensor = self.module(x)  # all rows: there, it needs no room beside its result
+        return out
 
 
 class _Blockwise(Diffusivity):
@@ -167,8 +185,17 @@ class BlockwiseCoupling(Coupling):
         self.couple, self.x, self.blocks = couple, x, blocks
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.blocks.filled(self.rows_of(v), self.x)
+
+    def rows_of(self, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
+        """What gives the rows of S v in a block: the sums are taken here."""
         sums = merged(self.blocks.each(lambda x, values: self.couple(x).pool(values), self.x, v))
-        return self.blocks.joined(lambda x, values: self.couple(x).read(sums, values), self.x, v)
+        self.blocks.announced(v.size(0))
+
+        def read(x: Tensor, values: Tensor) -> Tensor:
+            return self.couple(x).read(sums, values)
+
+        return lambda rows: self.blocks.call(read, rows, (self.x, v)).to(self.x.device)
 
     def _transpose(self) -> Coupling:
         raise NotImplementedError(
@@ -180,3 +207,53 @@ class BlockwiseCoupling(Coupling):
         if self.row_stochastic:  # it is divided by a sum over all nodes
             return super().diagonal()
         return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)
+
+
+class _BlockwiseStep(StateUpdate):
+    """An explicit step by blocks of rows: no term of it is written for all rows but products that need all of them."""
+
+    def __init__(self, update: ExplicitEuler, blocks: Blocks) -> None:
+        super().__init__()
+        self.update, self.blocks, self.beta = update, blocks, update.beta
+
+    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        values = x if values is None else values
+        moved = _rows_of(coupling, values.expand(-1, max(values.size(1), coupling.heads), -1))
+        degree = coupling.degree() if self.update.form == "conservative" else None
+
+        def step(rows: slice) -> Tensor:
+            known = _KnownRows(coupling, moved(rows), None if degree is None else degree[rows])
+            return self.update.step(x[rows], known, values[rows], None if source is None else source[rows])
+
+        return self.blocks.filled(step, x)
+
+
+def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
+    """What gives the rows of S v in a block."""
+    if isinstance(coupling, SumCoupling):
+        parts = [_rows_of(term, v) for term in coupling.terms]
+        return lambda rows: reduce(add, [part(rows) for part in parts])
+    if isinstance(coupling, ScaledCoupling):
+        part = _rows_of(coupling.coupling, v)
+        return lambda rows: coupling._by_head(part(rows), 1)
+    if isinstance(coupling, BlockwiseCoupling):
+        return coupling.rows_of(v)
+    whole = coupling.product(v)
+    return lambda rows: whole[rows]
+
+
+class _KnownRows(Coupling):
+    """Some rows of a coupling, of which the products and the sums are known."""
+
+    def __init__(self, coupling: Coupling, moved: Float[Tensor, "N H D"], degree: Tensor | None) -> None:
+        super().__init__(moved.size(0), coupling.heads, moved)
+        self.moved, self._degree = moved, degree
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.moved
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return super().degree() if self._degree is None else self._degree
+
+    def _transpose(self) -> Coupling:
+        raise NotImplementedError("some rows of a coupling have no transpose; ask the coupling itself.")
