@@ -326,3 +326,11 @@ def test_generated_code_agrees(with_graph: bool) -> None:
 )
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
+
+
+def test_edges_are_seen_not_what_was_made_of_others_before():
+    """A layer keeps the graph that it made of the same tensors, but never of those it is captured with."""
+    layer, x, first = GCNConv(2, 2), torch.rand(4, 2), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for edge_index in (first, first.flip(0)):
+        torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))

@@ -145,10 +145,3 @@ def test_threads_get_the_graphs_of_their_own_edges() -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(agrees, np.random.default_rng(0).integers(20, size=2000).tolist()))
-
-
-def test_a_compiler_sees_the_edges_not_what_was_made_of_them() -> None:
-    layer, x = GCNConv(2, 2), torch.rand(4, 2)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for edge_index in (edges(), edges().flip(0)):
-        torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
