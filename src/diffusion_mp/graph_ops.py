@@ -9,6 +9,9 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_range
 
+#: A number of rows, or what stands for one while torch traces.
+Size = int | torch.SymInt
+
 
 @torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
 def batch_pointers(batch: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ def _check(node: Tensor, num_nodes: int) -> None:
         check_range(node, "edge_index", num_nodes)
 
 
-def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
+def _narrowest(num_edges: Size, num_nodes: Size) -> torch.dtype:
     """The smallest dtype of indices that holds both."""
     # Not of the larger one: that torch.compile would capture again for graphs where the other one is.
     return torch.int32 if num_edges < 1 << 31 and num_nodes < 1 << 31 else torch.int64
@@ -85,7 +88,7 @@ _compress = torch.library.custom_op(
 
 
 @_compress.register_fake
-def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(node: Tensor, opposite: Tensor, num_nodes: Size) -> tuple[Tensor, Tensor, Tensor]:
     order = node.new_empty(node.numel(), dtype=_narrowest(node.numel(), num_nodes))
     return order.new_empty(num_nodes + 1), order, torch.empty_like(order)
 

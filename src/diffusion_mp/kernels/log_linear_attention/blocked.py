@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph_ops import Size
 from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import gather, scatter, stacks
@@ -35,9 +36,6 @@ BLOCK = 1 << 19
 
 # Nats by which a separable bound may exceed a maximum. float32 holds 87 below one; the rest is for small weights.
 SLACK = 40.0
-
-# A symbol while torch traces.
-Size = int | torch.SymInt
 
 
 class Bound(NamedTuple):
