@@ -31,13 +31,6 @@ settings.register_profile("repeatable", derandomize=True, max_examples=25, deadl
 settings.load_profile("repeatable")
 
 
-@pytest.fixture(autouse=True)
-def types_of_typical_cases(request: pytest.FixtureRequest) -> None:
-    """The runtime shape checks of the quick cases tell as much as those of all: exhaustive ones go without."""
-    if request.node.get_closest_marker("exhaustive"):
-        request.getfixturevalue("no_typecheck")
-
-
 @pytest.fixture
 def no_typecheck() -> Iterator[None]:
     """Turn the runtime shape checks off for one test, so that the package's own answer is seen."""

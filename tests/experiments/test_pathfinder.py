@@ -32,7 +32,7 @@ def digest(dataset: Pathfinder, indices=(0, 1)) -> str:
 def scenes() -> list[Scene]:
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
-    drawn = [Pathfinder(num=2000).scene(i) for i in range(2000)]
+    drawn = [Pathfinder(num=800).scene(i) for i in range(800)]
     jaxtyping.config.update("jaxtyping_disable", before)
     return drawn
 

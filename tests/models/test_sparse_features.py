@@ -97,7 +97,7 @@ def test_the_linear_map_is_differentiated_twice():
 
 @pytest.mark.parametrize("layout", ["csr", "coo", "csc"])
 @pytest.mark.parametrize("name", DENSE)
-def test_what_reads_the_features_itself_says_that_they_must_be_dense(name, layout):
+def test_what_reads_the_features_itself_says_that_they_must_be_dense(name, layout, no_typecheck):
     with pytest.raises(TypeError, match=r"x must be a dense tensor.*sparse_.*x\.to_dense"):
         seeded(DENSE[name])(LAYOUTS[layout](features()), edges())
 

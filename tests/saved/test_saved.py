@@ -21,7 +21,9 @@ def test_a_saved_state_gives_the_saved_output(name: str) -> None:
     module.load_state_dict(SAVED["states"][name])
     with torch.no_grad():
         out = answer(module, SAVED["inputs"])
-    torch.testing.assert_close(out, SAVED["outputs"][name], rtol=1e-12, atol=1e-12)
+    # Labels spread in single precision, whose sums may come in another order.
+    close = 1e-12 if out.dtype == torch.float64 else 4 * torch.finfo(out.dtype).eps
+    torch.testing.assert_close(out, SAVED["outputs"][name], rtol=close, atol=close)
 
 
 def test_every_case_is_saved() -> None:

@@ -251,7 +251,9 @@ def by_stacks(
     if ptr is None or not n:
         stacked = [x.transpose(0, 1) for x in inputs]
         together = max(1, pairs // max(1, n * n))
-        parts = [compute(*some, None) for some in zip(*(x.split(together) for x in stacked), strict=True)]
+        whole = together >= heads
+        groups = [stacked] if whole else zip(*(x.split(together) for x in stacked), strict=True)
+        parts = [compute(*some, None) for some in groups]
         return [joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
     results: list[Tensor] = []
     flat = [x.flatten(0, 1) for x in inputs]

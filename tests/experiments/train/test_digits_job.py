@@ -29,7 +29,7 @@ def test_main_job_writes_its_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(digits_job, "PIXEL_ALPHAS", (0.99,))
     monkeypatch.setattr(digits_report, "STEPS", 5)
     before = torch.get_rng_state()
-    assert main(["--splits=1", "--epochs=2", "--out", str(tmp_path / "runs")]) == 0
+    assert main(["--splits=1", "--epochs=2", "--jobs=1", "--out", str(tmp_path / "runs")]) == 0
     assert torch.equal(before, torch.get_rng_state())
     output = capsys.readouterr().out
     assert all(method in output for method in METHODS)
