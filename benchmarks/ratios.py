@@ -41,8 +41,7 @@ def difference(mine: Side, other: Side) -> float:
         gradients = torch.autograd.grad(out, trained, grad) if trained else ()
         results.append([out.detach(), *gradients])
     return max(
-        float((a.flatten() - b.flatten()).norm() / b.norm().clamp_min(1e-30))
-        for a, b in zip(*results, strict=True)
+        float((a.flatten() - b.flatten()).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(*results, strict=True)
     )
 
 
