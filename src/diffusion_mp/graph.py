@@ -340,11 +340,12 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        place, graph = as_device(device), copy.copy(self)
+        place = as_device(device)
         if all(
             value.device == place for value in (self.edge_index, self._batch, self.full_degree) if value is not None
         ):
             return self
+        graph = copy.copy(self)
         for name in ("edge_index", "edge_weight", "_batch", "full_degree"):
             value = getattr(self, name)
             setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Int
@@ -38,6 +38,7 @@ class Compressed:
     ) -> None:
         self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
         self._sorted: Parts | None = None if ptr is None else (ptr, None, opposite.to(ptr.dtype))
+        self._order: Tensor | None = None
 
     @property
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
@@ -46,7 +47,9 @@ class Compressed:
     @property
     def order(self) -> Int[Tensor, " E"]:
         ptr, moved, other = self.parts
-        return torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device) if moved is None else moved
+        if moved is None and self._order is None:
+            self._order = kept(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
+        return cast("Tensor", self._order if moved is None else moved)
 
     @property
     def moved(self) -> Int[Tensor, " E"] | None:

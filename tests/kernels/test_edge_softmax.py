@@ -6,6 +6,7 @@ from torch import Tensor
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.edge_softmax import Rows, at_rows, edge_softmax, row_sums
+from diffusion_mp.layers import GATConv
 
 SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
 
@@ -98,3 +99,13 @@ def test_the_operations_pass_opcheck(generator: torch.Generator) -> None:
     torch.library.opcheck(ops.edge_softmax.default, (*rows, logits, torch.rand(20, 1), "auto"))
     torch.library.opcheck(ops.row_sums.default, (*rows, logits, "auto"))
     torch.library.opcheck(ops.at_rows.default, (*rows, torch.rand(9, 2, requires_grad=True), "auto"))
+
+
+def test_the_order_by_source_is_found_for_a_gradient_only() -> None:
+    layer, x, graph = GATConv(4, 4), torch.rand(6, 4), Graph(6, torch.tensor([[3, 0, 2], [1, 4, 5]]))
+    looped = graph.with_self_loops(layer.diffusivity.self_loops)
+    with torch.no_grad():
+        evaluated = layer(x, graph)
+    assert not looped.csc.found
+    torch.testing.assert_close(layer(x, graph), evaluated)
+    assert looped.csc.found

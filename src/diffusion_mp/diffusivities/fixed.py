@@ -12,7 +12,7 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, SparseCoupling, U
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph, SelfLoops
-from diffusion_mp.kernels.unit import reciprocal
+from diffusion_mp.kernels.unit import inverse_root, reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -126,9 +126,3 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
     """Degrees d of an undirected graph, for which diag(d) (a_ij / d_i) is symmetric; 1 for a row of zeros."""
     degree = graph.degree(dtype=torch.float64).unsqueeze(1)
     return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
-
-
-def inverse_root(degree: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """1/√d, and 0 for 0, in the gradient too."""
-    zero = degree == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, degree).rsqrt())

@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import Wide, empty_like, operation
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.spmm.compressed import matrix
+from diffusion_mp.kernels.spmm.op import trained
 from diffusion_mp.kernels.unit import quotient
 from diffusion_mp.pattern import Compressed
 
@@ -76,12 +78,12 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
         return _softmax_along(rows, logits, prior)
     if prior is not None:
         logits = logits.masked_fill(prior == 0, -torch.inf)
-    matrix = rows.matrix(logits)
-    top = torch.sparse.mm(matrix, logits, "amax").clamp_(min=torch.finfo(logits.dtype).min)
+    ones = rows.matrix(logits)
+    top = torch.sparse.mm(ones, logits, "amax").clamp_(min=torch.finfo(logits.dtype).min)
     weight = logits.sub(_given(rows, top)).exp_()
     if prior is not None:
         weight *= prior
-    total = matrix @ weight
+    total = ones @ weight
     return weight.mul_(_given(rows, quotient(torch.ones_like(total), total)))
 
 
@@ -104,8 +106,11 @@ def row_sums(rows: Compressed, x: Float[Tensor, "E H"]) -> Float[Tensor, "N H"]:
 
 
 def at_rows(rows: Compressed, x: Float[Tensor, "N H"]) -> Float[Tensor, "E H"]:
-    """What the row of every entry has. O(E H)."""
-    return _at_rows(Rows.of(rows), x)
+    """What the row of every entry has, in at least float32. O(E H)."""
+    if trained(x):
+        return _at_rows(Rows.of(rows), x)
+    (x,), _ = accumulating(x)  # only gradients, sums along the rows, need the entries in their order
+    return x.index_select(0, rows.node)
 
 
 def edge_softmax(
@@ -115,5 +120,5 @@ def edge_softmax(
 
     Edges of prior zero have no part, not even in the maximum. O(E H).
     """
-    learned = prior is not None and prior.requires_grad and torch.is_grad_enabled()
+    learned = prior is not None and trained(prior)
     return _softmax(Rows.of(rows), logits, prior, backend="reference" if learned else "auto")

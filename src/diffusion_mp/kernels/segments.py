@@ -21,6 +21,12 @@ Rows = slice | Tensor
 # Rows that are added to a bucket before there is another one: a few more calls take as long as these.
 PADDING = 128
 
+# Rows of small graphs that are computed at once: those of all inputs and results stay in cache.
+ROWS = 1 << 13
+
+# A GPU wants this many times as many entries, and rows, at once as a CPU.
+ON_GPU = 64
+
 
 class Bucket(NamedTuple):
     """Graphs of nearly one size."""
@@ -239,15 +245,22 @@ def stacks(
             part.unstack(room, x)
 
 
+def at_once(entries: int, like: Tensor) -> int:
+    """How many entries of such tensors are computed at once where a CPU takes so many."""
+    return entries if like.device.type == "cpu" else ON_GPU * entries
+
+
 def by_stacks(
-    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor], pairs: int, rows: int
+    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor], pairs: int
 ) -> list[Tensor]:
     """What is computed of stacks [B, n, F] of inputs [N, H, F] and of their mask [B, n, 1], [N, H, D] each.
 
-    Graphs and heads are taken together as long as they have at most so many pairs of rows, and rows. The mask is one
-    for nodes, and zero below the ends of graphs, where results have to be zero; ``None``: all are nodes.
+    Graphs and heads are taken together as long as they have at most so many pairs of rows, and ROWS (more of both on a
+    GPU). The mask is one for nodes, and zero below the ends of graphs, where results have to be zero; ``None``: all
+    are nodes.
     """
     n, heads = inputs[0].shape[:2]
+    pairs, rows = at_once(pairs, inputs[0]), at_once(ROWS, inputs[0])
     if ptr is None or not n:
         stacked = [x.transpose(0, 1) for x in inputs]
         together = max(1, pairs // max(1, n * n))
@@ -354,11 +367,7 @@ def gather(x: Tensor, rows: Rows) -> Tensor:
     return stacked.transpose(1, 2)
 
 
-def scatter(out: Tensor, rows: Rows, value: Tensor, *, add: bool = False) -> None:
-    """Write [b, H, size, F] back to rows of ``out`` [N, H, F], in place; rows are distinct, so adding is exact too."""
+def scatter(out: Tensor, rows: Rows, value: Tensor) -> None:
+    """Write [b, H, size, F] back to rows of ``out`` [N, H, F], in place."""
     stacked = value.transpose(1, 2).to(out.dtype)
-    stacked = stacked.squeeze(0) if isinstance(rows, slice) else stacked
-    if add:
-        out[rows] += stacked
-    else:
-        out[rows] = stacked
+    out[rows] = stacked.squeeze(0) if isinstance(rows, slice) else stacked

@@ -76,11 +76,9 @@ class Sums(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows of one graph."""
+    """All rows of one graph."""
 
-    rows: slice
     blocks: list[slice]
-    """The same rows in blocks."""
     pairs: bool = False
     """Whether products of all pairs of them are fewer steps than those with the sums."""
 
@@ -180,7 +178,7 @@ def _group(log_features: Tensor, samples: int, channels: int | None = None) -> G
     height, wide = _rows_at_once(log_features, samples), samples * features
     blocks = [slice(first, min(first + height, nodes)) for first in range(0, nodes, height)]
     pairs = channels is not None and nodes <= height and nodes * (wide + channels) <= 2 * wide * channels
-    return Group(slice(0, nodes), blocks or [slice(0, 0)], pairs)
+    return Group(blocks or [slice(0, 0)], pairs)
 
 
 def _graphs(
@@ -204,9 +202,9 @@ def _bound(senders: Senders, group: Group) -> Bound:
     """m_r = max_j log_k_jr and β_s = max_j b_js, if for each s the node that attains β_s is within SLACK of every m_r;
     else δ makes their sum the maximum itself.
     """
-    keys = gather(senders.log_k, group.rows)
+    keys = gather(senders.log_k, slice(None))
     features = keys.amax(2, keepdim=True)
-    samples, at = gather(senders.col_shift, group.rows).max(2, keepdim=True)
+    samples, at = gather(senders.col_shift, slice(None)).max(2, keepdim=True)
     attained = keys.gather(2, at.transpose(2, 3).expand(-1, -1, -1, keys.size(3)))
     if not (features - attained > SLACK).any():  # so put, a NaN of one graph does not decide for others
         return Bound(features, samples, None)

@@ -8,7 +8,7 @@ whose scores are in no other range; a mask [B, n, 1] is zero there.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,10 @@ from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import by_stacks, even, joined, plus_product
+from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
-# Rows of small graphs that are computed at once: those of all inputs and results stay in cache too.
-ROWS = 1 << 13
-# A GPU wants this many times as many of both.
-ON_GPU = 64
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what vanished is nothing beside that.
 FAR = 60.0
 
@@ -84,7 +80,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
             lse.masked_fill_(mask == 0, 0.0)
         return out, lse
 
-    out, lse = _everywhere(compute, ptr, (q, k, v))
+    out, lse = by_stacks(compute, ptr, (q, k, v), TILE)
     return Attended(out.to(dtype), lse.squeeze(2))
 
 
@@ -146,7 +142,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
         found = joined(out, 1)
         return (found if mask is None else found.mul_(mask),)
 
-    return _everywhere(compute, ptr, (q, k, v, *shifts))[0].to(dtype)
+    return by_stacks(compute, ptr, (q, k, v, *shifts), TILE)[0].to(dtype)
 
 
 def _columns(weighting: Weighting) -> list[Tensor]:
@@ -197,20 +193,13 @@ def backward(
             dq.append(of_queries)
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
-    dq, dk, dv = (x.to(dtype) for x in _everywhere(compute, ptr, (q, k, v, grad, delta, *shifts)))
+    dq, dk, dv = (x.to(dtype) for x in by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE))
     return dq, dk, dv
-
-
-def _everywhere(
-    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor]
-) -> list[Tensor]:
-    many = 1 if inputs[0].device.type == "cpu" else ON_GPU
-    return by_stacks(compute, ptr, inputs, TILE * many, ROWS * many)
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
-    size, entries = x.size(1), TILE if x.device.type == "cpu" else TILE * ON_GPU
+    size, entries = x.size(1), at_once(TILE, x)
     if size * size <= entries:
         return [(slice(0, size), [slice(0, size)])]
     cols = even(size, 2 * math.isqrt(entries))

@@ -16,27 +16,17 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import by_stacks, even, joined, plus_product
+from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.sparse_flow.solve import solve
 
 # Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
-# Rows of small graphs that are computed at once.
-ROWS = 1 << 13
-# A GPU wants this many times as many of both.
-ON_GPU = 64
-
-
-def _by_stacks(compute: Any, ptr: Tensor | None, inputs: Sequence[Tensor]) -> list[Tensor]:
-    many = 1 if inputs[0].device.type == "cpu" else ON_GPU
-    return by_stacks(compute, ptr, inputs, TILE * many, ROWS * many)
 
 
 def _rows(x: Tensor) -> list[slice]:
     """Rows of the graphs of a stack that make a tile with all their columns."""
-    many = 1 if x.device.type == "cpu" else ON_GPU
-    return even(x.size(1), max(1, TILE * many // max(1, x.size(1))))
+    return even(x.size(1), max(1, at_once(TILE, x) // max(1, x.size(1))))
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -82,7 +72,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
     (*wide, lam, leak), _ = accumulating(*features, lam, leak)
     if not lam.size(0):
         return empty_potentials(lam)
-    best, numbers = _by_stacks(compute, ptr, (*wide, *_scalars(lam, leak)))
+    best, numbers = by_stacks(compute, ptr, (*wide, *_scalars(lam, leak)), TILE)
     fields = [x.contiguous() for x in numbers.unbind(2)]
     return RowPotentials._make([*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:]])
 
@@ -140,7 +130,7 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
                 parts.append(torch.bmm(flow, v))
         return (joined(parts, 1) if total is None else total,)
 
-    return _by_stacks(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
+    return by_stacks(compute, ptr, _together(features, terms, ptr, v), TILE)[0].to(v.dtype)
 
 
 def product_backward(
@@ -176,7 +166,7 @@ def product_backward(
             scores.add(ds, du, rows)
         return *scores.all, joined(dv_rows, 1) if dv is None else dv, joined(by_row, 1)
 
-    *found, by_row = _by_stacks(compute, ptr, _together(features, terms, ptr, v, grad))
+    *found, by_row = by_stacks(compute, ptr, _together(features, terms, ptr, v, grad), TILE)
     return *(x.to(v.dtype) for x in found), *(x.contiguous() for x in by_row.unbind(2))
 
 
@@ -287,7 +277,8 @@ def potentials_backward(
 
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     inputs = _together(features, solution.terms, ptr)
-    *found, dlam = _by_stacks(compute, ptr, (*inputs, *_scalars(*pull[:7], solution.resistance, solution.friction)))
+    inputs += _scalars(*pull[:7], solution.resistance, solution.friction)
+    *found, dlam = by_stacks(compute, ptr, inputs, TILE)
     return *(x.to(features.q.dtype) for x in found), dlam.squeeze(2), pull.leak
 
 
@@ -305,6 +296,6 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
             found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
         return ()
 
-    _by_stacks(compute, ptr, (*_together(features, terms, ptr), number))
+    by_stacks(compute, ptr, (*_together(features, terms, ptr), number), TILE)
     pairs = torch.cat(found).unique()
     return torch.stack([pairs % max(1, n), pairs // max(1, n)])

@@ -43,7 +43,7 @@ def spmm(
     pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D)."""
-    entries = Entries.of(pattern, by_row=True, by_col=_trained(v))
+    entries = Entries.of(pattern, by_row=True, by_col=trained(v))
     return _spmm(entries, weight, v, backend=backend)
 
 
@@ -51,10 +51,10 @@ def sddmm(
     pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "E H"]:
     """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D)."""
-    entries = Entries.of(pattern, by_row=_trained(a), by_col=_trained(b))
+    entries = Entries.of(pattern, by_row=trained(a), by_col=trained(b))
     return _sddmm(entries, a, b, backend=backend)
 
 
-def _trained(x: Tensor) -> bool:
+def trained(x: Tensor) -> bool:
     """Whether a gradient may be asked for, whose product needs the entries sorted."""
     return x.requires_grad and torch.is_grad_enabled()
