@@ -61,8 +61,8 @@ SCHEMA = {
 #: What arguments are when nobody traces: no subclasses of tensors, and no symbols.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
 
-#: The dtypes of ``Wide`` and ``Narrow`` arguments that stay as they are.
-ALREADY: tuple[set[torch.dtype], ...] = ({torch.float32}, {torch.float64}, set())
+#: ``Wide`` and ``Narrow`` arguments that all have one of these dtypes stay as they are.
+ALREADY = (torch.float32, torch.float64)
 
 Formula = Callable[..., Any]
 
@@ -138,7 +138,6 @@ class Signature:
         self.arguments = list(hints)
         tuples = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
         self.tuples: dict[str, Callable[..., Any]] = tuples
-        self._nested = bool(tuples)
         self.flat: dict[str, Any] = {}
         self.parts: dict[str, list[str]] = {}
         self._places: list[tuple[Callable[..., Any] | None, int, int]] = []
@@ -175,8 +174,6 @@ class Signature:
 
     def flatten(self, args: Sequence[Any]) -> list[Any]:
         """The parts of arguments."""
-        if not self._nested:
-            return list(args)
         flat: list[Any] = []
         for (make, *_), arg in zip(self._places, args, strict=True):
             if make is None:
@@ -191,7 +188,14 @@ class Signature:
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> bool:
         """In place, and whether there is anything to do; with ``narrow`` half precision stays where kernels take it."""
-        if {flat[place].dtype for place in self._either if flat[place] is not None} in ALREADY:
+        found = None
+        for place in self._either:
+            if flat[place] is None or flat[place].dtype is found:
+                continue
+            if found is not None or flat[place].dtype not in ALREADY:
+                break
+            found = flat[place].dtype
+        else:
             return False
         short = flat[self._narrow[0]].dtype if self._narrow else torch.float32
         for place in self._narrow:
@@ -249,32 +253,30 @@ class Operation(Generic[T]):
         """
         if self.family is not None and self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
             backend = requested(self.family, backend)
-        flat = self._signature.flatten(args)
+        flat = self._signature.flatten(args) if self._signature.tuples else [*args]
         dtype = None if self._like is None else flat[self._like].dtype
-        changed = self._signature.to_one_dtype(flat, narrow=backend != "reference")
+        if self._signature.to_one_dtype(flat, narrow=backend != "reference"):
+            args = tuple(self._signature.unflatten(flat))
+        tensor = flat[self._tensor]
+        # Plain torch is differentiated by torch; else what torch has to see is the registered operation.
         plain = backend in self._plain or len(self._plain) == len(self._table)
-        way = None if plain else self._way(flat)
+        seen = not plain and (not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta)
+        derived = not (plain or seen) and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
         out: Any
-        if way is None:
-            out = self._compute(self._signature.unflatten(flat) if changed else args, flat[self._tensor], backend)
+        if seen or (derived and self._function is None):
+            out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
+        elif derived and self._function:
+            out = self._function.apply(*flat, backend, args)
         else:
-            out = way(*flat) if self.family is None else way(*flat, backend)
+            out = self._compute(args, tensor, backend)
         if not self._signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
         out = out if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
         result: T = self._signature.returned(*out)
         return result
 
-    def _way(self, flat: list[Any]) -> Callable[..., Any] | None:
-        """The shortest way on which the result has its derivatives; ``None`` where it needs none."""
-        if not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta:
-            return self._registered
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
-            return None
-        return self._function.apply if self._function else self._registered
-
     def _run(self, *flat: Any) -> Any:
-        """On flat arguments, in the registered operation or in a function of autograd."""
+        """In the registered operation, on flat arguments."""
         backend = "auto" if self.family is None else flat[-1]
         out = self._compute(self._signature.unflatten(flat), flat[self._tensor], backend)
         return tuple(out) if self._signature.several else out
@@ -283,6 +285,8 @@ class Operation(Generic[T]):
         """The implementation that is chosen, without autocast."""
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family or "the operation", backend, self._table, *args)
+        if not torch._C._is_any_autocast_enabled():
+            return run(*args)
         with without_autocast(tensor):
             return run(*args)
 
@@ -315,7 +319,9 @@ class Operation(Generic[T]):
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
         def forward(ctx: Any, *inputs: Any) -> Any:
-            output = self._run(*inputs)
+            *flat, backend, args = inputs
+            output = self._compute(args, flat[self._tensor], backend)
+            output = tuple(output) if self._signature.several else output
             self._keep(ctx, inputs, output)
             return output
 
@@ -324,10 +330,10 @@ class Operation(Generic[T]):
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""
-        results = output if self._signature.several else (output,)
-        values = (*inputs[: len(self._signature.flat)], *results)
+        results, count = output if self._signature.several else (output,), len(self._signature.flat)
+        values = (*inputs[:count], *results)
         tensors: dict[str, Tensor] = {}
-        ctx.others = {"backend": "auto" if self.family is None else inputs[-1]}
+        ctx.others = {"backend": "auto" if self.family is None else inputs[count]}
         for place, part in self._kept:
             (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = values[place]
         ctx.tensors = list(tensors)
