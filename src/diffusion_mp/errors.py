@@ -353,16 +353,6 @@ def check_edge_rows(edge_attr: Tensor, num_edges: int) -> None:
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
-    # Every product asks: what fits passes at one look, and only what does not is told why.
-    if (
-        isinstance(v, Tensor)
-        and v.dim() == 3
-        and v.size(0) == num_nodes
-        and (heads == 1 or v.size(1) in (1, heads))
-        and v.is_floating_point()
-        and v.layout is torch.strided
-    ):
-        return
     if isinstance(v, Tensor) and v.dim() != 3:
         raise ValueError(
             f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. "

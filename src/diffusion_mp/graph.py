@@ -24,6 +24,7 @@ from diffusion_mp.graph_checks import (
     check_ptr,
 )
 from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, values_only, walk_pairs
+from diffusion_mp.once import once
 from diffusion_mp.pattern import Compressed, Pattern, kept
 from diffusion_mp.recent import Recent
 
@@ -89,9 +90,7 @@ class Graph:
         if full_degree is not None:
             check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
-        # Filled when first asked for. (Plain attributes: torch.compile cannot enter functools.cached_property's lock.)
-        self._segments: Tensor | None = None
-        self._pattern: Pattern | None = None
+        # Filled when first asked for.
         self._symmetric: bool | None = None
         self._weighted: bool | None = None
         self._derived: dict[str, Graph] = {}
@@ -244,12 +243,13 @@ class Graph:
         """Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given)."""
         return self._batch is None and self._ptr is None
 
-    @property
+    @once
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
-        if self._segments is None and not self.is_single:
-            self._segments = batch_pointers(self._batch) if self._ptr is None else self._ptr.cpu().long()
-        return self._segments
+        if self._batch is None:
+            return None if self._ptr is None else self._ptr.cpu().long()
+        found: Tensor = batch_pointers(self._batch)
+        return found
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
@@ -309,12 +309,10 @@ class Graph:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
         return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
-    @property
+    @once
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
-        if self._pattern is None:
-            self._pattern = self._compressed()
-        return self._pattern
+        return self._compressed()
 
     def _compressed(self, ptr: Tensor | None = None) -> Pattern:
         """The pattern of the edges; with ``ptr`` they are known to stand in the order of their targets."""
@@ -349,7 +347,8 @@ class Graph:
         for name in ("edge_index", "edge_weight", "_batch", "full_degree"):
             value = getattr(self, name)
             setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))
-        graph._pattern, graph._derived = None, {}
+        graph.__dict__.pop("pattern", None)
+        graph._derived = {}
         return graph
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
@@ -362,7 +361,7 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, 0 if direction == "in" else 1].to(dtype or self.full_degree.dtype)
         node = self.edges[1 if direction == "in" else 0]
-        known = None if self._pattern is None else self._pattern[0 if direction == "in" else 1]
+        known = self.pattern[0 if direction == "in" else 1] if "pattern" in self.__dict__ else None
         if self.edge_weight is None and known is not None and known.found:
             return known.ptr.diff().to(dtype or torch.get_default_dtype())
         weight = self._own_weights(dtype)
@@ -415,7 +414,7 @@ class Graph:
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
         graph = self._with_edges(edges, None if weight is None else weight.index_select(0, order), full_degree)
-        graph._pattern = graph._compressed(ptr)
+        graph.pattern = graph._compressed(ptr)
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:
@@ -448,7 +447,7 @@ class Graph:
 
         def make() -> Graph:
             graph = self._with_edges(self.edges, weight())
-            graph._pattern = self.pattern
+            graph.pattern = self.pattern
             return graph
 
         return self._derive(name, make)
@@ -465,7 +464,7 @@ class Graph:
         """Every edge turned around (the transpose Aᵀ)."""
         degree = None if self.full_degree is None else self.full_degree.flip(1)
         reversed_ = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
-        reversed_._pattern = self.pattern.T
+        reversed_.pattern = self.pattern.T
         return reversed_
 
     def _with_edges(self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None) -> Graph:

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffusion_mp.graph_ops import bounds, compress, values_only
+from diffusion_mp.once import once
 
 T = TypeVar("T")
 Parts = tuple[Tensor, Tensor | None, Tensor]
@@ -37,8 +38,9 @@ class Compressed:
         self, node: Int[Tensor, " E"], opposite: Int[Tensor, " E"], num_nodes: int, ptr: Tensor | None = None
     ) -> None:
         self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
-        self._sorted: Parts | None = None if ptr is None else (ptr, None, opposite.to(ptr.dtype))
         self._order: Tensor | None = None
+        if ptr is not None:
+            self.parts = (ptr, None, opposite.to(ptr.dtype))
 
     @property
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
@@ -62,14 +64,12 @@ class Compressed:
     @property
     def found(self) -> bool:
         """Whether somebody has asked for these."""
-        return self._sorted is not None
+        return "parts" in self.__dict__
 
-    @property
+    @once
     def parts(self) -> Parts:
         """``ptr``, ``moved`` and ``other``, which are found together."""
-        if self._sorted is None:
-            self._sorted = kept(self._find)
-        return self._sorted
+        return kept(self._find)
 
     def _find(self) -> Parts:
         node = self.node

@@ -100,7 +100,7 @@ class Coupling(ABC):
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        if metric is not None:
+        if metric is not None and not callable(metric):
             check_function(metric, "metric", "that finds the metric, or None")
         self._questions: dict[str, Callable[[], Any]] = {"_metric": metric or _no_metric}
         #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
@@ -152,8 +152,7 @@ class Coupling(ABC):
 
     def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
-        check_values(v, self.num_nodes, self.heads)
-        check_device(v, "v", self.device, "the coupling")
+        self.check(v, "v")
         return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[0]
 
     def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
@@ -197,10 +196,24 @@ class Coupling(ABC):
 
         (What a layer calls: under ``torch.compile`` the operator ``@`` would ask the tensor on its right first.)
         """
-        check_values(v, self.num_nodes, self.heads)
-        if v.device != self.device:
-            check_device(v, "v", self.device, "the coupling")
+        self.check(v, "v")
         return self.product(v)
+
+    def check(self, v: Tensor, name: str) -> None:
+        """Raise unless ``v`` holds values for these nodes, [N, H, D], and lies with the coupling."""
+        # Every product asks: what fits passes at one look, and only what does not is told why.
+        if (
+            isinstance(v, Tensor)
+            and v.dim() == 3
+            and v.size(0) == self.num_nodes
+            and (self.heads == 1 or v.size(1) in (1, self.heads))
+            and v.is_floating_point()
+            and v.layout is torch.strided
+            and v.device == self.device
+        ):
+            return
+        check_values(v, self.num_nodes, self.heads, name)
+        check_device(v, name, self.device, "the coupling")
 
     def product(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """S v for values that an update has checked."""
@@ -259,8 +272,7 @@ class Coupling(ABC):
         ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
         """
         values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
-        check_values(values, self.num_nodes, self.heads, "x")
-        check_device(values, "x", self.device, "the coupling")
+        self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # The form does not see a shift; removing the mean keeps the two terms from cancelling.
         values = values - values.mean(0, keepdim=True)

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import check_values
 
 
 class Sums(NamedTuple):
@@ -83,7 +82,7 @@ class PooledCoupling(Coupling):
         return self._read(sums, self._by_head(v))
 
     def _by_head(self, v: Tensor) -> Tensor:
-        check_values(v, self.num_nodes, self.heads)
+        self.check(v, "v")
         return v.expand(-1, max(v.size(1), self.heads), -1)
 
 

@@ -8,7 +8,7 @@ every sum. What all of that is, the plan of a batch, is found once for its row b
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -221,27 +221,34 @@ def batch_plan(ptr: Tensor) -> Plan:
 _PLANS: dict[int, tuple[weakref.ref[Tensor], Plan]] = {}
 
 
-def stacks(
-    ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
-    """Yield rows of some graphs of nearly one size, until all are covered, of at most ``rows`` where they are several.
+#: A mask, or none; rows of results and rows of inputs.
+Stack = tuple[Tensor | None, list[Tensor], list[Tensor]]
 
-    What is yielded is one for nodes and zero below the ends of graphs [b, n, 1] (``None``: all are nodes), and then the
+
+def stacks(ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterable[Stack]:
+    """Rows of some graphs of nearly one size, until all are covered, of at most ``rows`` where they are several.
+
+    What one gets is one for nodes and zero below the ends of graphs [b, n, 1] (``None``: all are nodes), and then the
     rows [b, n, F] of results, which are to be written, and of inputs, all [N, H, F]; a graph and head in every b.
     """
-    if ptr is None and inputs[0].size(0):
-        yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
-    if ptr is None:
-        return
-    for part in batch_plan(ptr).parts(max(1, rows)):
-        parts = [result[part.rows] for result in results]
-        rooms = [part.room(x) for x in parts]
+    if ptr is not None:
+        return _stacks(batch_plan(ptr).parts(max(1, rows)), results, inputs)
+    if not inputs[0].size(0):
+        return []
+    return [(None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs])]
+
+
+def _stacks(parts: list[Part], results: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterator[Stack]:
+    """Those of a batch; results are written to their rows when the stacks of a part were."""
+    for part in parts:
+        there = [result[part.rows] for result in results]
+        rooms = [part.room(x) for x in there]
         masks = part.masks(inputs[0].size(1), torch.promote_types(inputs[0].dtype, torch.float32), inputs[0].device)
         written = zip(*[part.views(room) for room in rooms], strict=True)
         read = zip(*[part.views(part.stack(x[part.rows])) for x in inputs], strict=True)
         for mask, mine, theirs in zip(masks, written, read, strict=True):
             yield mask, list(mine), list(theirs)
-        for room, x in zip(rooms, parts, strict=True):
+        for room, x in zip(rooms, there, strict=True):
             part.unstack(room, x)
 
 

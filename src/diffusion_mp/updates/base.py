@@ -15,10 +15,8 @@ from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.errors import (
     CouplingMismatchError,
     check_choice,
-    check_device,
     check_number,
     check_positive,
-    check_values,
     describe,
 )
 
@@ -99,15 +97,11 @@ class StateUpdate(nn.Module, ABC):
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
-        check_values(x, coupling.num_nodes, coupling.heads, "x")
-        if x.device != coupling.device:
-            check_device(x, "x", coupling.device, "the coupling")
+        coupling.check(x, "x")
         for name, tensor in (("values", values), ("source", source)):
             if tensor is None or tensor is x:
                 continue
-            check_values(tensor, coupling.num_nodes, coupling.heads, name)
-            if tensor.device != coupling.device:
-                check_device(tensor, name, coupling.device, "the coupling")
+            coupling.check(tensor, name)
             heads = tensor.size(1) == x.size(1) or 1 in (tensor.size(1), x.size(1))
             if tensor.size(2) != x.size(2) or not heads:
                 raise ValueError(

@@ -8,8 +8,11 @@ Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ
 
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 
-and ∂q_i = (1 − q̃_i q̃_iᵀ) ∂q̃_i / ‖q_i‖. Either direction pools, then reads: a pass over the blocks of the senders (of
-the receivers, backward) that adds up, and one over those of the receivers (the senders) that multiplies by the sums.
+and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, which needs no
+product of rows: K and κ are what d_i and out_i were made of. ∂k_j likewise, but for that.
+
+Either direction pools, then reads: a pass over the blocks of the senders (of the receivers, backward) that adds up,
+and one over those of the receivers (the senders) that multiplies by the sums.
 
 What a block costs is memory that is written, and calls. Unit vectors are written once, for the sums of the senders;
 else the norms weigh the other factor of a product, which is written anyway. Products land in the result itself where
@@ -55,9 +58,9 @@ class _Sums(NamedTuple):
 
     @classmethod
     def parts(cls, whole: Tensor) -> _Sums:
-        """Those that ``whole(n)`` put together."""
+        """Those that ``whole(n)`` put together; κ is copied, for a column with gaps slows down all that reads it."""
         features = whole[:, :-1]
-        return cls(features[..., :-1], features[..., -1:], whole[:, -1:, :-1])
+        return cls(features[..., :-1], features[..., -1:].contiguous(), whole[:, -1:, :-1])
 
     def whole(self, nodes: float) -> Tensor:
         """[[K, κ], [σ, n]]."""
@@ -68,10 +71,9 @@ class _Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
     """Every graph of a batch: by its pairs, or pooled, then read."""
     values, den = _empty_results(v)
-    height = _rows_at_once(k, v)
     pooled = None
-    for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, height, (values, den), (q, k, v)):
-        if _by_pairs(ks.size(1), ks, vs):
+    for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
+        if _by_pairs(ks, vs):
             pairs.forward(out, out_den, qs, ks, vs, terms, mask)
             continue
         blockwise = _Blockwise(ks, vs, terms, mask)
@@ -88,16 +90,17 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    height = _rows_at_once(k, v)
     gradients, inputs = empty_like(q, k, v), (q, k, v, grad, out.values, out.den.unsqueeze(2))
-    for mask, (dq, dk, dv), (qs, ks, vs, grads, values, den) in stacks(terms.ptr, height, gradients, inputs):
-        if _by_pairs(ks.size(1), ks, vs):
+    for mask, (dq, dk, dv), (qs, ks, vs, grads, values, den) in stacks(
+        terms.ptr, _rows_at_once(k, v), gradients, inputs
+    ):
+        if _by_pairs(ks, vs):
             pairs.backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
             continue
         blockwise = _Blockwise(ks, vs, terms, mask)
         # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
         sums = _Sums.parts(out.pooled) if terms.ptr is None else blockwise.pool(ks, vs)
-        by_sums = blockwise.read_backward(dq, grads, qs, values, den, sums)
+        by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
         blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
     return gradients
 
@@ -129,11 +132,13 @@ def read_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
     dq, dv = empty_like(q), empty_like(v) if terms.own else v.new_empty(0)
-    gradient, queries, values, den = (x.transpose(0, 1) for x in (grad, q, out.values, out.den.unsqueeze(2)))
-    blockwise = _Blockwise(queries, gradient, terms)
-    by_sums = blockwise.read_backward(dq.transpose(0, 1), gradient, queries, values, den, _Sums.parts(sums))
+    by_queries, gradient, queries, own, values, den = (
+        x.transpose(0, 1) for x in (dq, grad, q, v, out.values, out.den.unsqueeze(2))
+    )
+    blockwise, nodes = _Blockwise(queries, gradient, terms), float(sums[0, -1, -1])
+    by_sums = blockwise.read_backward(by_queries, gradient, queries, own, values, den, _Sums.parts(sums), nodes)
     for rows in blockwise.blocks if terms.own else ():
-        own = blockwise.own_gradient(gradient, den, rows, float(sums[0, -1, -1]))
+        own = blockwise.own_gradient(gradient, den, rows, nodes)
         _some(dv.transpose(0, 1), rows).copy_(own)
     return dq, dv, by_sums.whole(0.0)
 
@@ -141,17 +146,12 @@ def read_backward(
 def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
     """The values, and the denominators [N, H, 1]."""
     nodes, heads, _ = v.shape
-    return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=_wide(v))
+    return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-def _wide(v: Tensor) -> torch.dtype:
-    """The precision of sums."""
-    return torch.promote_types(v.dtype, torch.float32)
-
-
-def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
-    """Whether all pairs of so many nodes take at most twice the steps: these are fewer calls, and write less."""
-    return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
+def _by_pairs(k: Tensor, v: Tensor) -> bool:
+    """Whether all pairs of their nodes take at most twice the steps: these are fewer calls, and write less."""
+    return k.size(1) * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
@@ -164,14 +164,15 @@ class _Blockwise:
     def __init__(self, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None = None) -> None:
         self.terms, self.mask = terms, mask
         self.nodes: Tensor | float = k.size(1) if mask is None else mask.sum(1, keepdim=True)
-        self.wide = _wide(v)
-        self.buffer = Buffers(v, self.wide)
+        self.wide = torch.promote_types(v.dtype, torch.float32)
         # A block has an eighth of all nodes, so that it is small beside the result, within the limits above.
         width = max(1, k.size(0) * max(k.size(2), v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, k.size(1) * width // 8)) // width)
-        self.blocks: list[Block] = [slice(first, first + height) for first in range(0, k.size(1), height)]
-        if k.size(1) <= height:
-            self.blocks = [None]
+        self.blocks: list[Block] = [None]
+        self.buffer = None
+        if k.size(1) > height:
+            self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
+            self.buffer = Buffers(v, self.wide)
 
     # ---------------------------------------------------------------- the two halves, and their gradients
 
@@ -181,8 +182,8 @@ class _Blockwise:
         for rows in self.blocks:
             keys, values = self._vectors(k, rows), self._load(v, rows)
             unit = keys.entries
-            if keys.scale is not None or self.mask is not None:
-                unit = self._times("unit", unit, self._of_nodes(keys.factor, rows))
+            if self.terms.unit or self.mask is not None:
+                unit = self._times("unit", unit, self._of_nodes(keys.scale, rows))
             right = values.sum(1, keepdim=True) if self.mask is None else _contract(_some(self.mask, rows), values)
             sums.append(_Sums(_contract(unit, values), unit.sum(1).unsqueeze(2), right))
         return _added(sums)
@@ -194,27 +195,44 @@ class _Blockwise:
         least, bias = constant * nodes + own, sums.right if constant == 1 else constant * sums.right
         for rows in self.blocks:
             queries = self._vectors(q, rows)
-            row = torch.bmm(queries.entries, sums.left, out=_some(den, rows)).mul_(queries.factor).add_(least)
+            row = torch.bmm(queries.entries, sums.left, out=den if rows is None else den[:, rows])
+            inverse = reciprocal(row.mul_(queries.scale).add_(least))
             total = self._product(queries.entries, sums.outer, out, rows)
-            torch.addcmul(bias, total, queries.factor, out=total)
+            torch.addcmul(bias, total, queries.scale, out=total)
             if self.terms.own:
                 total.add_(self._load(v, rows) * own)
-            torch.mul(total, reciprocal(row), out=_some(out, rows))
+            torch.mul(total, inverse, out=_some(out, rows))
 
-    def read_backward(self, dq: Tensor, grad: Tensor, q: Tensor, out: Tensor, den: Tensor, sums: _Sums) -> _Sums:
-        """Writes ∂q; returns G, γ and b."""
+    def read_backward(
+        self,
+        dq: Tensor,
+        grad: Tensor,
+        q: Tensor,
+        v: Tensor,
+        out: Tensor,
+        den: Tensor,
+        sums: _Sums,
+        nodes: Tensor | float,
+    ) -> _Sums:
+        """Writes ∂q, from the sums of so many senders; returns G, γ and b."""
+        constant, own = self.terms.constant, self.terms.own * nodes
         by_sums, turned, left = [], sums.outer.transpose(1, 2), sums.left.transpose(1, 2)
         for rows in self.blocks:
             queries, gradient = self._vectors(q, rows), self._load(grad, rows)
             inverse = self._of_nodes(reciprocal(_some(den, rows)), rows)
             right = _contract(inverse, gradient)
-            right = right if self.terms.constant == 1 else right.mul_(self.terms.constant)
-            inverse = inverse * queries.factor
+            right = right if constant == 1 else right.mul_(constant)
             inner = self._inner(gradient, self._load(out, rows)).mul_(inverse).neg_()
+            cosine = None
+            if self.terms.unit:
+                cosine = torch.bmm(gradient, sums.right.transpose(1, 2)).mul_(-constant)
+                cosine = cosine.sub_(self._inner(gradient, self._load(v, rows)) * own) if self.terms.own else cosine
+                cosine = cosine.mul_(inverse).sub_(inner * (constant * nodes + own))
+            inverse, inner = inverse * queries.scale, inner * queries.scale
             grads = self._times("grads", gradient, inverse)
             by_sums.append(_Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right))
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
-            self._store_tangential(dq, rows, by_queries, queries)
+            self._store_tangential(dq, rows, by_queries, cosine, queries)
         return _added(by_sums)
 
     def pool_backward(
@@ -224,11 +242,12 @@ class _Blockwise:
         turned, left = by_sums.outer.transpose(1, 2), by_sums.left.transpose(1, 2)
         for rows in self.blocks:
             keys = self._vectors(k, rows)
-            values = self._times("values", self._load(v, rows), keys.factor)
-            by_keys = self._product(values, turned, dk, rows).addcmul_(keys.factor, left)
-            self._store_tangential(dk, rows, by_keys, keys)
+            values = self._times("values", self._load(v, rows), keys.scale)
+            by_keys = self._product(values, turned, dk, rows).addcmul_(keys.scale, left)
+            cosine = self._inner(by_keys, keys.entries) if self.terms.unit else None
+            self._store_tangential(dk, rows, by_keys, cosine, keys)
             total = self._product(keys.entries, by_sums.outer, dv, rows)
-            torch.addcmul(by_sums.right, total, keys.factor, out=_some(dv, rows))
+            torch.addcmul(by_sums.right, total, keys.scale, out=_some(dv, rows))
             if self.terms.own and own is not None:
                 _some(dv, rows).add_(self.own_gradient(*own, rows, self.nodes))
 
@@ -240,7 +259,7 @@ class _Blockwise:
 
     def _load(self, x: Tensor, rows: Block) -> Tensor:
         """A block in the precision of sums."""
-        block = _some(x, rows)
+        block = x if rows is None else x[:, rows]
         return block if block.dtype == self.wide else block.to(self.wide)
 
     def _vectors(self, x: Tensor, rows: Block) -> Vectors:
@@ -251,20 +270,23 @@ class _Blockwise:
         return x if self.mask is None else x * _some(self.mask, rows)
 
     def _times(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
-        return x * factor if len(self.blocks) == 1 else torch.mul(x, factor, out=self.buffer(name, *x.shape))
+        return x * factor if self.buffer is None else torch.mul(x, factor, out=self.buffer(name, *x.shape))
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block) -> Tensor:
         """x y, at its place in ``out`` where that is of its dtype."""
         if out.dtype == x.dtype:
-            return torch.bmm(x, y, out=_some(out, rows))
+            return torch.bmm(x, y, out=out if rows is None else out[:, rows])
+        if self.buffer is None:
+            return torch.bmm(x, y)
         return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
         """x·y of every row."""
         return self._times("inner", x, y).sum(2, keepdim=True)
 
-    def _store_tangential(self, out: Tensor, rows: Block, gradient: Tensor, x: Vectors) -> None:
-        along = self._inner(gradient, x.entries).mul_(x.factor.square()) if self.terms.unit else None
+    def _store_tangential(self, out: Tensor, rows: Block, gradient: Tensor, cosine: Tensor | None, x: Vectors) -> None:
+        """Write ∂x from ∂x̃ / ‖x‖ and x̃·∂x̃, which is ``None`` where vectors stay as they are."""
+        along = None if cosine is None else cosine.mul_(x.scale).mul_(x.scale)
         store_tangential(_some(out, rows), gradient, along, x)
 
 
@@ -274,11 +296,10 @@ def _some(x: Tensor, rows: Block) -> Tensor:
 
 def _added(sums: list[_Sums]) -> _Sums:
     """Into the first."""
-    total, *others = sums
-    for more in others:
-        for mine, its in zip(total, more, strict=True):
+    for more in sums[1:]:
+        for mine, its in zip(sums[0], more, strict=True):
             mine.add_(its)
-    return total
+    return sums[0]
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:

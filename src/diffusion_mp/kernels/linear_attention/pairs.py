@@ -63,8 +63,8 @@ def backward(
     _store_product(dv, attention.transpose(1, 2), grad)
     by_scores = torch.bmm(grad, v.transpose(1, 2))
     by_scores.sub_(attention.mul_(by_scores).sum(2, keepdim=True))
-    by_scores.mul_(inverse if rows.q.scale is None else inverse.mul_(rows.q.scale))
-    by_senders = _of_senders(rows.k.scale, mask)
+    by_scores.mul_(inverse.mul_(rows.q.scale))
+    by_senders = _of_senders(rows.k.scale, terms, mask)
     if by_senders is not None:
         by_scores.mul_(by_senders)
     turned = rows.inner.mul_(by_scores)
@@ -72,15 +72,15 @@ def backward(
         (dq, rows.q, rows.k, by_scores, turned),
         (dk, rows.k, rows.q, by_scores.transpose(1, 2), turned.transpose(1, 2)),
     ):
-        along = None if x.scale is None else p_turned.sum(2, keepdim=True).mul_(x.scale.square())
+        along = None if not terms.unit else p_turned.sum(2, keepdim=True).mul_(x.scale.square())
         store_tangential(out, torch.bmm(p, y.entries), along, x)
 
 
 def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
     queries, keys = vectors(q, terms.unit), vectors(k, terms.unit)
     inner = torch.bmm(queries.entries, keys.entries.transpose(1, 2))
-    scores = inner.clone() if queries.scale is None else inner * queries.scale
-    by_senders = _of_senders(keys.scale, mask)
+    scores = inner * queries.scale
+    by_senders = _of_senders(keys.scale, terms, mask)
     if by_senders is not None:
         scores.mul_(by_senders)
     scores.add_(terms.constant if mask is None else terms.constant * mask.transpose(1, 2))
@@ -90,10 +90,11 @@ def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
     return _Scores(queries, keys, inner, scores, scores.sum(2, keepdim=True))
 
 
-def _of_senders(scale: Tensor | None, mask: Tensor | None) -> Tensor | None:
+def _of_senders(scale: Tensor, terms: Terms, mask: Tensor | None) -> Tensor | None:
     """β, zero below the ends of graphs, [b, 1, n]; ``None``: 1."""
-    factor = scale if mask is None else mask if scale is None else scale * mask
-    return None if factor is None else factor.transpose(1, 2)
+    if mask is None and not terms.unit:
+        return None
+    return (scale if mask is None else scale * mask).transpose(1, 2)
 
 
 def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:

@@ -14,15 +14,10 @@ class Vectors(NamedTuple):
 
     entries: Tensor
     """[b, n, F]."""
-    scale: Tensor | None
-    """1/‖x‖, [b, n, 1]; ``None`` where vectors stay as they are."""
-    size: Tensor | None
+    scale: Tensor
+    """1/‖x‖, [b, n, 1]; one, [1, 1, 1], where vectors stay as they are."""
+    size: Tensor | None = None
     """What the entries were divided by before, [b, n, 1]; ``None``: by nothing."""
-
-    @property
-    def factor(self) -> Tensor:
-        """The scale, or one."""
-        return self.entries.new_ones(1, 1, 1) if self.scale is None else self.scale
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
@@ -31,11 +26,11 @@ def vectors(x: Tensor, unit: bool) -> Vectors:
     A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
     """
     if not unit:
-        return Vectors(x, None, None)
+        return Vectors(x, x.new_ones(1, 1, 1))
     norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
     shortest, longest = norm.aminmax() if x.numel() else (1.0, 1.0)
     if float(shortest) > LEAST and float(longest) < MOST:  # nearly always, and then the rows need not be written
-        return Vectors(x, norm.reciprocal_(), None)
+        return Vectors(x, norm.reciprocal_())
     size = x.abs().amax(2, keepdim=True)
     size.masked_fill_(size < torch.finfo(size.dtype).tiny, torch.inf)
     x = x / size

@@ -1,0 +1,46 @@
+"""What one layer costs before any arithmetic: calls of the package's functions, and moves between its files.
+
+Small graphs pay for these and for nothing else; who reads along has to follow every move.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import diffusion_mp as mp
+
+PACKAGE = str(Path(mp.__file__).parent)
+
+
+@contextmanager
+def calls() -> Iterator[list[str]]:
+    """The file of every call of a function of the package, in order."""
+    files: list[str] = []
+    before = sys.getprofile()
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize(("train", "most_calls", "most_moves"), [(True, 110, 55), (False, 105, 53)])
+def test_a_layer_takes_few_calls(train, most_calls, most_moves, no_typecheck):
+    layer, graph = mp.DIFFormerConv(16, 16), mp.Graph(50, torch.randint(50, (2, 200)))
+    x = torch.randn(50, 16)
+    with torch.set_grad_enabled(train):
+        layer(x, graph)
+        with calls() as files:
+            layer(x, graph)
+    assert len(files) <= most_calls
+    assert sum(a != b for a, b in pairwise(files)) <= most_moves
