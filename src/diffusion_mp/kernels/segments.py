@@ -351,13 +351,17 @@ def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
+def largest(ptr: Tensor | None, num_nodes: int) -> int:
+    """The nodes of the largest graph."""
+    return num_nodes if ptr is None else int(ptr.diff().max()) if len(ptr) > 1 else 0
+
+
 def common_size(ptr: Tensor | None, num_nodes: int) -> int | None:
     """The size of all graphs that have any row, or ``None`` where they differ."""
     if ptr is None:
         return num_nodes
-    sizes = ptr.diff()
-    largest = int(sizes.max())
-    return largest if bool(((sizes == largest) | (sizes == 0)).all()) else None
+    sizes, most = ptr.diff(), largest(ptr, num_nodes)
+    return most if bool(((sizes == most) | (sizes == 0)).all()) else None
 
 
 def rows_of(starts: Tensor, size: int, device: torch.device) -> Rows:

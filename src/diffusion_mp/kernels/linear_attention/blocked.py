@@ -34,7 +34,7 @@ from diffusion_mp.kernels.linear_attention import pairs
 from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
 from diffusion_mp.kernels.linear_attention.rows import Vectors, reciprocal, store_tangential, vectors
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import stacks
+from diffusion_mp.kernels.segments import largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
@@ -73,7 +73,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
     values, den = _empty_results(v)
     pooled = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
-        if _by_pairs(ks, vs):
+        if _by_pairs(ks.size(1), ks, vs):
             pairs.forward(out, out_den, qs, ks, vs, terms, mask)
             continue
         blockwise = _Blockwise(ks, vs, terms, mask)
@@ -90,14 +90,14 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    gradients, inputs = empty_like(q, k, v), (q, k, v, grad, out.values, out.den.unsqueeze(2))
-    for mask, (dq, dk, dv), (qs, ks, vs, grads, values, den) in stacks(
-        terms.ptr, _rows_at_once(k, v), gradients, inputs
-    ):
-        if _by_pairs(ks, vs):
+    gradients, inputs = empty_like(q, k, v), [q, k, v, grad]
+    if not _by_pairs(largest(terms.ptr, k.size(0)), k, v):  # pairs find these on their way
+        inputs += [out.values, out.den.unsqueeze(2)]
+    for mask, (dq, dk, dv), (qs, ks, vs, grads, *rows) in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
+        if _by_pairs(ks.size(1), ks, vs):
             pairs.backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
             continue
-        blockwise = _Blockwise(ks, vs, terms, mask)
+        blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
         # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
         sums = _Sums.parts(out.pooled) if terms.ptr is None else blockwise.pool(ks, vs)
         by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
@@ -149,9 +149,9 @@ def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
     return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
-def _by_pairs(k: Tensor, v: Tensor) -> bool:
-    """Whether all pairs of their nodes take at most twice the steps: these are fewer calls, and write less."""
-    return k.size(1) * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
+def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
+    """Whether all pairs of so many nodes take at most twice the steps: these are fewer calls, and write less."""
+    return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:

@@ -72,7 +72,7 @@ def backward(
         (dq, rows.q, rows.k, by_scores, turned),
         (dk, rows.k, rows.q, by_scores.transpose(1, 2), turned.transpose(1, 2)),
     ):
-        along = None if not terms.unit else p_turned.sum(2, keepdim=True).mul_(x.scale.square())
+        along = None if not terms.unit else p_turned.sum(2, keepdim=True).mul_(x.scale).mul_(x.scale)
         store_tangential(out, torch.bmm(p, y.entries), along, x)
 
 
