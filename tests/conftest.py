@@ -1,9 +1,12 @@
-"""Runtime shape checks where they are asked for, a deterministic hypothesis profile, and the folder of real data.
+"""Runtime shape checks where they are asked for, the choice of cases, a repeatable hypothesis profile, the real data.
 
 With the environment variable DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare the arguments and
 the result of every call inside `diffusion_mp` with its annotations. That makes some folders half as slow again, so
 `test_typecheck.py` alone does it in the quick run. The check answers a wrong rank or dtype before our own sentences
 can; tests about these take the fixture `no_typecheck`.
+
+`--cases first` runs one case of every test function, `--cases others` what that leaves out: .ci/run watches types and
+coverage in the first cases, where nearly every line is reached, and runs the others unwatched in a third of the time.
 """
 
 from __future__ import annotations
@@ -29,6 +32,29 @@ torch.set_num_threads(1)  # the tensors are tiny, and threads that wait for each
 
 settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    choices = ("all", "first", "others")
+    parser.addoption(
+        "--cases", choices=choices, default="all", help="the first case of every test function, or the others"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the first case of every test function that the quick run has, or all but those."""
+    wanted = config.getoption("cases")
+    if wanted == "all":
+        return
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("exhaustive", "slow")):
+            first.setdefault(item.nodeid.partition("[")[0], item)
+    chosen = set(first.values())
+    if wanted == "others":
+        chosen = set(items) - chosen
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 @pytest.fixture
