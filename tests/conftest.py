@@ -5,13 +5,15 @@ the result of every call inside `diffusion_mp` with its annotations. That makes 
 `test_typecheck.py` alone does it in the quick run. The check answers a wrong rank or dtype before our own sentences
 can; tests about these take the fixture `no_typecheck`.
 
-`--cases first` runs one case of every test function, `--cases others` what that leaves out: .ci/run watches types and
-coverage in the first cases, where nearly every line is reached, and runs the others unwatched in a third of the time.
+`--cases sample` runs every tenth case of every test function, the first among them, and `--cases rest` the others.
+.ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched in a third
+of the time.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,26 +37,23 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    choices = ("all", "first", "others")
     parser.addoption(
-        "--cases", choices=choices, default="all", help="the first case of every test function, or the others"
+        "--cases", choices=("all", "sample", "rest"), default="all", help="a tenth of the cases, or the others"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the first case of every test function that the quick run has, or all but those."""
-    wanted = config.getoption("cases")
-    if wanted == "all":
-        return
-    first: dict[str, pytest.Item] = {}
+    """Keep the sample, or what is not in it; cases that the quick run leaves out never are."""
+    wanted, seen = config.getoption("cases"), Counter[str]()
+    kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
-        if not any(item.get_closest_marker(name) for name in ("exhaustive", "slow")):
-            first.setdefault(item.nodeid.partition("[")[0], item)
-    chosen = set(first.values())
-    if wanted == "others":
-        chosen = set(items) - chosen
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = [item for item in items if item in chosen]
+        left_out = any(item.get_closest_marker(name) for name in ("exhaustive", "slow"))
+        function = item.nodeid.partition("[")[0]
+        sampled = not left_out and seen[function] % 10 == 0
+        seen[function] += not left_out
+        kept[wanted == "all" or sampled == (wanted == "sample")].append(item)
+    config.hook.pytest_deselected(items=kept[False])
+    items[:] = kept[True]
 
 
 @pytest.fixture
