@@ -6,8 +6,8 @@ the result of every call inside `diffusion_mp` with its annotations. That makes 
 can; tests about these take the fixture `no_typecheck`.
 
 `--cases sample` runs every tenth case of every test function, the first among them, and `--cases rest` the others.
-.ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched in a third
-of the time.
+.ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched, three
+times as fast.
 """
 
 from __future__ import annotations
