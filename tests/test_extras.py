@@ -8,16 +8,18 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import diffusion_mp
 from diffusion_mp.extras import needed_by
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def without_extras() -> dict[str, dict[str, list[object]]]:
+def without_extras() -> dict[str, Any]:
     """What without_extras.py found in a process of its own; that it ended well means that all imports were possible."""
     result = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("without_extras.py"))],
@@ -26,7 +28,7 @@ def without_extras() -> dict[str, dict[str, list[object]]]:
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    found: dict[str, dict[str, list[object]]] = json.loads(result.stdout)
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
@@ -71,6 +73,15 @@ def test_an_example_names_its_extra_and_fails(without_extras, example, extra):
 @pytest.mark.parametrize("example", ["cora.py", "pokec.py", "custom_layer.py"])
 def test_an_example_that_needs_none_starts(without_extras, example):
     assert without_extras["examples"][example][0] == 0
+
+
+def test_the_command_line_names_its_extra(without_extras):
+    statuses, words = zip(*without_extras["commands"], strict=True)
+    assert statuses == (0, 0, 2, 2, 2, 2)
+    assert words[0] == f"diffusion-mp {diffusion_mp.__version__}\n"
+    assert "no subcommand 'train'" in words[2]
+    assert all("pip install 'diffusion-mp[train]'" in said for said in words[3:])
+    assert not any("Traceback" in said for said in words)
 
 
 def test_nothing_is_said_where_nothing_is_missing():

@@ -1,6 +1,7 @@
 """What happens without the packages of the extras: run by test_extras.py in a process that cannot import them.
 
-Prints, as JSON, the sentence of every library function that needs one and the exit status and words of every example.
+Prints, as JSON, the sentence of every library function that needs one, and the exit status and words of every example
+and of `diffusion-mp`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 EXTRAS = (
-    "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "torchmetrics",
-    "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
+    "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
+    "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
     "pytest", "hypothesis", "beartype",
 )  # fmt: skip
 PUBLIC = (
     "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "experiments.graphs",
     "experiments.sequences", "experiments.train", "layers", "models", "testing", "train", "updates",
 )  # fmt: skip
+COMMANDS = (["--version"], ["--help"], ["train"], ["fit", "--config=x"], [], ["digits"])
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 sys.modules.update(dict.fromkeys(EXTRAS))  # `import rdkit` now says that there is none, and so does find_spec
@@ -39,6 +41,7 @@ from diffusion_mp.data import find_clusters  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
 from diffusion_mp.experiments import train  # noqa: E402
 from diffusion_mp.experiments.graphs import load_digits  # noqa: E402
+from diffusion_mp.experiments.train.cli import main  # noqa: E402
 
 
 def sentence(call: Callable[[], object]) -> str:
@@ -49,15 +52,20 @@ def sentence(call: Callable[[], object]) -> str:
     return "no error"
 
 
-def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
-    """Exit status, and what the script wrote."""
-    sys.argv, written, status = [name, *arguments], io.StringIO(), 0
+def said(call: Callable[[], object]) -> tuple[int, str]:
+    """Exit status, and what was written."""
+    written = io.StringIO()
     with redirect_stdout(written), redirect_stderr(written):
         try:
-            runpy.run_path(str(EXAMPLES / name), run_name=run_name)
+            status = call()
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return status, written.getvalue()
+    return status if isinstance(status, int) else 0, written.getvalue()
+
+
+def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
+    sys.argv = [name, *arguments]
+    return said(lambda: runpy.run_path(str(EXAMPLES / name), run_name=run_name))
 
 
 coupling = diffusion_mp.SimpleDiffusivity()(torch.eye(3))
@@ -75,6 +83,7 @@ sys.path.insert(0, str(EXAMPLES))
 print(
     json.dumps(
         {
+            "commands": [said(lambda command=command: main(command)) for command in COMMANDS],
             "functions": {name: sentence(call) for name, call in functions.items()},
             "examples": {
                 "energy_descent.py": script("energy_descent.py"),

@@ -28,7 +28,7 @@ def test_two_models_on_two_splits(cora, data_root, dataset, capsys):
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("model", ["nodeformer", "sgformer"])
+@pytest.mark.parametrize("model", [pytest.param("nodeformer", marks=pytest.mark.exhaustive), "sgformer"])
 def test_the_global_models_learn(cora, data_root, model, capsys):
     options = ["--root", str(data_root / "Planetoid"), "--splits", "1", "--epochs", "25"]
     assert cora.main([*options, "--model", model]) == 0

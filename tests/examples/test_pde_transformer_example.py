@@ -117,6 +117,7 @@ def test_images_are_read_row_by_row(pde_transformer, tmp_path):
 
 
 @pytest.mark.data
+@pytest.mark.exhaustive
 def test_reviews(pde_transformer, data_root, tmp_path):
     archive = data_root / "aclImdb" / "aclImdb_labelled.tar.gz"
     if not archive.is_file():

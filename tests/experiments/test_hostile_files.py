@@ -13,6 +13,7 @@ import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -138,11 +139,16 @@ def test_one_file_at_a_time_is_run_neither(example, tmp_path):
     assert not marker.exists()
 
 
+@cache
+def gzipped_bomb() -> bytes:
+    return gzip.compress(bytes([ord("1")]) * (1 << 26)) * 16
+
+
 def bomb(example: Example, file: Path) -> bytes | None:
     """The file with a content of a gigabyte that takes a megabyte on the disk, where its format can be compressed."""
     blob = (example.folder / file).read_bytes()
     if file.suffix == ".gz":
-        return gzip.compress(bytes([ord("1")]) * (1 << 26)) * 16
+        return gzipped_bomb()
     if zipfile.is_zipfile(io.BytesIO(blob)):
         stream = io.BytesIO()
         with (

@@ -33,10 +33,20 @@ def test_the_library_imports_no_experiment():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
             assert not any("experiments" in name for name in [*names, *modules]), path
-    code = "import sys, diffusion_mp, diffusion_mp.data, diffusion_mp.train; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "diffusion_mp.data" in loaded
-    assert "diffusion_mp.experiments" not in loaded
+
+
+def test_a_package_loads_no_more_than_it_needs():
+    """The library no experiment, and their training no training library before it is asked for."""
+    code = (
+        "import sys, diffusion_mp, diffusion_mp.data, diffusion_mp.train; print(*sys.modules)\n"
+        "import diffusion_mp.experiments.train; print(*sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    library, training = (set(line.split()) for line in printed.splitlines())
+    assert "diffusion_mp.data" in library
+    assert not [name for name in library if name.startswith("diffusion_mp.experiments")]
+    assert "diffusion_mp.experiments.train" in training
+    assert not {"pytorch_lightning", "torchmetrics", "sklearn", "matplotlib", "jsonargparse"} & training
 
 
 @pytest.mark.parametrize(

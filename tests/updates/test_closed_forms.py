@@ -183,7 +183,7 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 
     inputs = tuple(t[:nodes, :1, :3].clone().requires_grad_() for t in (X, Q, K))
     assert torch.autograd.gradcheck(step, inputs)
-    assert torch.autograd.gradgradcheck(step, inputs)
+    assert torch.autograd.gradgradcheck(step, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("t", [1e-6, 1e-3, 0.01, 0.02, 0.03, 0.1, 1.0, 30.0])

@@ -101,6 +101,7 @@ def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> 
     ]
 
 
+@torch.no_grad()
 def _expect_matrix(case: CouplingCase, name: str, coupling: Coupling, dense: Tensor) -> None:
     """A coupling made of the case's one answers as this matrix does, and keeps its promises."""
     expect_close(coupling.to_dense(), dense, "entries", f"{name}.to_dense()")

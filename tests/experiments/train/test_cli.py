@@ -1,7 +1,6 @@
 """The console script: every configuration, fit, resume, best checkpoint, messages."""
 
 import csv
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -127,16 +126,6 @@ def test_help_and_unknown_subcommand(capsys):
     assert "fit --config" in capsys.readouterr().out
     assert main(["train"]) == 2
     assert "no subcommand 'train'" in capsys.readouterr().err
-
-
-def test_importing_the_package_loads_no_training_library():
-    code = (
-        "import sys, diffusion_mp, diffusion_mp.data, diffusion_mp.experiments.train\n"
-        "heavy = {'pytorch_lightning', 'torchmetrics', 'sklearn', 'matplotlib', 'jsonargparse'} & set(sys.modules)\n"
-        "sys.exit(', '.join(sorted(heavy)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):

@@ -115,7 +115,7 @@ def test_the_digits_job_looks_at_its_folder_first(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["--splits=1", "--out", str(tmp_path / "file")]) == 2
     assert f"Nothing can be written to {tmp_path / 'file'}" in capsys.readouterr().err
-    assert main(["--splits=1", "--per-class=5000", "--out", str(tmp_path)]) == 2
+    assert main(["--splits=1", "--jobs=1", "--per-class=5000", "--out", str(tmp_path)]) == 2
     assert "fewer than per_class=5000" in capsys.readouterr().err
 
 

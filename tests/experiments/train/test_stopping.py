@@ -1,9 +1,8 @@
-"""SIGINT and SIGTERM end a command with how to go on; what works without the extra `train`."""
+"""SIGINT and SIGTERM end a command with how to go on."""
 
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -60,24 +59,3 @@ def test_exit_codes(capsys):
     assert capsys.readouterr().err == "Full.\nA way out.\n"
     with pytest.raises(KeyError):  # a fault of ours keeps its traceback
         exit_code(lambda: fail(KeyError("x")), "")
-
-
-WITHOUT = """
-import sys
-for name in ("pytorch_lightning", "lightning_fabric", "jsonargparse", "rich", "sklearn", "torchmetrics", "matplotlib"):
-    sys.modules[name] = None
-from diffusion_mp.experiments.train.cli import main
-print([main(arguments) for arguments in (["--version"], ["--help"], ["train"], ["fit", "--config=x"], [], ["digits"])])
-"""
-
-
-def test_without_the_extra(tmp_path):
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "[0, 0, 2, 2, 2, 2]", done.stderr
-    from diffusion_mp import __version__
-
-    assert done.stdout.startswith(f"diffusion-mp {__version__}\n")
-    assert "no subcommand 'train'" in done.stderr
-    sentences = [line for line in done.stderr.splitlines() if "pip install 'diffusion-mp[train]'" in line]
-    assert len(sentences) == 3
-    assert "Traceback" not in done.stderr
