@@ -76,10 +76,13 @@ def test_registered_operations_pass_opcheck(ragged, generator):
     q, k, v, grad = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(4))
     a, b = (randn(9, 2, generator=generator, dtype=torch.float32) for _ in range(2))
     ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, "sigmoid", "auto"))
+    for score in SCORES:
+        torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, score, "auto"))
     torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", ragged, "auto"))
-    inputs = [t.detach() for t in (grad, a, q, k, v, a, b)]
-    torch.library.opcheck(ops.pairwise_backward.default, (*inputs, ptr, "sigmoid", ragged, "auto"))
+    for out, of_lse, shift, score in ((None, None, b, "sigmoid"), (None, a, None, "exp"), (v, None, None, "exp")):
+        arguments = (grad, out, of_lse, q, k, v, a, shift, ptr, score, True, "auto")
+        detached = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
+        torch.library.opcheck(ops.pairwise_backward.default, tuple(detached))
 
 
 @pytest.mark.parametrize("score", SCORES)
