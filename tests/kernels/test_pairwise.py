@@ -14,6 +14,7 @@ from triton_cases import CASES, assert_equals_reference, boundaries
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.pairwise import (
     SCORES,
+    fused,
     pairwise_attention,
     pairwise_logsumexp,
     pairwise_product,
@@ -68,6 +69,23 @@ def test_values_and_gradients(case, operation, score, dtype, generator, monkeypa
 def test_many_tiles(score, generator):
     inputs = [torch.randn(4097, 1, 3, generator=generator) for _ in range(3)]
     assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator, backend="cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("widths", [(5, 5), (5, 3), (66, 64), (1, 9), (2, 12)])
+def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(widths, heads, dtype, generator, monkeypatch):
+    """And everything else goes by tiles; both are what the reference is."""
+    features, channels = widths
+    calls = []
+    for name in ("attention", "backward"):
+        run = getattr(fused, name)
+        monkeypatch.setattr(fused, name, lambda *inputs, name=name, run=run: calls.append(name) or run(*inputs))
+    inputs = [torch.randn(33, heads, width, generator=generator) for width in (features, features, channels)]
+    inputs[0] = inputs[0] / features**0.5
+    assert_equals_reference(pairwise_attention, inputs, generator, dtype, backend="cpu")
+    assert calls == (["attention", "backward"] if channels - features <= fused.PADDING else [])
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -17,14 +17,18 @@ from torch import Tensor
 from diffusion_mp.kernels.pairwise import fused
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score, row_term
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
+from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product, side_by_side
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what vanished is nothing beside that.
 FAR = 40.0
+# Rows or columns of a stack that is a single tile.
+ALL = slice(None)
 # Beyond this −s, σ(−s) is one in every dtype.
 SURE = 50.0
+# g σ(−s) of g, s, −1 and SURE: the derivative of softplus, of which that of log σ is made.
+_times_slope = torch.ops.aten.softplus_backward.grad_input
 
 
 class _Weights:
@@ -63,7 +67,7 @@ class _Weights:
         """A tile with another number for loops, and where a copy is met, which might be one's own."""
         if mask is not None:
             tile.masked_fill_(_cut(mask, cols).transpose(1, 2) == 0, fill)
-        tile.diagonal(rows.start - cols.start, 1, 2).fill_(fill)
+        tile.diagonal((rows.start or 0) - (cols.start or 0), 1, 2).fill_(fill)
         return tile
 
 
@@ -76,15 +80,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
     weights = _Weights(score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
-        out, lse = (joined(parts, 1) for parts in zip(*found, strict=True))
+        out, lse = side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
         if mask is not None:
             out.mul_(mask)
             lse.masked_fill_(mask == 0, 0.0)
         return out, lse
 
     out, lse = by_stacks(compute, ptr, (q, k, v), TILE)
-    return Attended(out.to(dtype), lse.squeeze(2))
+    return Attended(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
 
 
 def _attended(
@@ -169,17 +172,18 @@ def backward(
     `row_term`, and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid: dv_j = Σ_i w_ij grad_i,
     dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
-    (row_shift, col_shift, ptr, score, loops), dtype = weighting, q.dtype
-    (grad, q, k, v), _ = accumulating(grad, q, k, v)
+    row_shift, col_shift, ptr, score, loops = weighting
+    (grad, k, v, q), dtype = accumulating(grad, k, v, q)
     if out is not None and fused.takes(q, v, ptr, score):
-        dq, dk, dv = fused.backward(grad, out.to(q.dtype), -row_shift, q, k, v)
-        return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+        return _narrowed(fused.backward(grad, out.to(q.dtype), -row_shift, q, k, v), dtype)
+    shifts: list[Tensor] = []
+    if col_shift is None and _near(row_shift):  # rows sum to one once they are scaled, and scores need no level
+        scale = row_shift.exp()
+        grad, grad_lse = grad * scale.unsqueeze(2), None if grad_lse is None else grad_lse * scale
+    else:
+        shifts = [shift.to(q.dtype) for shift in _columns(weighting)]
     delta = row_term(grad, out, grad_lse)
-    delta = torch.zeros_like(row_shift) if delta is None else delta
-    (delta, *shifts), _ = accumulating(delta.unsqueeze(2), *_columns(weighting))
-    if col_shift is None and _near(row_shift):  # rows that sum to one, once they are scaled: scores need no level
-        scale = shifts.pop().exp()
-        grad, delta = grad * scale, delta * scale
+    delta = (torch.zeros_like(row_shift) if delta is None else delta).unsqueeze(2)
     weights = _Weights(score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -200,13 +204,18 @@ def backward(
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
                 g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
                 if score == "sigmoid":  # times σ(−s), which one minus a rounded σ(s) is not
-                    torch.ops.aten.softplus_backward(g, s, -1, SURE, grad_input=g)
+                    _times_slope(g, s, -1, SURE, grad_input=g)
                 of_queries = plus_product(of_queries, g, keys)
                 dk[place] = plus_product(dk[place], g.transpose(1, 2), queries)
             dq.append(of_queries)
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
-    dq, dk, dv = (x.to(dtype) for x in by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE))
+    return _narrowed(by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE), dtype)
+
+
+def _narrowed(found: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in the dtype of the arguments."""
+    dq, dk, dv = found if found[0].dtype is dtype else [x.to(dtype) for x in found]
     return dq, dk, dv
 
 
@@ -214,11 +223,11 @@ def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
     size, entries = x.size(1), at_once(TILE, x)
     if size * size <= entries:
-        return [(slice(0, size), [slice(0, size)])]
+        return [(ALL, [ALL])]
     cols = even(size, 2 * math.isqrt(entries))
     return [(rows, cols) for rows in even(size, entries // cols[0].stop)]
 
 
 def _cut(x: Tensor, rows: slice) -> Tensor:
     """Rows of a stack, which are often all of them."""
-    return x if rows.stop - rows.start == x.size(1) else x[:, rows]
+    return x if rows is ALL else x[:, rows]
