@@ -88,6 +88,32 @@ def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(widths, heads, d
     assert calls == (["attention", "backward"] if channels - features <= fused.PADDING else [])
 
 
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("place", range(4))
+def test_rows_may_lie_anywhere(place, width, score, generator):
+    """Of q, k, v and the gradient: across, apart, many times the same, in another order."""
+    layouts = (
+        lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+        lambda x: torch.cat([x, x], 2)[:, :, ::2],
+        lambda x: x[:, :, :1].expand(x.shape),
+        lambda x: x[:1].expand(x.shape),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    )
+    for layout in layouts:
+        *leaves, grad = (
+            layout(x) if here == place else x
+            for here, x in enumerate(randn(4, 30, 2, width, generator=generator).unbind())
+        )
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        results = []
+        for backend in ("cpu", "reference"):
+            out = pairwise_attention(*leaves, score=score, backend=backend)
+            results.append([out, *torch.autograd.grad(out, leaves, grad)])
+        for got, expected in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_registered_operations_pass_opcheck(ragged, generator):
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None

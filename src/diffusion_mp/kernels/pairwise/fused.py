@@ -37,8 +37,9 @@ def backward(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Te
 
 
 def _by_head(x: Tensor, width: int) -> Tensor:
-    """[N, H, F] → [1, H, N, width], zero beyond F."""
+    """[N, H, F] → [1, H, N, width], zero beyond F; the kernel reads a row as numbers that lie side by side."""
     x = x if x.size(2) == width else pad(x, (0, width - x.size(2)))
+    x = x if x.stride(2) == 1 else x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
 
 
