@@ -14,6 +14,7 @@ from triton_cases import CASES, assert_equals_reference, boundaries
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.pairwise import (
     SCORES,
+    fused,
     pairwise_attention,
     pairwise_logsumexp,
     pairwise_product,
@@ -70,16 +71,62 @@ def test_many_tiles(score, generator):
     assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator, backend="cpu")
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("widths", [(5, 5), (5, 3), (66, 64), (1, 9), (2, 12)])
+def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(widths, heads, dtype, generator, monkeypatch):
+    """And everything else goes by tiles; both are what the reference is."""
+    features, channels = widths
+    calls = []
+    for name in ("attention", "backward"):
+        run = getattr(fused, name)
+        monkeypatch.setattr(fused, name, lambda *inputs, name=name, run=run: calls.append(name) or run(*inputs))
+    inputs = [torch.randn(33, heads, width, generator=generator) for width in (features, features, channels)]
+    inputs[0] = inputs[0] / features**0.5
+    assert_equals_reference(pairwise_attention, inputs, generator, dtype, backend="cpu")
+    assert calls == (["attention", "backward"] if channels - features <= fused.PADDING else [])
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("place", range(4))
+def test_rows_may_lie_anywhere(place, width, score, generator):
+    """Of q, k, v and the gradient: across, apart, many times the same, in another order."""
+    layouts = (
+        lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+        lambda x: torch.cat([x, x], 2)[:, :, ::2],
+        lambda x: x[:, :, :1].expand(x.shape),
+        lambda x: x[:1].expand(x.shape),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    )
+    for layout in layouts:
+        *leaves, grad = (
+            layout(x) if here == place else x
+            for here, x in enumerate(randn(4, 30, 2, width, generator=generator).unbind())
+        )
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        results = []
+        for backend in ("cpu", "reference"):
+            out = pairwise_attention(*leaves, score=score, backend=backend)
+            results.append([out, *torch.autograd.grad(out, leaves, grad)])
+        for got, expected in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_registered_operations_pass_opcheck(ragged, generator):
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
     q, k, v, grad = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(4))
     a, b = (randn(9, 2, generator=generator, dtype=torch.float32) for _ in range(2))
     ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, "sigmoid", "auto"))
+    for score in SCORES:
+        torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, score, "auto"))
     torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", ragged, "auto"))
-    inputs = [t.detach() for t in (grad, a, q, k, v, a, b)]
-    torch.library.opcheck(ops.pairwise_backward.default, (*inputs, ptr, "sigmoid", ragged, "auto"))
+    for out, of_lse, shift, score in ((None, None, b, "sigmoid"), (None, a, None, "exp"), (v, None, None, "exp")):
+        arguments = (grad, out, of_lse, q, k, v, a, shift, ptr, score, True, "auto")
+        detached = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
+        torch.library.opcheck(ops.pairwise_backward.default, tuple(detached))
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -217,7 +217,7 @@ class Coupling(ABC):
 
     def product(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """S v for values that an update has checked."""
-        return self._product(v.expand(-1, max(v.size(1), self.heads), -1))
+        return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
 
     @property
     def T(self) -> Coupling:

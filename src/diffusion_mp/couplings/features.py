@@ -20,14 +20,13 @@ def distance_features(
     In at least float32: the squares leave the range of half precision, and what they cancel to has no digits in it.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    x, y = x.to(wide), None if y is None else y.to(wide)
+    x, y = x.to(wide), (x if y is None else y).to(wide)
 
     def half(z: Tensor) -> Tensor:
         return -0.5 * z.square().sum(2, keepdim=True)
 
-    y = x if y is None else y
-    one = torch.ones_like(x[:, :, :1])
-    return torch.cat([x, half(x), one], dim=2), torch.cat([y, one, half(y)], dim=2)
+    one, of_x = x.new_ones(*x.shape[:2], 1), half(x)
+    return torch.cat([x, of_x, one], dim=2), torch.cat([y, one, of_x if y is x else half(y)], dim=2)
 
 
 def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ class PairwiseCoupling(Coupling):
         return (-0.5 * lse, -0.5 * lse) if self.normalize == "symmetric" else (-lse, zero)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        if self.heads == 1:  # one head weighs all of the values: they are channels of it
+        if self.heads == 1 < v.size(1):  # one head weighs all of the values: they are channels of it
             return self._weighted(v.flatten(1).unsqueeze(1)).view_as(v)
         return self._weighted(v)
 

@@ -254,7 +254,7 @@ def _stacks(parts: list[Part], results: Sequence[Tensor], inputs: Sequence[Tenso
 
 def at_once(entries: int, like: Tensor) -> int:
     """How many entries of such tensors are computed at once where a CPU takes so many."""
-    return entries if like.device.type == "cpu" else ON_GPU * entries
+    return entries if like.is_cpu else ON_GPU * entries
 
 
 def by_stacks(
@@ -267,17 +267,16 @@ def by_stacks(
     are nodes.
     """
     n, heads = inputs[0].shape[:2]
-    pairs, rows = at_once(pairs, inputs[0]), at_once(ROWS, inputs[0])
+    pairs = at_once(pairs, inputs[0])
     if ptr is None or not n:
         stacked = [x.transpose(0, 1) for x in inputs]
         together = max(1, pairs // max(1, n * n))
-        whole = together >= heads
-        groups = [stacked] if whole else zip(*(x.split(together) for x in stacked), strict=True)
-        parts = [compute(*some, None) for some in groups]
-        return [joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
+        groups = [stacked] if together >= heads else zip(*(x.split(together) for x in stacked), strict=True)
+        found = side_by_side([compute(*some, None) for some in groups], 0)
+        return [x.transpose(0, 1).contiguous() for x in found]
     results: list[Tensor] = []
     flat = [x.flatten(0, 1) for x in inputs]
-    for piece in batch_plan(ptr).pieces(inputs[0], pairs, rows):
+    for piece in batch_plan(ptr).pieces(inputs[0], pairs, at_once(ROWS, inputs[0])):
         found = compute(*map(piece.take, flat), piece.mask)
         results = results or [x.new_zeros(n * heads, x.size(2)) for x in found]
         for result, values in zip(results, found, strict=True):
@@ -297,6 +296,11 @@ def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
     """The parts there are as one tensor; a single one is that already."""
     found = [part for part in parts if part is not None]
     return found[0] if len(found) == 1 else torch.cat(found, dim)
+
+
+def side_by_side(parts: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
+    """Results of parts as those of the whole, which a single part is."""
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(found, dim) for found in zip(*parts, strict=True))
 
 
 def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend, Implementation
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.pairwise import flex, reference, tiled
-from diffusion_mp.kernels.pairwise.scores import SCORES, Attended, Weighting
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.pairwise.scores import SCORES, Attended, Weighting, inner
 
 TRITON = "diffusion_mp.kernels.pairwise.triton"
 
@@ -53,9 +52,9 @@ def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
 
 @operation("pairwise_backward", family="pairwise", cpu=tiled.backward, triton=gpu.kernel(TRITON, "backward"))
 def _backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor, out: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of Σ_j w_ij (grad_i·v_j − δ_i): gradients of q, k and v."""
+    """Gradients of q, k and v for those of Σ_j w_ij v_j; see `tiled.backward` for the others."""
     return empty_like(q, k, v)
 
 
@@ -70,8 +69,7 @@ def _of_attention(
     lse: Tensor,
     backend: str,
 ) -> tuple[Tensor, ...]:
-    # Of p_ij = f_ij exp(−lse_i): Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
-    return _backward(grad_out, _inner(grad_out, out), q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
+    return _backward(grad_out, out, None, q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
 
 
 def _of_logsumexp(
@@ -80,20 +78,15 @@ def _of_logsumexp(
     # p is the derivative of lse by log f; there are no values. An empty row, without a pair, is −∞ and stays zero.
     nothing = q.new_empty(*q.shape[:2], 0)
     weighting = Weighting(-out.masked_fill(out == -torch.inf, 0.0), None, ptr, score, loops)
-    return _backward(nothing, -grad, q, k, nothing, weighting, backend=backend)[:2]
+    return _backward(nothing, None, grad, q, k, nothing, weighting, backend=backend)[:2]
 
 
 def _of_product(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
 ) -> tuple[Tensor, ...]:
     # Of g_ij = w_ij (grad_i·v_j): the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
-    dq, dk, dv = _backward(grad, weighting.row_shift.new_zeros(q.shape[:2]), q, k, v, weighting, backend=backend)
-    return dq, dk, dv, _inner(grad, out).to(weighting.row_shift), _inner(v, dv).to(weighting.row_shift)
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    (a, b), _ = accumulating(a, b)
-    return (a * b).sum(2)
+    dq, dk, dv = _backward(grad, None, None, q, k, v, weighting, backend=backend)
+    return dq, dk, dv, inner(grad, out).to(weighting.row_shift), inner(v, dv).to(weighting.row_shift)
 
 
 _attention.derivatives({"q k v": _of_attention})

@@ -14,14 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
-from diffusion_mp.kernels.precision import accumulating, exp_limit
-from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
+from diffusion_mp.kernels.pairwise import fused
+from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score, row_term
+from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product, side_by_side
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what vanished is nothing beside that.
-FAR = 60.0
+FAR = 40.0
+# Rows or columns of a stack that is a single tile.
+ALL = slice(None)
+# Beyond this −s, σ(−s) is one in every dtype.
+SURE = 50.0
+# g σ(−s) of g, s, −1 and SURE: the derivative of softplus, of which that of log σ is made.
+_times_slope = torch.ops.aten.softplus_backward.grad_input
 
 
 class _Weights:
@@ -37,21 +44,18 @@ class _Weights:
     ) -> tuple[Tensor, Tensor]:
         """w [b, n, m] at the level −shift, for left [b, n, F] and right [b, m, F], which are rows and cols of graphs.
 
-        And e^{ℓ − s} for the sigmoid with a level, where (log f)′ = σ(−s) is w times that.
+        And the scores, unless they are overwritten, which those of "exp" are.
         """
+        s = torch.bmm(left, right.transpose(1, 2))
         if shift is None:
-            s = torch.bmm(left, right.transpose(1, 2))
-            w = odds = s.sigmoid_() if self.score == "sigmoid" else s.exp_()
+            w = s.sigmoid() if self.score == "sigmoid" else s.exp_()
         else:
-            sign = -1 if self.score == "sigmoid" else 1
-            w = odds = torch.baddbmm(shift, left, right.transpose(1, 2), beta=sign, alpha=sign).exp_()
-            if self.score == "sigmoid":
-                w = torch.add(odds, shift.neg().exp()).reciprocal_()
+            w = log_score(s, self.score).add_(shift).exp_()
         if self.loops:  # weights of copies are some node's own, and finite where that one's are
-            return w if mask is None else w.mul_(_cut(mask, cols).transpose(1, 2)), odds
+            return w if mask is None else w.mul_(_cut(mask, cols).transpose(1, 2)), s
         if mask is not None:
             w.masked_fill_(_cut(mask, rows) == 0, 0.0)
-        return self.without_loops(w, rows, cols, mask, 0.0), odds
+        return self.without_loops(w, rows, cols, mask, 0.0), s
 
     def top(self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None) -> Tensor:
         """The largest log f(s_ij) of every row [b, n, 1], finite even where there is none."""
@@ -63,25 +67,27 @@ class _Weights:
         """A tile with another number for loops, and where a copy is met, which might be one's own."""
         if mask is not None:
             tile.masked_fill_(_cut(mask, cols).transpose(1, 2) == 0, fill)
-        tile.diagonal(rows.start - cols.start, 1, 2).fill_(fill)
+        tile.diagonal((rows.start or 0) - (cols.start or 0), 1, 2).fill_(fill)
         return tile
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
+    if loops and fused.takes(q, v, ptr, score):
+        out, lse = fused.attention(q, k, v)
+        return Attended(out.to(dtype), lse)
     weights = _Weights(score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
-        out, lse = (joined(parts, 1) for parts in zip(*found, strict=True))
+        out, lse = side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
         if mask is not None:
             out.mul_(mask)
             lse.masked_fill_(mask == 0, 0.0)
         return out, lse
 
     out, lse = by_stacks(compute, ptr, (q, k, v), TILE)
-    return Attended(out.to(dtype), lse.squeeze(2))
+    return Attended(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
 
 
 def _attended(
@@ -97,24 +103,22 @@ def _attended(
         sums: Tensor | None = None
         totals: list[Tensor] = []
         for cols in blocks:
-            w, odds = weights.tile(queries, _cut(k, cols), shift, rows, cols, mask)
+            w = weights.tile(queries, _cut(k, cols), shift, rows, cols, mask)[0]
             totals.append(w.sum(2, keepdim=True))
             sums = plus_product(sums, w, _cut(v, cols))
-            del w, odds  # so that the next tile takes their place in the cache
+            del w  # so that the next tile takes its place in the cache
         total = totals[0] if len(totals) == 1 else torch.cat(totals, 2).sum(2, keepdim=True)
-        if weights.far or _near(total):
+        lse = total.log()
+        if weights.far or _near(lse):
             break
         weights.far = True
     assert sums is not None
-    return sums.div_(total), total.log_() if shift is None else total.log_().sub_(shift)
+    return sums.div_(total), lse if shift is None else lse.sub_(shift)
 
 
-def _near(sums: Tensor) -> bool:
-    """Whether all lie between e^−FAR and e^FAR."""
-    if not sums.numel():
-        return True
-    least, most = torch.aminmax(sums)
-    return math.exp(-FAR) < float(least) and float(most) < math.exp(FAR)
+def _near(lse: Tensor) -> bool:
+    """Whether all rows sum to between e^−FAR and e^FAR."""
+    return not lse.numel() or float(torch.linalg.vector_norm(lse, math.inf)) < FAR
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
@@ -150,27 +154,42 @@ def _columns(weighting: Weighting) -> list[Tensor]:
     return [shift.unsqueeze(2) for shift in weighting[:2] if shift is not None]
 
 
-def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor:
-    """a_i, or a_i + b_j."""
+def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
+    """a_i, a_i + b_j, or nothing."""
+    if not shifts:
+        return None
     a = _cut(shifts[0], rows)
     return a if len(shifts) == 1 else a + _cut(shifts[1], cols).transpose(1, 2)
 
 
 def backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor, out: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
 
-    With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
-    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
+    For the gradient of Σ_j w_ij v_j; with ``out``, that sum, for rows divided by what they add up to; and with
+    ``grad_lse`` for that of the logarithm of what they add up to. With g_ij = w_ij (grad_i·v_j − δ_i), δ being
+    `row_term`, and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid: dv_j = Σ_i w_ij grad_i,
+    dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
-    ptr, score, loops = weighting[2:]
-    dtype = q.dtype
-    (grad, q, k, v, delta, *shifts), _ = accumulating(grad, q, k, v, delta.unsqueeze(2), *_columns(weighting))
-    weights, most = _Weights(score, loops), math.exp(exp_limit(q.dtype))
+    row_shift, col_shift, ptr, score, loops = weighting
+    (grad, k, v, q), dtype = accumulating(grad, k, v, q)
+    if out is not None and fused.takes(q, v, ptr, score):
+        return _narrowed(fused.backward(grad, out.to(q.dtype), -row_shift, q, k, v), dtype)
+    shifts: list[Tensor] = []
+    if col_shift is None and _near(row_shift):  # rows sum to one once they are scaled, and scores need no level
+        scale = row_shift.exp()
+        grad, grad_lse = grad * scale.unsqueeze(2), None if grad_lse is None else grad_lse * scale
+    else:
+        shifts = [shift.to(q.dtype) for shift in _columns(weighting)]
+    delta = row_term(grad, out, grad_lse)
+    delta = (torch.zeros_like(row_shift) if delta is None else delta).unsqueeze(2)
+    weights = _Weights(score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *shifts, mask = rest
+        if mask is not None and loops:
+            grad, delta = grad * mask, delta * mask
         grid = _grid(q)
         blocks = grid[0][1]
         dq: list[Tensor | None] = []
@@ -180,20 +199,23 @@ def backward(
             queries, grads, deltas = _cut(q, rows), _cut(grad, rows), _cut(delta, rows)
             of_queries: Tensor | None = None
             for place, cols in enumerate(blocks):
-                keys, shift = _cut(k, cols), _shift(shifts, rows, cols)
-                w, odds = weights.tile(queries, keys, shift, rows, cols, mask)
-                if mask is not None and loops:
-                    w.mul_(_cut(mask, rows))
+                keys = _cut(k, cols)
+                w, s = weights.tile(queries, keys, _shift(shifts, rows, cols), rows, cols, mask)
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
                 g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
-                if score == "sigmoid":  # a weight of zero times odds without end is no slope
-                    g.mul_(odds.clamp_(max=most).mul_(w))
+                if score == "sigmoid":  # times σ(−s), which one minus a rounded σ(s) is not
+                    _times_slope(g, s, -1, SURE, grad_input=g)
                 of_queries = plus_product(of_queries, g, keys)
                 dk[place] = plus_product(dk[place], g.transpose(1, 2), queries)
             dq.append(of_queries)
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
-    dq, dk, dv = (x.to(dtype) for x in by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE))
+    return _narrowed(by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE), dtype)
+
+
+def _narrowed(found: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in the dtype of the arguments."""
+    dq, dk, dv = found if found[0].dtype is dtype else [x.to(dtype) for x in found]
     return dq, dk, dv
 
 
@@ -201,11 +223,11 @@ def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
     """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
     size, entries = x.size(1), at_once(TILE, x)
     if size * size <= entries:
-        return [(slice(0, size), [slice(0, size)])]
+        return [(ALL, [ALL])]
     cols = even(size, 2 * math.isqrt(entries))
     return [(rows, cols) for rows in even(size, entries // cols[0].stop)]
 
 
 def _cut(x: Tensor, rows: slice) -> Tensor:
     """Rows of a stack, which are often all of them."""
-    return x if rows.stop - rows.start == x.size(1) else x[:, rows]
+    return x if rows is ALL else x[:, rows]
