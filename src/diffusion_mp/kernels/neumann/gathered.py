@@ -27,8 +27,7 @@ def product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tens
 
 def inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
     """⟨g, A_{h_k} v⟩ of every stride and head, [K, H]."""
-    found = [_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides]
-    return torch.stack(found)
+    return torch.stack([_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides])
 
 
 def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
@@ -37,7 +36,8 @@ def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
     # Of what requires a gradient torch would number the bags.
-    return torch.embedding_bag(v.detach().flatten(1), rows, bounds, include_last_offset=True)[0].view(v.shape)
+    flat = v.detach().reshape(v.size(0), -1)
+    return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(v)
 
 
 def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device) -> Bags:
