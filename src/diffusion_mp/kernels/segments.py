@@ -188,8 +188,6 @@ class Plan:
         self.ptr = ptr
         self._parts: dict[int, list[Part]] = {}
         self._pieces: dict[tuple[object, ...], list[Piece]] = {}
-        #: What `kernels.neumann` finds for these sequences.
-        self.stencils: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
     def parts(self, rows: int) -> list[Part]:
         """Runs of graphs of at most so many rows together; a larger graph is a part of its own. Found once."""

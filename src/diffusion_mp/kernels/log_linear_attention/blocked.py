@@ -179,7 +179,10 @@ def read(receivers: Receivers, pooled: Pooled) -> Attended:
 def read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
     """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
     by_log_q, by_row_shift = empty_gradients(receivers, pooled.sums.size(1))
-    rows, by_rows = (by_log_q.transpose(0, 1), by_row_shift.transpose(0, 1)), Attended(*(x.transpose(0, 1) for x in grad))
+    rows, by_rows = (
+        (by_log_q.transpose(0, 1), by_row_shift.transpose(0, 1)),
+        Attended(*(x.transpose(0, 1) for x in grad)),
+    )
     by_sums = [
         _read_backward(rows, by_rows, _by_head(receivers), _split(pooled.sums, bound), bound)
         for bound in _merged_bounds(pooled)

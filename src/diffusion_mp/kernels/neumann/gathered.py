@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph_ops import compress
+from diffusion_mp.kernels.kept import kept_with
 from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours
-from diffusion_mp.kernels.segments import batch_plan
+from diffusion_mp.pattern import kept
 
 # Rows of the longest single sequence whose neighbours are kept: beyond, finding them takes less than reading them.
 KEPT = 1 << 16
@@ -43,13 +44,10 @@ def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
 def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device) -> Bags:
     _, boundary, ptr = stencil
     turned = transpose and boundary in ("replicate", "causal")  # the others are symmetric
-    if ptr is None:
-        find = _kept if num_nodes <= KEPT else _find
-        return find(num_nodes, stride, boundary, turned, device)
-    kept, key = batch_plan(ptr).stencils, (stride, boundary, turned, device)
-    if key not in kept:
-        kept[key] = _find(num_nodes, stride, boundary, turned, device, ptr)
-    return kept[key]
+    what = stride, boundary, turned, device
+    if ptr is not None:
+        return kept_with((ptr,), what, lambda: _find(num_nodes, *what, ptr))
+    return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
 
 
 def _find(
@@ -65,4 +63,7 @@ def _find(
     return torch.arange(0, rows.numel() + 1, 2, device=device), rows
 
 
-_kept = lru_cache(maxsize=64)(_find)
+@lru_cache(maxsize=64)
+def _known(num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device) -> Bags:
+    """The same, kept."""
+    return kept(lambda: _find(num_nodes, stride, boundary, turned, device))
