@@ -1,4 +1,4 @@
-"""The fast path: the sums of a row's neighbours are bags of rows, whose numbers are found once for a length and a batch."""
+"""The fast path: the sums of a row's neighbours are bags of rows, found once for a length or a batch."""
 
 from functools import lru_cache
 

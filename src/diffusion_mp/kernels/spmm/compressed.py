@@ -60,7 +60,7 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
 def _few(entries: Entries, heads: int) -> bool:
     """Whether all heads are one product: else one after the other, whose index is that of all."""
-    return 1 < heads and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
+    return heads > 1 and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
 
 
 def _by_row_and_head(entries: Entries, heads: int) -> tuple[Tensor, Tensor, Tensor]:
