@@ -17,7 +17,7 @@ from torch_geometric.utils import coalesce
 from torch_geometric.utils import spmm as pyg_spmm
 
 from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities.random_features import positive_features
+from diffusion_mp.diffusivities.random_features import attention_features
 from diffusion_mp.energies import GaussianPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_attention
@@ -109,8 +109,7 @@ def noisy(n: int, generator: torch.Generator, samples: int = 10, features: int =
 
 def nodeformer(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tensor, tau: float) -> Tensor:
     """The library's: in log space, the samples accumulated."""
-    log_q, _ = positive_features(q / math.sqrt(tau), projection)
-    log_k, weight = positive_features(k / math.sqrt(tau), projection)
+    log_q, log_k, weight = attention_features(q / math.sqrt(tau), k / math.sqrt(tau), projection)
     return LogLowRankCoupling(log_q, log_k, None, weight + noise / tau).matmul(v)
 
 

@@ -1,8 +1,8 @@
 """The fast path: samples and features are one axis of a low-rank product; its factors exist for a block of nodes only.
 
-With M_sr ≥ max_j (log_k_jr + b_js) the weight of i and j is Σ_sr A_isr B_jsr, A_isr = exp(log_q_ir + a_is + M_sr) and
-B_jsr = exp(log_k_jr + b_js − M_sr) ≤ 1. Where M_sr is the maximum or a few nats above, Σ_j B_jsr does not underflow, so
-no row of weights does.
+With M_sr = m_r + β_s the weight of i and j is Σ_sr A_isr B_jsr, A_isr = exp(log_q_ir + a_is + M_sr) and B_jsr =
+exp(log_k_jr + b_js − M_sr). Where M_sr is max_j (log_k_jr + b_js) or a few nats above, B_jsr ≤ 1 and Σ_j B_jsr does not
+underflow, so no row of weights does. Both factors are products of two, A_isr = x_is f_ir and B_jsr = w_js e_jr.
 
 The senders are pooled, U_sr = Σ_j B_jsr v_j and c_sr = Σ_j B_jsr, and the rows read these sums: out = A U. Where no
 shifts a of the rows are given, each row of each of K samples is divided by its sum: a_is = −L_is − log K with
@@ -14,13 +14,14 @@ da_is = Σ_r A_isr g_i·U_sr, the derivatives
 and without given shifts, through L, t_is = K (ℓ_is − da_is) adds B_jsr Σ_i A_isr t_is and A_isr t_is c_sr. Their sums
 over s are the derivatives by the log features, those over r by the shifts; and dv = B W. All factors are computed anew.
 
-U and W of a small graph are larger than its nodes: there they stay products of two factors, and these are multiplied.
+U and W of a small graph are larger than its nodes: there they stay products of two factors (`Paired`), and all pairs of
+nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
 Graphs of a batch that are stacked, with others of nearly one size, are heads of one graph: only their nodes meet. Below
 the end of a graph senders weigh nothing, b = −∞, and the gradients of receivers are zero.
 """
 
-import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -29,58 +30,93 @@ from torch import Tensor
 from diffusion_mp.graph_ops import Size
 from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import gather, scatter, stacks
+from diffusion_mp.kernels.segments import stacks
 
 # Entries of one block of factors over all heads: 2 MiB in float32, so that it stays in cache from exp to product.
 BLOCK = 1 << 19
 
-# Nats by which a separable bound may exceed a maximum. float32 holds 87 below one; the rest is for small weights.
+# Nats by which a bound of all samples may exceed a maximum. float32 holds 87 below one; the rest is for small weights.
 SLACK = 40.0
 
 
 class Bound(NamedTuple):
-    """M_sr = m_r + β_s + δ_sr. Logarithms may be large and close together, so factors take differences to m and β."""
+    """M_sr = m_r + β_s. Logarithms may be large and close together, so factors take differences to m and β."""
 
+    chosen: slice
+    """The samples that it is for: all, or one."""
     features: Tensor
-    """m, [b, H, 1, F]."""
+    """m, [B, 1, F]."""
     samples: Tensor
-    """β, [b, H, 1, K]."""
-    rest: Tensor | None
-    """δ, [b, H, 1, K, F]; ``None``, for zero: one exp per feature and one per sample instead of one for every pair."""
+    """β, [B, 1, K]."""
+    count: int
+    """How many samples there are."""
 
 
-class Outer(NamedTuple):
-    """Σ_j x_j y_jᵀ, [b, H, K F, D]."""
+class Factor:
+    """A or B of a block of nodes, a product of two."""
 
-    x: Tensor
-    """[b, H, n, K F], or the sum itself."""
-    y: Tensor | None = None
-    """[b, H, n, D]."""
+    def __init__(self, samples: Tensor, features: Tensor) -> None:
+        self.samples = samples  # x or w, [B, n, K]
+        self.features = features  # f or e, [B, n, F]
 
-    def by_features(self, x: Tensor) -> Tensor:
-        """x U."""
-        return x @ self.x if self.y is None else (x @ self.x.transpose(2, 3)) @ self.y
+    @cached_property
+    def whole(self) -> Tensor:
+        """[B, n, K F]."""
+        return (self.samples.unsqueeze(3) * self.features.unsqueeze(2)).flatten(2)
 
-    def by_channels(self, y: Tensor) -> Tensor:
-        """y Uᵀ."""
-        return y @ self.x.transpose(2, 3) if self.y is None else (y @ self.y.transpose(2, 3)) @ self.x
+
+class Summed:
+    """U = Σ_j B_jsr v_j, or W."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total  # [B, K F, D]
+
+    def rows(self, by: Factor) -> Tensor:
+        """Σ_sr A_isr U_sr for the rows i of A, [B, n, D]."""
+        return torch.bmm(by.whole, self.total)
+
+    def exponents(self, by: Factor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """A_isr y_i·U_sr, summed over the features [B, n, K] and over the samples [B, n, F]."""
+        products = torch.bmm(y, self.total.transpose(1, 2)).mul_(by.whole)
+        products = products.unflatten(2, (by.samples.size(2), by.features.size(2)))
+        return products.sum(3), products.sum(2)
+
+
+class Paired:
+    """The same, not summed."""
+
+    def __init__(self, factor: Factor, y: Tensor) -> None:
+        self.factor, self.y = factor, y
+
+    @cached_property
+    def total(self) -> Tensor:
+        """The sum, [B, K F, D]."""
+        return torch.bmm(self.factor.whole.transpose(1, 2), self.y)
+
+    def rows(self, by: Factor) -> Tensor:
+        """As above."""
+        samples, features = self._products(by)
+        return torch.bmm(samples.mul_(features), self.y)
+
+    def exponents(self, by: Factor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """As above."""
+        samples, features = self._products(by)
+        channels = torch.bmm(y, self.y.transpose(1, 2))
+        by_samples = torch.bmm(features.mul_(channels), self.factor.samples).mul_(by.samples)
+        return by_samples, torch.bmm(samples.mul_(channels), self.factor.features).mul_(by.features)
+
+    def _products(self, by: Factor) -> tuple[Tensor, Tensor]:
+        """Those of all pairs, over the samples and over the features, [B, n, n]."""
+        samples = torch.bmm(by.samples, self.factor.samples.transpose(1, 2))
+        return samples, torch.bmm(by.features, self.factor.features.transpose(1, 2))
 
 
 class Sums(NamedTuple):
-    """The sums over the senders of b graphs, or their gradients."""
+    """The sums over the senders of B graphs and heads, or their gradients."""
 
-    values: Outer
-    """U, [b, H, K F, D]."""
+    values: Summed | Paired
     counts: Tensor
-    """c, [b, H, 1, K, F]."""
-
-
-class Group(NamedTuple):
-    """All rows of one graph."""
-
-    blocks: list[slice]
-    pairs: bool = False
-    """Whether products of all pairs of them are fewer steps than those with the sums."""
+    """c, [B, K, F]."""
 
 
 def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Attended:
@@ -88,9 +124,8 @@ def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Att
     out = empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
     results = list(out if receivers.row_shift is None else out[:1])
     for to, of, rows, _ in _graphs(ptr, receivers, senders, results):
-        group = _group(of.log_k, of.col_shift.size(2), of.v.size(2))
-        bound = _bound(of, group)
-        _read(Attended(rows[0], rows[-1]), to, _pool(of, bound, group), bound, group)
+        for bound in _bounds(of):
+            _read(Attended(rows[0], rows[-1]), to, _pool(of, bound), bound)
     return out
 
 
@@ -103,11 +138,10 @@ def attention_backward(
     given = receivers.row_shift is not None
     results, grads = [*by_senders, *by_receivers[: 1 + given]], list(grad[: 2 - given])
     for to, of, rows, by_rows in _graphs(ptr, receivers, senders, results, grads):
-        group = _group(of.log_k, of.col_shift.size(2), of.v.size(2))
-        bound = _bound(of, group)
         by_out = Attended(by_rows[0], by_rows[-1])
-        by_sums = _read_backward((rows[3], rows[-1]), by_out, to, _pool(of, bound, group), bound, group)
-        _pool_backward(Senders(*rows[:3]), by_sums, of, bound, group)
+        for bound in _bounds(of):
+            by_sums = _read_backward((rows[3], rows[-1]), by_out, to, _pool(of, bound), bound)
+            _pool_backward(Senders(*rows[:3]), by_sums, of, bound)
     return (*by_receivers, *by_senders)
 
 
@@ -117,36 +151,43 @@ def pool(senders: Senders) -> Pooled:
     shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
     if not log_k.size(0):
         return Pooled(v.new_zeros(*shape, v.size(2) + 1), v.new_full((*shape, 1), -torch.inf, dtype=torch.float64))
-    group = _group(log_k, shape[1])
-    bound = _bound(senders, group)
-    shift = _exponents(bound.features.double(), bound.samples.double())
-    shift = shift if bound.rest is None else shift + bound.rest
-    return Pooled(_joined(_pool(senders, bound, group)), shift.view(*shape, 1))
+    of = Senders(*(x.transpose(0, 1) for x in senders))
+    bounds = _bounds(of)
+    shifts = [bound.features.double() + bound.samples.double().transpose(1, 2) for bound in bounds]
+    return Pooled(_joined([_pool(of, bound) for bound in bounds]), torch.cat(shifts, 1).unsqueeze(3))
 
 
 def pool_backward(grad: Tensor, senders: Senders) -> tuple[Tensor, ...]:
     """Gradients of the senders."""
     by_senders = Senders(*empty_like(*senders))
     if senders.log_k.size(0):
-        group = _group(senders.log_k, senders.col_shift.size(2))
-        _pool_backward(by_senders, _split(grad), senders, _bound(senders, group), group)
+        to, of = (Senders(*(x.transpose(0, 1) for x in tensors)) for tensors in (by_senders, senders))
+        for bound in _bounds(of):
+            _pool_backward(to, _split(grad, bound), of, bound)
     return by_senders
 
 
 def read(receivers: Receivers, pooled: Pooled) -> Attended:
     """The rows from such sums, which may be those of more nodes."""
     out = empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
-    group = _group(receivers.log_q, pooled.sums.size(1))
-    _read(out, receivers, _split(pooled.sums), _merged_bound(pooled), group)
+    rows = Attended(*(x.transpose(0, 1) for x in out))
+    for bound in _merged_bounds(pooled):
+        _read(rows, _by_head(receivers), _split(pooled.sums, bound), bound)
     return out
 
 
 def read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, ...]:
     """Gradients of the receivers ([0, H, K] for shifts that are not given) and of the sums."""
-    by_receivers = empty_gradients(receivers, pooled.sums.size(1))
-    group = _group(receivers.log_q, pooled.sums.size(1))
-    by_sums = _read_backward(by_receivers, grad, receivers, _split(pooled.sums), _merged_bound(pooled), group)
-    return (*by_receivers, _joined(by_sums))
+    by_log_q, by_row_shift = empty_gradients(receivers, pooled.sums.size(1))
+    rows, by_rows = (
+        (by_log_q.transpose(0, 1), by_row_shift.transpose(0, 1)),
+        Attended(*(x.transpose(0, 1) for x in grad)),
+    )
+    by_sums = [
+        _read_backward(rows, by_rows, _by_head(receivers), _split(pooled.sums, bound), bound)
+        for bound in _merged_bounds(pooled)
+    ]
+    return by_log_q, by_row_shift, _joined(by_sums)
 
 
 # ---------------------------------------------------------------- what these are made of
@@ -166,182 +207,169 @@ def empty_gradients(receivers: Receivers, samples: Size) -> tuple[Tensor, Tensor
     return empty_like(receivers.log_q), receivers.log_q.new_empty(rows, heads, samples)
 
 
-def _rows_at_once(log_features: Tensor, samples: int) -> int:
-    """A node has H K F factors."""
-    _, heads, features = log_features.shape
-    return max(1, BLOCK // (heads * samples * features))
-
-
-def _group(log_features: Tensor, samples: int, channels: int | None = None) -> Group:
-    """All rows of one graph, whose sums over the nodes are wanted where ``channels`` are not given."""
-    nodes, _, features = log_features.shape
-    height, wide = _rows_at_once(log_features, samples), samples * features
-    blocks = [slice(first, min(first + height, nodes)) for first in range(0, nodes, height)]
-    pairs = channels is not None and nodes <= height and nodes * (wide + channels) <= 2 * wide * channels
-    return Group(blocks or [slice(0, 0)], pairs)
+def _by_head(receivers: Receivers) -> Receivers:
+    log_q, row_shift = receivers
+    return Receivers(log_q.transpose(0, 1), None if row_shift is None else row_shift.transpose(0, 1))
 
 
 def _graphs(
     ptr: Tensor | None, receivers: Receivers, senders: Senders, results: list[Tensor], grads: list[Tensor] | None = None
 ) -> Iterator[tuple[Receivers, Senders, list[Tensor], list[Tensor]]]:
-    """Yield receivers, senders, rows of results and of gradients of graphs that are stacked, as heads of one graph."""
+    """Yield receivers, senders, rows of results and of gradients of graphs that are stacked, all [B, n, F]."""
     grads, given = grads or [], [] if receivers.row_shift is None else [receivers.row_shift]
-    inputs = [*senders, receivers.log_q, *grads, *given]
-    for mask, rows, views in stacks(ptr, _rows_at_once(senders.log_k, senders.col_shift.size(2)), results, inputs):
-        log_k, col_shift, v, log_q, *more = (x.transpose(0, 1) for x in views)
+    _, heads, features = senders.log_k.shape
+    height = BLOCK // (heads * senders.col_shift.size(2) * features)
+    for mask, rows, views in stacks(ptr, height, results, [*senders, receivers.log_q, *grads, *given]):
+        log_k, col_shift, v, log_q, *more = views
         by_rows, shifts = more[: len(grads)], more[len(grads) :]
         if mask is not None:
-            nodes = mask.transpose(0, 1)
-            col_shift = col_shift.masked_fill(nodes == 0, -torch.inf)
-            by_rows = [grad * nodes for grad in by_rows]
-        to = Receivers(log_q, shifts[0] if shifts else None)
-        yield to, Senders(log_k, col_shift, v), [x.transpose(0, 1) for x in rows], by_rows
+            col_shift = col_shift.masked_fill(mask == 0, -torch.inf)
+            by_rows = [grad * mask for grad in by_rows]
+        yield Receivers(log_q, shifts[0] if shifts else None), Senders(log_k, col_shift, v), rows, by_rows
 
 
-def _bound(senders: Senders, group: Group) -> Bound:
+def _blocks(log_features: Tensor, bound: Bound) -> list[slice]:
+    """The nodes in runs whose factors are a block."""
+    graphs, nodes, features = log_features.shape
+    height = max(1, BLOCK // (graphs * bound.samples.size(2) * features))
+    return [slice(first, min(first + height, nodes)) for first in range(0, nodes, height)] or [slice(0, 0)]
+
+
+def _bounds(senders: Senders) -> list[Bound]:
     """m_r = max_j log_k_jr and β_s = max_j b_js, if for each s the node that attains β_s is within SLACK of every m_r;
-    else δ makes their sum the maximum itself.
+    else a bound for every sample, with m_r such that the sum is the maximum itself.
     """
-    keys = gather(senders.log_k, slice(None))
-    features = keys.amax(2, keepdim=True)
-    samples, at = gather(senders.col_shift, slice(None)).max(2, keepdim=True)
-    attained = keys.gather(2, at.transpose(2, 3).expand(-1, -1, -1, keys.size(3)))
+    log_k, col_shift, _ = senders
+    features = log_k.amax(1, keepdim=True)
+    samples, at = col_shift.max(1, keepdim=True)
+    attained = log_k.gather(1, at.transpose(1, 2).expand(-1, -1, log_k.size(2)))
+    count = samples.size(2)
     if not (features - attained > SLACK).any():  # so put, a NaN of one graph does not decide for others
-        return Bound(features, samples, None)
-    rest = torch.full_like(_exponents(features, samples), -torch.inf)
-    for b in group.blocks:
-        exponents = _exponents(gather(senders.log_k, b) - features, gather(senders.col_shift, b) - samples)
-        rest = torch.maximum(rest, exponents.amax(2, keepdim=True))
-    return Bound(features, samples, rest)
+        return [Bound(slice(0, count), features, samples, count)]
+    found, keys, shifts = [], log_k - features, col_shift - samples
+    for s in range(count):
+        chosen = slice(s, s + 1)
+        most = (keys + shifts[:, :, chosen]).amax(1, keepdim=True)
+        found.append(Bound(chosen, features + most, samples[:, :, chosen], count))
+    return found
 
 
-def _merged_bound(pooled: Pooled) -> Bound:
-    """The bound of sums that may be merged ones; M_sr − max_r M_sr is small, and cancels nothing."""
-    shift = pooled.shift.squeeze(3)[None, :, None]
-    samples = shift.amax(4)
-    rest = (shift - samples.unsqueeze(4)).to(pooled.sums.dtype)
-    return Bound(torch.zeros_like(rest[:, :, :, 0]), samples.to(rest.dtype), rest)
+def _merged_bounds(pooled: Pooled) -> list[Bound]:
+    """The bounds of sums that may be merged ones; M_sr − max_r M_sr is small, and cancels nothing."""
+    found, shifts = [], pooled.shift.transpose(2, 3).unbind(1)
+    for s, shift in enumerate(shifts):
+        most = shift.amax(2, keepdim=True)
+        found.append(Bound(slice(s, s + 1), (shift - most).to(pooled.sums), most.to(pooled.sums), len(shifts)))
+    return found
 
 
-def _split(sums: Tensor) -> Sums:
+def _split(sums: Tensor, bound: Bound) -> Sums:
     """U and c of one graph, [H, K, F, D + 1], apart."""
-    return Sums(Outer(sums[..., :-1].flatten(1, 2).unsqueeze(0)), sums[None, :, None, :, :, -1])
+    some = sums[:, bound.chosen]
+    return Sums(Summed(some[..., :-1].flatten(1, 2)), some[..., -1])
 
 
-def _joined(sums: Sums) -> Tensor:
+def _joined(parts: list[Sums]) -> Tensor:
     """And back."""
-    counts = sums.counts[0, :, 0].unsqueeze(3)
-    return torch.cat([sums.values.x.view(*counts.shape[:3], -1), counts], dim=3)
+    found = []
+    for sums in parts:
+        total = sums.values.total.unflatten(1, sums.counts.shape[1:])
+        found.append(torch.cat([total, sums.counts.unsqueeze(3)], 3))
+    return torch.cat(found, 1)
 
 
-def _pool(senders: Senders, bound: Bound, group: Group) -> Sums:
-    """The sums over the senders of each graph."""
-    parts = []
-    for b in group.blocks:
-        factor, v = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1), gather(senders.v, b)
-        parts.append(Sums(_outer(factor.flatten(3), v, group), factor.sum(2, keepdim=True)))
-    return _added(parts)
-
-
-def _outer(x: Tensor, y: Tensor, group: Group) -> Outer:
-    return Outer(x, y) if group.pairs else Outer(x.transpose(2, 3) @ y)
+def _outer(x: Factor, y: Tensor, nodes: int) -> Summed | Paired:
+    """All pairs of so few nodes as are fewer steps than the products with the sum."""
+    samples, features, channels = x.samples.size(2), x.features.size(2), y.size(2)
+    few = x.features.size(1) == nodes and nodes * (samples + features + channels) <= 2 * samples * features * channels
+    return Paired(x, y) if few else Summed(torch.bmm(x.whole.transpose(1, 2), y))
 
 
 def _added(parts: list[Sums]) -> Sums:
     """Into the first; there are no others of pairs."""
     total, *others = parts
     for more in others:
-        total.values.x.add_(more.values.x)
+        total.values.total.add_(more.values.total)
         total.counts.add_(more.counts)
     return total
 
 
-def _read(out: Attended, receivers: Receivers, sums: Sums, bound: Bound, group: Group) -> None:
+def _write(out: Tensor, rows: slice, value: Tensor, bound: Bound) -> None:
+    """What comes of some samples: the first, or more of them."""
+    if bound.chosen.start:
+        out[:, rows] += value
+    else:
+        out[:, rows] = value
+
+
+def _pool(senders: Senders, bound: Bound) -> Sums:
+    """The sums over the senders of each graph."""
+    parts = []
+    for b in _blocks(senders.log_k, bound):
+        factor, v = _sending(senders, b, bound), senders.v[:, b]
+        counts = torch.bmm(factor.samples.transpose(1, 2), factor.features)
+        parts.append(Sums(_outer(factor, v, senders.v.size(1)), counts))
+    return _added(parts)
+
+
+def _read(out: Attended, receivers: Receivers, sums: Sums, bound: Bound) -> None:
     """Writes the rows of the receivers."""
-    for b in group.blocks:
-        weights, log_sum = _weights(receivers, sums, bound, b)
-        scatter(out.values, b, sums.values.by_features(weights.flatten(3)))
+    for b in _blocks(receivers.log_q, bound):
+        factor, log_sum = _receiving(receivers, sums, b, bound)
+        _write(out.values, b, sums.values.rows(factor), bound)
         if log_sum is not None:
-            scatter(out.log_sum, b, log_sum)
+            out.log_sum[:, b, bound.chosen] = log_sum
 
 
 def _read_backward(
-    by_receivers: tuple[Tensor, Tensor],
-    grad: Attended,
-    receivers: Receivers,
-    sums: Sums,
-    bound: Bound,
-    group: Group,
+    by_receivers: tuple[Tensor, Tensor], grad: Attended, receivers: Receivers, sums: Sums, bound: Bound
 ) -> Sums:
     """Writes the gradients of the receivers, and returns those of the sums: W and Σ_i A_isr t_is."""
     by_log_q, by_row_shift = by_receivers
     parts = []
-    for b in group.blocks:
-        weights, log_sum = _weights(receivers, sums, bound, b)
-        g = gather(grad.values, b)
-        by_exponents = sums.values.by_channels(g).view_as(weights).mul_(weights)
-        by_shift, shared = by_exponents.sum(4), weights
+    for b in _blocks(receivers.log_q, bound):
+        factor, log_sum = _receiving(receivers, sums, b, bound)
+        g = grad.values[:, b]
+        by_samples, by_features = sums.values.exponents(factor, g)
         if log_sum is None:
-            scatter(by_row_shift, b, by_shift)
+            by_row_shift[:, b, bound.chosen] = by_samples
+            by_counts = torch.zeros_like(sums.counts)
         else:
-            through = (gather(grad.log_sum, b) - by_shift).mul_(by_shift.size(3))  # t
-            shared = weights * through.unsqueeze(4)
-            by_exponents.addcmul_(shared, sums.counts)
-        by_counts = shared.sum(2, keepdim=True) if log_sum is not None else torch.zeros_like(sums.counts)
-        parts.append(Sums(_outer(weights.flatten(3), g, group), by_counts))
-        scatter(by_log_q, b, by_exponents.sum(3))
+            through = (grad.log_sum[:, b, bound.chosen] - by_samples).mul_(bound.count).mul_(factor.samples)  # x t
+            by_features.addcmul_(torch.bmm(through, sums.counts), factor.features)
+            by_counts = torch.bmm(through.transpose(1, 2), factor.features)
+        parts.append(Sums(_outer(factor, g, receivers.log_q.size(1)), by_counts))
+        _write(by_log_q, b, by_features, bound)
     return _added(parts)
 
 
-def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound, group: Group) -> None:
+def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: Bound) -> None:
     """Writes the gradients of the senders."""
-    for b in group.blocks:
-        factor = _factor(gather(senders.log_k, b), gather(senders.col_shift, b), bound, -1)
-        scatter(by_senders.v, b, by_sums.values.by_features(factor.flatten(3)))
-        by_factor = by_sums.counts
-        if senders.v.size(2):
-            by_factor = by_sums.values.by_channels(gather(senders.v, b)).view_as(factor).add_(by_factor)
-        by_exponents = factor.mul_(by_factor)
-        scatter(by_senders.log_k, b, by_exponents.sum(3))
-        scatter(by_senders.col_shift, b, by_exponents.sum(4))
+    for b in _blocks(senders.log_k, bound):
+        factor = _sending(senders, b, bound)
+        _write(by_senders.v, b, by_sums.values.rows(factor), bound)
+        by_samples, by_features = by_sums.values.exponents(factor, senders.v[:, b])
+        by_samples.addcmul_(torch.bmm(factor.features, by_sums.counts.transpose(1, 2)), factor.samples)
+        by_features.addcmul_(torch.bmm(factor.samples, by_sums.counts), factor.features)
+        by_senders.col_shift[:, b, bound.chosen] = by_samples
+        _write(by_senders.log_k, b, by_features, bound)
 
 
-def _weights(receivers: Receivers, sums: Sums, bound: Bound, rows: slice) -> tuple[Tensor, Tensor | None]:
-    """A of a block [b, H, n, K, F], and L [b, H, n, K] where no shifts are given."""
-    queries = gather(receivers.log_q, rows)
+def _sending(senders: Senders, rows: slice, bound: Bound) -> Factor:
+    """B of a block, as w and e ≤ 1."""
+    keys = senders.log_k[:, rows] - bound.features
+    top = keys.amax(2, keepdim=True)
+    shift = senders.col_shift[:, rows, bound.chosen] - bound.samples
+    return Factor(shift.add_(top).exp_(), keys.sub_(top).exp_())
+
+
+def _receiving(receivers: Receivers, sums: Sums, rows: slice, bound: Bound) -> tuple[Factor, Tensor | None]:
+    """A of a block, as x and f ≤ 1, and L [B, n, K] where no shifts are given."""
+    queries = receivers.log_q[:, rows] + bound.features
+    top = queries.amax(2, keepdim=True)
+    features = queries.sub_(top).exp_()
+    top = top + bound.samples
     if receivers.row_shift is not None:
-        return _factor(queries, gather(receivers.row_shift, rows), bound, 1), None
-    # The largest factor of a row and sample is 1, before they are divided by their sum.
-    queries = queries + bound.features
-    if bound.rest is None:  # factors of all samples are proportional, so that they are the same once divided
-        top = queries.amax(3, keepdim=True)
-        factor = queries.sub_(top).exp_()
-        total = factor @ sums.counts.squeeze(2).transpose(2, 3)
-        factor = factor.unsqueeze(3) * total.mul(total.size(3)).reciprocal_().unsqueeze(4)
-    else:
-        factor = queries.unsqueeze(3) + bound.rest
-        top = factor.amax(4)
-        factor = _exp(factor.sub_(top.unsqueeze(4)))
-        total = (factor * sums.counts).sum(4)
-        factor.div_(total.mul(total.size(3)).unsqueeze(4))
-    return factor, total.log() + top + bound.samples
-
-
-def _exponents(log_features: Tensor, shift: Tensor) -> Tensor:
-    """log_features_ir + shift_is, [b, H, n, K, F]."""
-    return shift.unsqueeze(4) + log_features.unsqueeze(3)
-
-
-def _factor(log_features: Tensor, shift: Tensor, bound: Bound, sign: int) -> Tensor:
-    """exp(log_features_ir + shift_is ± M_sr), [b, H, n, K, F]: A with the upper sign, B with the lower."""
-    log_features = log_features.add(bound.features, alpha=sign)
-    shift = shift.add(bound.samples, alpha=sign)
-    if bound.rest is None:
-        top = log_features.amax(3, keepdim=True)
-        return shift.add_(top).exp_().unsqueeze(4) * log_features.sub_(top).exp_().unsqueeze(3)
-    return _exp(_exponents(log_features, shift).add_(bound.rest, alpha=sign))
-
-
-def _exp(exponents: Tensor) -> Tensor:
-    """In place; zero for what is below the normal numbers, which are slow."""
-    return torch.threshold_(exponents, math.log(torch.finfo(exponents.dtype).tiny), -math.inf).exp_()
+        return Factor(top.add_(receivers.row_shift[:, rows, bound.chosen]).exp_(), features), None
+    total = torch.bmm(features, sums.counts.transpose(1, 2))
+    return Factor(total.mul(bound.count).reciprocal_(), features), top.add_(total.log_())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
-from diffusion_mp.kernels.neumann import reference, shifted
+from diffusion_mp.kernels.neumann import gathered, reference
 from diffusion_mp.kernels.neumann.neighbours import Stencil
 from diffusion_mp.kernels.operation import Wide, empty_like, operation
 
@@ -19,7 +19,7 @@ TRITON = "diffusion_mp.kernels.neumann.triton"
     "neumann_product",
     family="neumann",
     reference=reference.neumann_product,
-    cpu=shifted.product,
+    cpu=gathered.product,
     triton=gpu.kernel(TRITON, "product", math.inf),
     dtype="v",
 )
@@ -31,7 +31,7 @@ def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     "neumann_inner",
     family="neumann",
     reference=reference.neumann_inner,
-    cpu=shifted.inner,
+    cpu=gathered.inner,
     triton=gpu.kernel(TRITON, "inner", math.inf),
     dtype="v",
 )

@@ -1,7 +1,6 @@
 """The fast path: torch's products with compressed rows, and its inner products at their entries."""
 
 import warnings
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -9,11 +8,12 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph_ops import compress
+from diffusion_mp.kernels.kept import kept_with
 from diffusion_mp.kernels.spmm import reference
 from diffusion_mp.kernels.spmm.entries import Entries
 
-# Entries of several heads that are multiplied at once: their weights are 1 MiB in float32.
-AT_ONCE = 1 << 18
+# Entries of several heads that are multiplied at once, by an index of their own: 12 MiB.
+AT_ONCE = 1 << 20
 
 
 def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
@@ -27,14 +27,18 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
         return sums.index_add_(0, entries.row, v.squeeze(2)[entries.col].mul_(weight)).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
-    ptr, moved, other = _by_row(entries)
     if weight.size(1) == 1:
+        ptr, moved, other = _by_row(entries)
         return _product(ptr, other, _in_order(weight[:, 0], moved), v.flatten(1)).view(-1, heads, channels)
+    if _few(entries, heads):
+        ptr, place, other = _by_row_and_head(entries, heads)
+        return _product(ptr, other, weight.flatten().index_select(0, place), v.reshape(-1, channels)).view(
+            -1, heads, channels
+        )
+    ptr, moved, other = _by_row(entries)
     out = v.new_empty(entries.rows, heads, channels)
-    ordered, senders = _in_order(weight, moved), v.reshape(-1, channels)
-    for some in _at_once(heads, entries):
-        product = _product(*_stacked(ptr, other, some, heads), torch.cat(ordered[:, some].unbind(1)), senders)
-        out[:, some] = product.view(-1, entries.rows, channels).transpose(0, 1)
+    for head in range(heads):
+        out[:, head] = _product(ptr, other, _in_order(weight[:, head], moved), v[:, head])
     return out
 
 
@@ -47,19 +51,39 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     count = entries.row.numel()
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return reference.sddmm(entries, a, b)
+    if _few(entries, heads):
+        ptr, place, other = _by_row_and_head(entries, heads)
+        return _put(_inner(ptr, other, a.reshape(-1, channels), b.reshape(-1, channels)), place).view(count, heads)
     ptr, moved, other = _by_row(entries)
-    out, senders = a.new_empty(count, heads), b.reshape(-1, channels)
-    for some in _at_once(heads, entries):
-        receivers = a[:, some].transpose(0, 1).reshape(-1, channels)
-        zero = a.new_zeros(count * (some.stop - some.start))
-        products = matrix(*_stacked(ptr, other, some, heads), zero, len(senders))
-        torch.sparse.sampled_addmm(products, receivers, senders.t(), out=products)
-        by_head = products.values().view(-1, count).t()
-        if moved is None:
-            out[:, some] = by_head
-        else:
-            out[:, some].index_copy_(0, moved.long(), by_head)
-    return out
+    return torch.stack([_put(_inner(ptr, other, a[:, h], b[:, h]), moved) for h in range(heads)], 1)
+
+
+def _few(entries: Entries, heads: int) -> bool:
+    """Whether all heads are one product: else one after the other, whose index is that of all."""
+    return heads > 1 and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
+
+
+def _by_row_and_head(entries: Entries, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The compressed form of the matrix whose rows and columns are pairs of a node and a head, kept with that by row.
+
+    Bounds [N H + 1]; the place in [E, H] of every entry [E H]; its column.
+    """
+    ptr, moved, other = _by_row(entries)
+    return kept_with((ptr, other), heads, lambda: _with_heads(ptr, moved, other, heads))
+
+
+def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    head = torch.arange(heads, dtype=ptr.dtype, device=ptr.device)
+    count, first, entry = ptr.diff(), ptr[:-1], torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
+    row = torch.repeat_interleave(count)
+    # Rows have their heads one after the other, each with all entries of the row.
+    at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(1) + count.index_select(0, row).outer(head)
+    at, places = at.flatten().long(), torch.empty(at.numel(), dtype=torch.long, device=ptr.device)
+    columns = torch.empty_like(at, dtype=ptr.dtype)
+    places[at] = ((entry if moved is None else moved).unsqueeze(1) * heads + head).flatten().long()
+    columns[at] = (other.unsqueeze(1) * heads + head).flatten()
+    starts = (first * heads).unsqueeze(1) + count.outer(head)
+    return torch.cat([starts.flatten(), ptr[-1:] * heads]), places, columns
 
 
 def _by_row(entries: Entries) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -73,20 +97,16 @@ def _in_order(weight: Tensor, moved: Tensor | None) -> Tensor:
     return weight.contiguous() if moved is None else weight.index_select(0, moved)
 
 
-def _at_once(heads: int, entries: Entries) -> Iterator[slice]:
-    """The heads in runs that are worth one call: those of a small graph all at once, those of a large one by one."""
-    run = max(1, AT_ONCE // max(entries.rows, entries.row.numel()))
-    return (slice(first, min(first + run, heads)) for first in range(0, heads, run))
+def _put(values: Tensor, moved: Tensor | None) -> Tensor:
+    """The opposite: values of entries in order, each where it came from."""
+    return values if moved is None else torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
-def _stacked(ptr: Tensor, other: Tensor, some: slice, heads: int) -> tuple[Tensor, Tensor]:
-    """Boundaries and columns of the rows of some heads, one head after the other; columns number node and head."""
-    if heads == 1:
-        return ptr, other
-    head = torch.arange(some.start, some.stop, dtype=ptr.dtype, device=ptr.device).unsqueeze(1)
-    starts = (head - some.start) * other.numel() + ptr[:-1]
-    end = ptr.new_tensor([len(head) * other.numel()])
-    return torch.cat([starts.flatten(), end]), (other * heads + head).flatten()
+def _inner(ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a_row·b_column of the entries of every row."""
+    products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
+    torch.sparse.sampled_addmm(products, a, b.t(), out=products)
+    return products.values()
 
 
 def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
