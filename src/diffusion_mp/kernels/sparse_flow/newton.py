@@ -34,6 +34,9 @@ class Layout(Protocol):
     def spread(self, row: Tensor) -> Tensor:
         """The number of its row beside every entry."""
 
+    def some(self, entries: Tensor) -> Tensor | None:
+        """A sample of every row; ``None`` where rows are short."""
+
 
 class Dense:
     """Rows along the last dimension, [..., n]; their numbers are [..., 1]."""
@@ -59,16 +62,20 @@ class Dense:
     def spread(self, row: Tensor) -> Tensor:
         return row
 
+    def some(self, entries: Tensor) -> Tensor | None:
+        return entries[..., ::8].contiguous() if entries.size(-1) >= 512 else None
+
 
 DENSE = Dense()
 
 
 class Root(NamedTuple):
-    """Of every row the root, Σ p and Σ pt of the entries below it, and how many these are; and the steps."""
+    """Of every row the root, Σ p and Σ pt of the entries below it; these, as 1 among 0, their number, and the steps."""
 
     root: Tensor
     slope: Tensor
     moment: Tensor
+    active: Tensor
     support: Tensor
     steps: int
 
@@ -78,38 +85,43 @@ def newton(
     threshold: Tensor,
     leak: Tensor,
     total: Tensor | float = 1.0,
-    support: Tensor | float = math.inf,
+    support: Tensor | None = None,
     rows: Layout = DENSE,
 ) -> Root:
     r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
     The left side is convex, increasing and piecewise linear, so a step solves the linear equation of the active set
     {t_j < ν}: from the right of the root the steps fall towards it, reach it when the set stays, and are finite in
-    number. They start where every entry that has a weight is active, which lies to the right (S3 of docs/errata.md).
+    number. Whatever set they start with, the first step leads to the right (S3 of docs/errata.md).
 
     Args:
-        weight, threshold: p ≥ 0 and t. Weights are written over: those that are not below the root become zero.
+        weight, threshold: p ≥ 0 and t.
         leak: κ ≥ 0 per row. total: b.
-        support: how many entries have a weight, the ones of least t: infinity asks for one step more.
+        support: how many entries have a weight, if these are the ones of least t: the set to start with. Otherwise that
+            of a sample's root, or everybody.
         rows: how entries lie in rows.
 
     A row in which nothing is active and that has no leak keeps the ν that it had; 0 if it has no weight at all.
     """
-    entries = torch.empty_like(weight)
-    slope, moment = rows.add(weight), rows.add(torch.mul(weight, threshold, out=entries))
-    below = slope + leak
-    root = torch.where(below > 0, (total + moment) / below.clamp_min(torch.finfo(below.dtype).tiny), 0.0)
-    support = torch.as_tensor(support, dtype=weight.dtype, device=weight.device)
-    for step in range(MAX_STEPS):
-        torch.lt(threshold, rows.spread(root), out=entries)  # 1 or 0: several times faster than a mask of booleans
-        # Sets of falling roots lie one within the other: as many entries are the same ones.
-        active = rows.add(entries)
-        fewer = active < support
-        if not bool(fewer.any()):
+    few = rows.some(weight) if support is None else None
+    if few is None:
+        slope, active = rows.add(weight), weight * threshold
+    else:
+        share, among = few.size(-1) / weight.size(-1), rows.some(threshold)
+        guess = newton(few, among, share * leak, share * total, rows=rows).root
+        active = torch.lt(threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight))
+        slope = rows.add(active.mul_(weight))
+        active.mul_(threshold)
+    moment = rows.add(active)
+    root = torch.where(slope + leak > 0, (total + moment) / (slope + leak), 0.0)
+    size = torch.full_like(root, math.inf) if support is None else support
+    for steps in range(1, MAX_STEPS + 1):
+        torch.lt(threshold, rows.spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
+        before, size = size, rows.add(active).minimum(size)
+        # Sets of falling roots lie one within the other: where as many entries are active they are the same.
+        if torch.equal(size, before):
             break
-        slope = rows.add(weight.mul_(entries))
-        moment = rows.add(torch.mul(weight, threshold, out=entries))
-        below, support = slope + leak, active.minimum(support)
-        following = (total + moment) / below
-        root = torch.where((below > 0) & (following < root), following, root)  # not up again, by rounding
-    return Root(root, slope, moment, support, step + 1)
+        slope = rows.add(active.mul_(weight))
+        moment = rows.add(active.mul_(threshold))
+        root = root.fmin((total + moment) / (slope + leak))  # not up again by rounding, nor where nothing is active
+    return Root(root, slope, moment, active, size, steps)

@@ -86,41 +86,54 @@ def solve(
         highest = (2 / nu).log1p().clamp(max=limit)
         threshold = exp_(torch.sub(u, rows.spread(w)).minimum(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
         # The best conductor leads as a leak does, also below its threshold: the sign of ρ says whether it flows.
-        own = torch.where(count > 0, rows.at(weight, best), 0.0)
+        some = count > 0
+        own = rows.at(weight, best).where(some, 0.0)
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
-        rho, slope, moment, support, _ = newton(
+        rho, slope, moment, active, support, _ = newton(
             rows.without(weight, best), threshold, by_leak + own, total, count, rows
         )
 
+        flows = some & (rho > 0)
+        if flows.all():
+            break
         # Who is closed by a hair is as good to measure from, if others flow and their sum is right to the last digits.
-        hair = (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
-        flows = (count > 0) & ((rho > 0) | hair)
-        closed = ~flows & (count > 0)
-        if not bool(closed.any()):
+        flows |= some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
+        closed = some & ~flows
+        if not closed.any():
             break
         ceiling = torch.where(closed, u_best, ceiling)
         candidates, _ = below(s, u, ceiling, rows)
 
     theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
     above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho * (height - theta).exp()).log1p()
-    log_mu = torch.where(rho > 0, above, beneath)
+    through = slope + own * (rho > 0)
     # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
-    resisted = rows.add(threshold.mul_(threshold).mul_(weight))
-    drag, through = nu * slope + moment, slope + own * (rho > 0)
-    work = theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
-    # Where nothing flows μ is α, and the terms are such that they say so.
-    return RowPotentials(
-        a=torch.where(flows, a, 0.0),
-        w=torch.where(flows, w, friction),
-        rho=torch.where(flows, rho, 0.0),
-        nu=torch.where(flows, nu, 0.0),
-        lift=torch.where(flows, lift, 0.0),
-        best=torch.where(flows, best, 0),
-        log_mu=torch.where(flows, log_mu, -leak.log()),
+    resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
+    solved = RowPotentials(
+        a=a,
+        w=w,
+        rho=rho,
+        nu=nu,
+        lift=lift,
+        best=best,
+        log_mu=torch.where(rho > 0, above, beneath),
         resistance=resistance,
         friction=friction,
-        slope=torch.where(flows, through + by_leak, 1.0),
-        drag=torch.where(flows, drag, 0.0),
-        work=torch.where(flows, work, 0.0),
-        support=torch.where(flows, support, 0.0),
+        slope=through + by_leak,
+        drag=nu * slope + moment,
+        work=theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted),
+        support=support,
     )
+    if flows.all():
+        return solved
+    # Where nothing flows μ is α, and the terms are such that they say so.
+    nothing = torch.zeros_like(rho)
+    still = RowPotentials(*13 * [nothing])._replace(
+        w=friction,
+        best=best.new_zeros(()),
+        log_mu=-leak.log(),
+        resistance=resistance,
+        friction=friction,
+        slope=nothing + 1,
+    )
+    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
