@@ -33,3 +33,9 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 def exp_limit(dtype: torch.dtype) -> float:
     """An exponent that neither overflows nor does so in a sum over a row: entries beyond it are out of play."""
     return 0.8 * math.log(torch.finfo(dtype).max)
+
+
+def exp_(x: Tensor) -> Tensor:
+    """e^x in place, cut off at :func:`exp_limit` above and below: where it underflows it takes a hundred times as long."""
+    limit = exp_limit(x.dtype)
+    return x.clamp_(-limit, limit).exp_()

@@ -46,6 +46,9 @@ class Segments:
     def spread(self, row: Tensor) -> Tensor:
         return row.index_select(0, self.target)
 
+    def some(self, entries: Tensor) -> None:
+        return None
+
     def is_at(self, place: Tensor) -> Tensor:
         """Which entries stand at the place of their row."""
         return self.spread(place) == torch.arange(len(self.target), device=place.device).unsqueeze(1)

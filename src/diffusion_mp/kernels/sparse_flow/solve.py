@@ -15,10 +15,13 @@ where nothing cancels but frictions that are almost equal. No conductance, which
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold_
 
-from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.kernels.precision import exp_, exp_limit
 from diffusion_mp.kernels.sparse_flow.newton import DENSE, Layout, newton
 from diffusion_mp.kernels.sparse_flow.rows import RowPotentials
 
@@ -38,6 +41,13 @@ def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return log_drag.clamp(0, UNIT), (log_drag - UNIT).clamp_min(0), rise, nu
 
 
+def below(s: Tensor, u: Tensor, bound: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
+    """The conductors of less friction than u < bound, all others with an s below any; how many these are, by row."""
+    within = torch.lt(u, rows.spread(bound), out=torch.empty_like(s))
+    count = rows.add(within)
+    return torch.add(s, within.sub_(1), alpha=torch.finfo(s.dtype).max / 4), count
+
+
 def solve(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, rows: Layout = DENSE
 ) -> RowPotentials:
@@ -48,69 +58,82 @@ def solve(
     s = −∞ and u = ∞ is none, which M and U know already.
     """
     info, limit, log_lam = torch.finfo(s.dtype), exp_limit(s.dtype), lam.log()
-    ceiling, top, may = torch.full_like(lam, torch.inf), rows.top(s).clamp_min(info.min), torch.ones_like(s)
-    first = searching = True
-    while searching:
+    candidates, ceiling = s, torch.full_like(lam, torch.inf)
+    while True:
         # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
-        weight = (s - rows.spread(top)).clamp_(max=0).exp_()
+        top = rows.top(candidates).clamp_min(info.min)
+        weight = threshold_(exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0)
         offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
-        threshold = (u + rows.spread(offset)).clamp_(max=limit).exp_()
-        root = newton(
-            weight if first else weight.mul_(may), threshold, leak * (-resistance - top).exp(), rows=rows
-        ).root
-        log_root = root.log()
+        threshold = exp_(torch.add(u, rows.spread(offset)))
+        log_root = newton(weight, threshold, leak * (-resistance - top).exp(), rows=rows).root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
         reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(ceiling)
 
-        torch.lt(u, rows.spread(reach), out=may)
-        best = rows.best(torch.sub(may, 1, out=threshold).mul_(info.max / 4).add_(s))
-        s_best, u_best = rows.at(s, best).clamp_min(info.min), rows.at(u, best)
+        candidates, count = below(s, u, reach, rows)
+        best = rows.best(candidates)
+        s_best, u_best = rows.at(s, best).clamp_min(info.min / 8), rows.at(u, best)
         log_c = resistance + s_best
         unit, lift, rise, nu = units(log_c + log_lam + u_best - friction)
         w = u_best + rise
         log_f = w - friction
         a = unit - s_best
 
-        torch.add(s, rows.spread(a), out=weight)
+        weight = candidates.add_(rows.spread(a))
         if bool(lift.any()):
             weight += torch.lt(u, rows.spread(w)) * rows.spread(lift)
-        weight.clamp_(max=limit).exp_().mul_(may)
-        torch.sub(u, rows.spread(w), out=threshold).clamp_(max=limit).exp_().sub_(1).mul_(rows.spread(nu))
-        threshold.clamp_(max=2)  # above any ρ
+        exp_(weight)
+        # Above any ρ is as good as 2.
+        highest = (2 / nu).log1p().clamp(max=limit)
+        threshold = exp_(torch.sub(u, rows.spread(w)).minimum(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
+        # The best conductor leads as a leak does, also below its threshold: the sign of ρ says whether it flows.
+        some = count > 0
+        own = rows.at(weight, best).where(some, 0.0)
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
-        rho, slope, moment, active, _ = newton(weight, threshold, by_leak, total, rows)
+        rho, slope, moment, active, support, _ = newton(
+            rows.without(weight, best), threshold, by_leak + own, total, count, rows
+        )
 
+        flows = some & (rho > 0)
+        if flows.all():
+            break
         # Who is closed by a hair is as good to measure from, if others flow and their sum is right to the last digits.
-        excess = (total + moment - rho * (slope + by_leak)).abs()
-        flows = (rho > 0) | ((slope > info.tiny**0.5) & (lift == 0) & (excess < 8 * info.eps))
-        first = searching = False
-        if not bool(flows.all()):
-            closed = ~flows & (rows.add(may) > 0)
-            searching = bool(closed.any())
-            ceiling = torch.where(closed, u_best, ceiling)
-            torch.lt(u, rows.spread(ceiling), out=may)
-            top = rows.top((may - 1).mul_(info.max / 4).add_(s)).clamp_min(info.min)
+        flows |= some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
+        closed = some & ~flows
+        if not closed.any():
+            break
+        ceiling = torch.where(closed, u_best, ceiling)
+        candidates, _ = below(s, u, ceiling, rows)
 
     theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
-    above, below = torch.logaddexp(theta, rho.log() + height), theta + (rho * (height - theta).exp()).log1p()
-    log_mu = torch.where(rho > 0, above, below)
+    above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho * (height - theta).exp()).log1p()
+    through = slope + own * (rho > 0)
     # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
-    resisted = rows.add(threshold.mul_(threshold).mul_(weight))
-    drag = nu * rows.add(rows.without(weight, best)) + moment
-    work = theta.exp() * (rho * slope - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
-    # Where nothing flows μ is α, and the terms are such that they say so.
-    return RowPotentials(
-        a=torch.where(flows, a, 0.0),
-        w=torch.where(flows, w, friction),
-        rho=torch.where(flows, rho, 0.0),
-        nu=torch.where(flows, nu, 0.0),
-        lift=torch.where(flows, lift, 0.0),
-        best=torch.where(flows, best, 0),
-        log_mu=torch.where(flows, log_mu, -leak.log()),
+    resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
+    solved = RowPotentials(
+        a=a,
+        w=w,
+        rho=rho,
+        nu=nu,
+        lift=lift,
+        best=best,
+        log_mu=torch.where(rho > 0, above, beneath),
         resistance=resistance,
         friction=friction,
-        slope=torch.where(flows, slope + by_leak, 1.0),
-        drag=torch.where(flows, drag, 0.0),
-        work=torch.where(flows, work, 0.0),
-        support=torch.where(flows, rows.add(active.mul_(may)), 0.0),
+        slope=through + by_leak,
+        drag=nu * slope + moment,
+        work=theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted),
+        support=support,
     )
+    if flows.all():
+        return solved
+    # Where nothing flows μ is α, and the terms are such that they say so.
+    nothing = torch.zeros_like(rho)
+    still = RowPotentials(*13 * [nothing])._replace(
+        w=friction,
+        best=best.new_zeros(()),
+        log_mu=-leak.log(),
+        resistance=resistance,
+        friction=friction,
+        slope=nothing + 1,
+    )
+    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))

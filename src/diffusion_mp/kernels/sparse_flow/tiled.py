@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.precision import accumulating, exp_limit
+from diffusion_mp.kernels.precision import accumulating, exp_, exp_limit
 from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.sparse_flow.solve import solve
@@ -58,7 +58,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
         solved = []
         for rows in _rows(q):
             s, u = _inner(q[:, rows], k), _inner(fq[:, rows], fk)
-            resistance, friction = _log_sum(-s, mask), _log_sum(u, mask)
+            resistance, friction = _log_sum(s, mask, -1), _log_sum(u, mask)
             if mask is not None:  # a copy does not conduct, whatever its friction
                 closed = mask.log().transpose(1, 2)
                 s, u = s.add_(closed), u.sub_(closed)
@@ -77,11 +77,13 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
     return RowPotentials._make([*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:]])
 
 
-def _log_sum(x: Tensor, mask: Tensor | None) -> Tensor:
-    """log Σ_j e^{x_ij}."""
-    x = x if mask is None else x + mask.log().transpose(1, 2)
-    top = x.amax(-1, keepdim=True)
-    return (x - top).exp_().sum(-1, keepdim=True).log_() + top
+def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
+    """log Σ_j e^{± x_ij}."""
+    top = x.amin(-1, keepdim=True) if sign < 0 else x.amax(-1, keepdim=True)
+    share = exp_(top - x if sign < 0 else x - top)
+    if mask is not None:
+        share.mul_(mask.transpose(1, 2))
+    return share.sum(-1, keepdim=True).log_() + sign * top
 
 
 class _Entries(NamedTuple):
@@ -101,13 +103,12 @@ def _entries(features: Sequence[Tensor], terms: Sequence[Tensor], rows: slice, m
     """The entries of rows of a stack."""
     q, k, fq, fk = features
     a, w, rho, nu, lift, best = (x[:, rows] for x in terms)
-    limit = exp_limit(q.dtype)
     s, u = _inner(q[:, rows], k), _inner(fq[:, rows], fk)
-    above = (u - w).clamp_(max=limit).exp_().sub_(1).scatter_(2, best, 0.0)
+    above = exp_(u - w).sub_(1).scatter_(2, best, 0.0)
     through = s + a
     if bool(lift.any()):
         through += torch.lt(above, 0) * lift
-    through.clamp_(max=limit).exp_()
+    exp_(through)
     if mask is not None:
         through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
     flow = (above * -nu).add_(rho)
@@ -262,7 +263,7 @@ def potentials_backward(
         for rows in _rows(resistance):
             s, u, through, above, flow = _entries(inputs, terms, rows, mask)
             some, best = step[:, rows], terms[5][:, rows]
-            r, f = s.neg_().sub_(resistance[:, rows]).exp_(), u.sub_(friction[:, rows]).exp_()
+            r, f = exp_(s.neg_().sub_(resistance[:, rows])), exp_(u.sub_(friction[:, rows]))
             if mask is not None:
                 r, f = r.mul_(mask.transpose(1, 2)), f.mul_(mask.transpose(1, 2))
             ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
