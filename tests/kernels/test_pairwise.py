@@ -92,7 +92,7 @@ def test_attention_is_once_differentiable_and_says_so(score, generator):
     q, k, v = randn(3, 4, 1, 2, generator=generator).unbind()
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     gradients = torch.autograd.grad(pairwise_attention(*leaves, score=score).sum(), leaves[:2], create_graph=True)
-    with pytest.raises(RuntimeError, match="pairwise attention is once differentiable.*SimpleDiffusivity"):
+    with pytest.raises(RuntimeError, match=r"pairwise attention is once differentiable.*SimpleDiffusivity"):
         gradients[0].sum().backward()
 
 
