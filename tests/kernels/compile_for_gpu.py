@@ -57,7 +57,7 @@ def main(dtype: torch.dtype, width: int) -> None:
     for score in ("sigmoid", "exp"):
         pairwise.attention(q, k, v, ptr, score)
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))
-        pairwise.backward(v, None, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
+        pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
     if width <= op.WIDEST:
         features = Features(q, k, q, k)
         terms = RowTerms(row, row, row, row, row, row.long())

@@ -79,13 +79,29 @@ def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(widths, heads, d
     """And everything else goes by tiles; both are what the reference is."""
     features, channels = widths
     calls = []
-    for name in ("attention", "backward"):
-        run = getattr(fused, name)
-        monkeypatch.setattr(fused, name, lambda *inputs, name=name, run=run: calls.append(name) or run(*inputs))
+    run = fused.attention
+    monkeypatch.setattr(fused, "attention", lambda *inputs, once: calls.append(1) or run(*inputs, once=once))
     inputs = [torch.randn(33, heads, width, generator=generator) for width in (features, features, channels)]
     inputs[0] = inputs[0] / features**0.5
     assert_equals_reference(pairwise_attention, inputs, generator, dtype, backend="cpu")
-    assert calls == (["attention", "backward"] if channels - features <= fused.PADDING else [])
+    assert bool(calls) == (channels - features <= fused.PADDING)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_attention_is_once_differentiable_and_says_so(score, generator):
+    q, k, v = randn(3, 4, 1, 2, generator=generator).unbind()
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    gradients = torch.autograd.grad(pairwise_attention(*leaves, score=score).sum(), leaves[:2], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"pairwise attention is once differentiable.*SimpleDiffusivity"):
+        gradients[0].sum().backward()
+
+
+def test_shapes_that_do_not_fit_never_reach_the_fused_kernel(generator):
+    """It would read past the end of them."""
+    q, k, v = randn(3, 9, 2, 4, generator=generator).unbind()
+    for inputs in ((q, k[:5], v), (q, k, v[:5]), (q, k, v[:, :1]), (q, k[:, :, :3], v)):
+        assert not fused.takes(*inputs, None, "exp")
+    assert fused.takes(q, k, v, None, "exp")
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -123,10 +139,9 @@ def test_registered_operations_pass_opcheck(ragged, generator):
     for score in SCORES:
         torch.library.opcheck(ops.pairwise_attention.default, (q, k, v, ptr, score, "auto"))
     torch.library.opcheck(ops.pairwise_product.default, (q, k, v, a, b, ptr, "exp", ragged, "auto"))
-    for out, of_lse, shift, score in ((None, None, b, "sigmoid"), (None, a, None, "exp"), (v, None, None, "exp")):
-        arguments = (grad, out, of_lse, q, k, v, a, shift, ptr, score, True, "auto")
-        detached = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
-        torch.library.opcheck(ops.pairwise_backward.default, tuple(detached))
+    for shift, score in ((b, "sigmoid"), (None, "exp")):
+        arguments = [t.detach() if isinstance(t, Tensor) else t for t in (grad, a, q, k, v, a, shift)]
+        torch.library.opcheck(ops.pairwise_backward.default, (*arguments, ptr, score, ragged, "auto"))
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.dispatch import Backend, Implementation
+from diffusion_mp.kernels.dispatch import Backend, Implementation, requested
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
-from diffusion_mp.kernels.pairwise import flex, reference, tiled
-from diffusion_mp.kernels.pairwise.scores import SCORES, Attended, Weighting, inner
+from diffusion_mp.kernels.pairwise import flex, fused, reference, tiled
+from diffusion_mp.kernels.pairwise.scores import SCORES, Attended, Weighting
+from diffusion_mp.kernels.precision import accumulating
 
 TRITON = "diffusion_mp.kernels.pairwise.triton"
 
@@ -52,9 +53,9 @@ def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
 
 @operation("pairwise_backward", family="pairwise", cpu=tiled.backward, triton=gpu.kernel(TRITON, "backward"))
 def _backward(
-    grad: Tensor, out: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v for those of Σ_j w_ij v_j; see `tiled.backward` for the others."""
+    """Of Σ_j w_ij (grad_i·v_j − δ_i): gradients of q, k and v."""
     return empty_like(q, k, v)
 
 
@@ -69,7 +70,8 @@ def _of_attention(
     lse: Tensor,
     backend: str,
 ) -> tuple[Tensor, ...]:
-    return _backward(grad_out, out, None, q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
+    # Of p_ij = f_ij exp(−lse_i): Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
+    return _backward(grad_out, _inner(grad_out, out), q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
 
 
 def _of_logsumexp(
@@ -78,23 +80,36 @@ def _of_logsumexp(
     # p is the derivative of lse by log f; there are no values. An empty row, without a pair, is −∞ and stays zero.
     nothing = q.new_empty(*q.shape[:2], 0)
     weighting = Weighting(-out.masked_fill(out == -torch.inf, 0.0), None, ptr, score, loops)
-    return _backward(nothing, None, grad, q, k, nothing, weighting, backend=backend)[:2]
+    return _backward(nothing, -grad, q, k, nothing, weighting, backend=backend)[:2]
 
 
 def _of_product(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
 ) -> tuple[Tensor, ...]:
     # Of g_ij = w_ij (grad_i·v_j): the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
-    dq, dk, dv = _backward(grad, None, None, q, k, v, weighting, backend=backend)
-    return dq, dk, dv, inner(grad, out).to(weighting.row_shift), inner(v, dv).to(weighting.row_shift)
+    dq, dk, dv = _backward(grad, weighting.row_shift.new_zeros(q.shape[:2]), q, k, v, weighting, backend=backend)
+    return dq, dk, dv, _inner(grad, out).to(weighting.row_shift), _inner(v, dv).to(weighting.row_shift)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    (a, b), _ = accumulating(a, b)
+    return (a * b).sum(2)
 
 
 _attention.derivatives({"q k v": _of_attention})
 _logsumexp.derivatives({"q k": _of_logsumexp})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
-_backward.derivatives(
-    once_differentiable("pairwise attention", instead="use a low-rank diffusivity (SimpleDiffusivity)")
-)
+
+
+@operation("pairwise_gradient", cpu=torch.clone)
+def _gradient(grad: Tensor) -> Tensor:
+    """A gradient that torch's fused kernel found."""
+    return empty_like(grad)
+
+
+ONCE = once_differentiable("pairwise attention", instead="use a low-rank diffusivity (SimpleDiffusivity)")
+_backward.derivatives(ONCE)
+_gradient.derivatives(ONCE)
 
 
 def pairwise_attention(
@@ -118,6 +133,8 @@ def pairwise_attention(
     recomputes the scores; once differentiable; the result has the dtype of ``v``.
     """
     check_choice(score, "score", SCORES)
+    if fused.takes(q, k, v, ptr, score) and requested("pairwise", backend) in ("auto", "cpu"):
+        return fused.attention(q, k, v, once=_gradient)
     return _attention(q, k, v, ptr, score, backend=backend).out
 
 

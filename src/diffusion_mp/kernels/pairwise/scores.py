@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from diffusion_mp.kernels.operation import Wide
-from diffusion_mp.kernels.precision import accumulating
 
 # "exp" is the softmax's score (with distance features, the Gaussian's); "sigmoid" is DIFFormer-a's.
 SCORES = ("exp", "sigmoid")
@@ -35,16 +34,3 @@ class Attended(NamedTuple):
 def log_score(s: Tensor, score: str) -> Tensor:
     """log f(s)."""
     return logsigmoid(s) if score == "sigmoid" else s
-
-
-def inner(a: Tensor, b: Tensor) -> Tensor:
-    """a_i·b_i of rows [N, H, D]: [N, H], in at least float32."""
-    (a, b), _ = accumulating(a, b)
-    return (a * b).sum(2)
-
-
-def row_term(grad: Tensor, out: Tensor | None, grad_lse: Tensor | None) -> Tensor | None:
-    """δ [N, H] of g_ij = w_ij (grad_i·v_j − δ_i): what a row divided by its sum takes off, or its log-sum adds."""
-    if out is not None:
-        return inner(grad, out)
-    return None if grad_lse is None else -grad_lse

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.pairwise import fused
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score, row_term
+from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product, side_by_side
 
@@ -74,9 +73,6 @@ class _Weights:
 def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
-    if loops and fused.takes(q, v, ptr, score):
-        out, lse = fused.attention(q, k, v)
-        return Attended(out.to(dtype), lse)
     weights = _Weights(score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -163,27 +159,18 @@ def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
 
 
 def backward(
-    grad: Tensor, out: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
 
-    For the gradient of Σ_j w_ij v_j; with ``out``, that sum, for rows divided by what they add up to; and with
-    ``grad_lse`` for that of the logarithm of what they add up to. With g_ij = w_ij (grad_i·v_j − δ_i), δ being
-    `row_term`, and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid: dv_j = Σ_i w_ij grad_i,
-    dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
+    With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
+    dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
     row_shift, col_shift, ptr, score, loops = weighting
-    (grad, k, v, q), dtype = accumulating(grad, k, v, q)
-    if out is not None and fused.takes(q, v, ptr, score):
-        return _narrowed(fused.backward(grad, out.to(q.dtype), -row_shift, q, k, v), dtype)
-    shifts: list[Tensor] = []
+    (grad, k, v, delta, *shifts, q), dtype = accumulating(grad, k, v, delta.unsqueeze(2), *_columns(weighting), q)
     if col_shift is None and _near(row_shift):  # rows sum to one once they are scaled, and scores need no level
-        scale = row_shift.exp()
-        grad, grad_lse = grad * scale.unsqueeze(2), None if grad_lse is None else grad_lse * scale
-    else:
-        shifts = [shift.to(q.dtype) for shift in _columns(weighting)]
-    delta = row_term(grad, out, grad_lse)
-    delta = (torch.zeros_like(row_shift) if delta is None else delta).unsqueeze(2)
+        scale = shifts.pop().exp()
+        grad, delta = grad * scale, delta * scale
     weights = _Weights(score, loops)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -210,12 +197,8 @@ def backward(
             dq.append(of_queries)
         return tuple(joined(parts, 1) for parts in (dq, dk, dv))
 
-    return _narrowed(by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE), dtype)
-
-
-def _narrowed(found: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in the dtype of the arguments."""
-    dq, dk, dv = found if found[0].dtype is dtype else [x.to(dtype) for x in found]
+    found = by_stacks(compute, ptr, (q, k, v, grad, delta, *shifts), TILE)
+    dq, dk, dv = found if dtype is q.dtype else (x.to(dtype) for x in found)
     return dq, dk, dv
 
 

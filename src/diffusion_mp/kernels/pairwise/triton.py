@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import contiguous, padded, row_contiguous, tiles
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, row_term
+from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
@@ -209,11 +209,11 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
 
 
 def backward(
-    grad: Tensor, out: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each in its dtype; see ``tiled.backward``."""
-    row_shift, col_shift, delta = contiguous(*weighting[:2], row_term(grad, out, grad_lse))
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
+    row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     with torch.cuda.device_of(q):
         table, grid, options = _plan(q, v, *weighting[2:])
