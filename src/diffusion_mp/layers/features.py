@@ -41,7 +41,7 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
         return Pattern(Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1)))
 
-    pattern = kept_with((x,), (bounds._version, column._version), find) if values_only() else find()
+    pattern = kept_with((x,), "pattern", find) if values_only() else find()
     out = spmm(pattern, x.values().unsqueeze(1), weight.t().contiguous().unsqueeze(1)).squeeze(1)
     return out if bias is None else out + bias
 
