@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from diffusion_mp import pattern
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
 from diffusion_mp.dropout import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
@@ -146,3 +147,21 @@ def test_a_network_is_trained_on_sparse_features_with_dropout():
 def test_features_that_do_not_fit_are_refused_in_a_sentence(name, x, error, sentence):
     with pytest.raises(error, match=sentence):
         seeded(MODELS[name])(x(features()), edges())
+
+
+def test_where_features_stand_is_found_once_for_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step sorts the stored entries by column; the next one need not, until they are moved."""
+    found = []
+    real = pattern.compress
+    monkeypatch.setattr(pattern, "compress", lambda *args: found.append(1) or real(*args))
+    x, layer = features().to_sparse_csr(), FeatureLinear(13, 4).double()
+    for _ in range(3):
+        layer(x).sum().backward()
+        dense = x.to_dense().sum(0)
+        torch.testing.assert_close(layer.weight.grad, dense.expand(4, -1))
+        layer.zero_grad()
+    assert len(found) == 1
+    x.col_indices().copy_(12 - x.col_indices())
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, dense.flip(0).expand(4, -1))
+    assert len(found) == 2

@@ -27,4 +27,5 @@ def kept_with(tensors: tuple[Tensor, ...], key: Hashable, find: Callable[[], T])
     found = known[2]
     if key not in found:
         found[key] = kept(find)
-    return found[key]  # type: ignore[no-any-return]  # as it was put there
+    value: T = found[key]
+    return value

@@ -188,6 +188,7 @@ class Plan:
         self.ptr = ptr
         self._parts: dict[int, list[Part]] = {}
         self._pieces: dict[tuple[object, ...], list[Piece]] = {}
+        self.stencils: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # what `kernels.neumann` finds
 
     def parts(self, rows: int) -> list[Part]:
         """Runs of graphs of at most so many rows together; a larger graph is a part of its own. Found once."""
@@ -358,14 +359,6 @@ def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
 def largest(ptr: Tensor | None, num_nodes: int) -> int:
     """The nodes of the largest graph."""
     return num_nodes if ptr is None else int(ptr.diff().max()) if len(ptr) > 1 else 0
-
-
-def common_size(ptr: Tensor | None, num_nodes: int) -> int | None:
-    """The size of all graphs that have any row, or ``None`` where they differ."""
-    if ptr is None:
-        return num_nodes
-    sizes, most = ptr.diff(), largest(ptr, num_nodes)
-    return most if bool(((sizes == most) | (sizes == 0)).all()) else None
 
 
 def rows_of(starts: Tensor, size: int, device: torch.device) -> Rows:

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.errors import check_fits, check_state, describe
+from diffusion_mp.graph_ops import values_only
+from diffusion_mp.kernels.kept import kept_with
 from diffusion_mp.kernels.spmm import spmm
 from diffusion_mp.pattern import Compressed, Pattern
 
@@ -32,9 +34,14 @@ def check_features(x: Tensor, name: str = "x", *, channels: int, module: nn.Modu
 
 def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b from what a sparse x stores, [N, out_channels] and dense; differentiable by W and b."""
-    x = x.to_sparse_csr()
-    row, column = x.to_sparse_coo().indices()
-    pattern = Pattern(Compressed(row, column, x.size(0), x.crow_indices()), Compressed(column, row, x.size(1)))
+    x = x if x.layout is torch.sparse_csr else x.to_sparse_csr()
+    bounds, column = x.crow_indices(), x.col_indices()
+
+    def find() -> Pattern:
+        row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
+        return Pattern(Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1)))
+
+    pattern = kept_with((x,), "pattern", find) if values_only() else find()
     out = spmm(pattern, x.values().unsqueeze(1), weight.t().contiguous().unsqueeze(1)).squeeze(1)
     return out if bias is None else out + bias
 

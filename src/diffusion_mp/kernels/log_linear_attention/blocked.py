@@ -48,7 +48,7 @@ class Bound(NamedTuple):
     """m, [B, 1, F]."""
     samples: Tensor
     """β, [B, 1, K]."""
-    count: int
+    total: int
     """How many samples there are."""
 
 
@@ -335,7 +335,7 @@ def _read_backward(
             by_row_shift[:, b, bound.chosen] = by_samples
             by_counts = torch.zeros_like(sums.counts)
         else:
-            through = (grad.log_sum[:, b, bound.chosen] - by_samples).mul_(bound.count).mul_(factor.samples)  # x t
+            through = (grad.log_sum[:, b, bound.chosen] - by_samples).mul_(bound.total).mul_(factor.samples)  # x t
             by_features.addcmul_(torch.bmm(through, sums.counts), factor.features)
             by_counts = torch.bmm(through.transpose(1, 2), factor.features)
         parts.append(Sums(_outer(factor, g, receivers.log_q.size(1)), by_counts))
@@ -372,4 +372,4 @@ def _receiving(receivers: Receivers, sums: Sums, rows: slice, bound: Bound) -> t
     if receivers.row_shift is not None:
         return Factor(top.add_(receivers.row_shift[:, rows, bound.chosen]).exp_(), features), None
     total = torch.bmm(features, sums.counts.transpose(1, 2))
-    return Factor(total.mul(bound.count).reciprocal_(), features), top.add_(total.log_())
+    return Factor(total.mul(bound.total).reciprocal_(), features), top.add_(total.log_())

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph_ops import compress
-from diffusion_mp.kernels.kept import kept_with
 from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours
+from diffusion_mp.kernels.segments import batch_plan
 from diffusion_mp.pattern import kept
 
 # Rows of the longest single sequence whose neighbours are kept: beyond, finding them takes less than reading them.
@@ -45,9 +45,12 @@ def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device
     _, boundary, ptr = stencil
     turned = transpose and boundary in ("replicate", "causal")  # the others are symmetric
     what = stride, boundary, turned, device
-    if ptr is not None:
-        return kept_with((ptr,), what, lambda: _find(num_nodes, *what, ptr))
-    return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
+    if ptr is None:
+        return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
+    known = batch_plan(ptr).stencils
+    if what not in known:
+        known[what] = _find(num_nodes, *what, ptr)
+    return known[what]
 
 
 def _find(

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffusion_mp.kernels.neumann.neighbours import positions
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import buckets, common_size, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
 
 
 def dct(v: Tensor) -> Tensor:
@@ -43,12 +43,6 @@ def hartley(v: Tensor) -> Tensor:
 def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     apply = hartley if periodic else inverse_dct if inverse else dct
     out = empty_like(v)
-    if v.numel() == 0:
-        return out
-    length = common_size(ptr, v.size(0))
-    if length is not None:
-        stack = v.unflatten(0, (-1, length)).transpose(1, 2)
-        return out.copy_(apply(stack).transpose(1, 2).flatten(0, 1))
     for size, starts in buckets(ptr, v.size(0)):
         rows = rows_of(starts, size, v.device)
         scatter(out, rows, apply(gather(v, rows)))
