@@ -45,7 +45,7 @@ def below(s: Tensor, u: Tensor, bound: Tensor, rows: Layout) -> tuple[Tensor, Te
     """The conductors of less friction than u < bound, all others with an s below any; how many these are, by row."""
     within = torch.lt(u, rows.spread(bound), out=torch.empty_like(s))
     count = rows.add(within)
-    return torch.add(s, within.sub_(1), alpha=torch.finfo(s.dtype).max / 4), count
+    return within.sub_(1).mul_(torch.finfo(s.dtype).max / 4).add_(s), count
 
 
 def solve(
@@ -84,7 +84,7 @@ def solve(
         exp_(weight)
         # Above any ρ is as good as 2.
         highest = (2 / nu).log1p().clamp(max=limit)
-        threshold = exp_(torch.sub(u, rows.spread(w)).minimum(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
+        threshold = exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
         # The best conductor leads as a leak does, also below its threshold: the sign of ρ says whether it flows.
         some = count > 0
         own = rows.at(weight, best).where(some, 0.0)

@@ -87,16 +87,26 @@ def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
 
 
 class _Entries(NamedTuple):
-    """Of one tile."""
+    """Of one tile: z = through · max(ρ − ν above, 0)."""
 
     s: Tensor
     u: Tensor
     through: Tensor
-    """e^{s + a} on the support, 0 elsewhere."""
+    """e^{s + a}."""
     above: Tensor
     """e^{u − w} − 1."""
-    flow: Tensor
-    """z."""
+    rho: Tensor
+    nu: Tensor
+
+    def flow(self) -> Tensor:
+        """z, written over ``above``."""
+        return self.above.mul_(-self.nu).add_(self.rho).clamp_min_(0).mul_(self.through)
+
+    def on_support(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``through``, now zero where nothing flows, ``above`` and z."""
+        driven = (self.above * -self.nu).add_(self.rho).clamp_min_(0)
+        self.through.mul_(torch.gt(driven, 0, out=torch.empty_like(driven)))
+        return self.through, self.above, driven.mul_(self.through)
 
 
 def _entries(features: Sequence[Tensor], terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> _Entries:
@@ -111,9 +121,7 @@ def _entries(features: Sequence[Tensor], terms: Sequence[Tensor], rows: slice, m
     exp_(through)
     if mask is not None:
         through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
-    flow = (above * -nu).add_(rho)
-    through.mul_(torch.gt(flow, 0, out=torch.empty_like(flow)))
-    return _Entries(s, u, through, above, flow.mul_(through))
+    return _Entries(s, u, through, above, rho, nu)
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
@@ -124,7 +132,7 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
         parts: list[Tensor] = []
         total: Tensor | None = None
         for rows in _rows(v):
-            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow
+            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow()
             if transpose:
                 total = plus_product(total, flow.transpose(1, 2), v[:, rows])
             else:
@@ -151,7 +159,7 @@ def product_backward(
         dv_rows: list[Tensor] = []
         dv: Tensor | None = None
         for rows in _rows(v):
-            _, _, through, above, flow = _entries(inputs, terms, rows, mask)
+            through, above, flow = _entries(inputs, terms, rows, mask).on_support()
             if transpose:
                 dv_rows.append(torch.bmm(flow, grad))
             else:
@@ -261,7 +269,8 @@ def potentials_backward(
         scores = _ScoreGradients(inputs)
         dlam: list[Tensor] = []
         for rows in _rows(resistance):
-            s, u, through, above, flow = _entries(inputs, terms, rows, mask)
+            entries = _entries(inputs, terms, rows, mask)
+            s, u, (through, above, flow) = entries.s, entries.u, entries.on_support()
             some, best = step[:, rows], terms[5][:, rows]
             r, f = exp_(s.neg_().sub_(resistance[:, rows])), exp_(u.sub_(friction[:, rows]))
             if mask is not None:
@@ -292,7 +301,7 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
     def compute(*stacks: Any) -> tuple[()]:
         nodes, mask = stacks[10].squeeze(2), stacks[11]
         for rows in _rows(stacks[0]):
-            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow
+            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow()
             graph, target, source = (flow > 0).nonzero().unbind(1)
             found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
         return ()
