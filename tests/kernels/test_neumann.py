@@ -267,3 +267,26 @@ def test_registered_operations_pass_opcheck(lengths: list[int] | None, generator
     for periodic in (False, True):
         torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr))
         torch.library.opcheck(ops.neumann_modes.default, (v.detach(), [1, 4], periodic, ptr))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)
+@pytest.mark.parametrize("periodic", [False, True])
+def test_nothing_is_transformed_without_rows_or_channels(shape: tuple[int, int, int], periodic: bool) -> None:
+    v, alpha = torch.zeros(shape, requires_grad=True), torch.ones(1, shape[1], requires_grad=True)
+    out = neumann_function(torch.exp, v, alpha, (1,), periodic=periodic) + neumann_product(v, alpha, (1,))
+    assert out.shape == shape
+    assert torch.equal(torch.autograd.grad(out.sum(), alpha)[0], torch.zeros_like(alpha))
+
+
+def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(generator: torch.Generator) -> None:
+    """The neighbours are found once for a length or a batch, by whoever asks first."""
+    for ptr in (None, torch.tensor([0, 4, 9, 13])):
+        v, alpha = randn(13, 2, 3, generator=generator), randn(1, 2, generator=generator)
+        with torch.inference_mode():
+            first = neumann_product(v, alpha, (3,), "causal", ptr)
+        out = neumann_product(v, alpha, (3,), "causal", ptr)
+        assert torch.equal(out, first)
+        expected = neumann_product(v, alpha, (3,), "causal", ptr, backend="reference")
+        grads = (torch.autograd.grad(x.square().sum(), (v, alpha)) for x in (out, expected))
+        for mine, theirs in zip(*grads, strict=True):
+            torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())

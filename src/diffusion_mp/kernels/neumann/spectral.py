@@ -43,7 +43,7 @@ def hartley(v: Tensor) -> Tensor:
 def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     apply = hartley if periodic else inverse_dct if inverse else dct
     out = empty_like(v)
-    for size, starts in buckets(ptr, v.size(0)):
+    for size, starts in buckets(ptr, v.size(0)) if v.numel() else ():
         rows = rows_of(starts, size, v.device)
         scatter(out, rows, apply(gather(v, rows)))
     return out
