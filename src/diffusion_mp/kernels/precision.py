@@ -33,6 +33,6 @@ def exp_limit(dtype: torch.dtype) -> float:
 
 
 def exp_(x: Tensor) -> Tensor:
-    """e^x in place, cut off at :func:`exp_limit` above and below: where it underflows it takes a hundred times as long."""
+    """e^x in place, cut off at :func:`exp_limit` above and below: one that underflows takes a hundred times as long."""
     limit = exp_limit(x.dtype)
     return x.clamp_(-limit, limit).exp_()
