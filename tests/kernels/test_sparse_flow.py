@@ -15,8 +15,10 @@ import torch
 from scipy.optimize import nnls
 from test_kernels import BATCHES, assert_same, randn
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.kernels.sparse_flow import (
+    Features,
     solve_rows,
     sparse_flow_potentials,
     sparse_flow_product,
@@ -199,6 +201,43 @@ def test_newton_needs_a_hundredth_of_the_proximal_steps() -> None:
 def test_newton_ends_after_few_steps(lam: float) -> None:
     log_c, theta = problem(*scores(20, 1000), lam / 1000)
     assert newton_steps(log_c, theta, 0.1) <= 15
+
+
+def test_a_long_row_begins_near_its_root() -> None:
+    """Of thresholds over many decades every step from the right takes off few: there were 14 to 20."""
+    log_c, theta = problem(*scores(50, 4096, spread=8.0), 1 / 4096)
+    top = log_c.amax(-1, keepdim=True)
+    inputs = (log_c - top).exp(), theta * top.exp(), (-top).exp() / 0.1
+    found = newton(*inputs)
+    assert found.steps <= 11
+    slow = newton(*(x[:, :500] for x in inputs[:2]), inputs[2])  # too short for a sample
+    assert slow.steps > found.steps
+    rest = (inputs[0] * (found.root - inputs[1]).clamp_min(0)).sum(-1, keepdim=True) + inputs[2] * found.root - 1
+    assert rest.abs().max() < 1e-12
+
+
+class Exponents(TorchDispatchMode):
+    """The least exponent of all exponentials of tiles of 40 columns."""
+
+    least = 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.exp_.default, torch.ops.aten.exp.default) and args[0].size(-1) == 40:
+            self.least = min(self.least, float(args[0].min()))
+        return function(*args, **kwargs or {})
+
+
+def test_no_exponential_of_a_tile_underflows(generator) -> None:
+    """One that does takes a hundred times as long, and wild scores have many."""
+    *features, lam, leak, v = (t.detach() for t in inputs(40, generator, dtype=torch.float32))
+    q, k, fq, fk = (20 * x for x in features)
+    with Exponents() as exponents:
+        rows = tiled.potentials(Features(q, k, fq, fk), lam, leak, None)
+        tiled.product(Features(q, k, fq, fk), v, rows.terms, None, False)
+        tiled.product_backward(v, Features(q, k, fq, fk), v, rows.terms, None, False)
+        ones = [torch.ones_like(lam)] * 5
+        tiled.potentials_backward(*ones, Features(q, k, fq, fk), lam, leak, rows, None)
+    assert -75 < exponents.least < -60
 
 
 # ------------------------------------------------------------------ the fast path

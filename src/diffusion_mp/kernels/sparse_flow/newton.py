@@ -34,8 +34,8 @@ class Layout(Protocol):
     def spread(self, row: Tensor) -> Tensor:
         """The number of its row beside every entry."""
 
-    def some(self, entries: Tensor) -> Tensor | None:
-        """A sample of every row; ``None`` where rows are short."""
+    def some(self, *entries: Tensor) -> list[Tensor]:
+        """Samples of every row; none where rows are short."""
 
 
 class Dense:
@@ -62,8 +62,8 @@ class Dense:
     def spread(self, row: Tensor) -> Tensor:
         return row
 
-    def some(self, entries: Tensor) -> Tensor | None:
-        return entries[..., ::8].contiguous() if entries.size(-1) >= 512 else None
+    def some(self, *entries: Tensor) -> list[Tensor]:
+        return [x[..., ::8].contiguous() for x in entries if x.size(-1) >= 512]
 
 
 DENSE = Dense()
@@ -103,19 +103,22 @@ def newton(
 
     A row in which nothing is active and that has no leak keeps the ν that it had; 0 if it has no weight at all.
     """
-    few = rows.some(weight) if support is None else None
-    if few is None:
-        slope, active = rows.add(weight), weight * threshold
-    else:
-        share, among = few.size(-1) / weight.size(-1), rows.some(threshold)
-        guess = newton(few, among, share * leak, share * total, rows=rows).root
+    sample = rows.some(weight, threshold) if support is None else []
+    if sample:
+        some, among = sample
+        share = some.size(-1) / weight.size(-1)
+        guess = newton(some, among, share * leak, share * total, rows=rows).root
         active = torch.lt(threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight))
         slope = rows.add(active.mul_(weight))
         active.mul_(threshold)
+    else:
+        slope, active = rows.add(weight), weight * threshold
     moment = rows.add(active)
     root = torch.where(slope + leak > 0, (total + moment) / (slope + leak), 0.0)
     size = torch.full_like(root, math.inf) if support is None else support
-    for steps in range(1, MAX_STEPS + 1):
+    steps = 0
+    while steps < MAX_STEPS:
+        steps += 1
         torch.lt(threshold, rows.spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
         before, size = size, rows.add(active).minimum(size)
         # Sets of falling roots lie one within the other: where as many entries are active they are the same.

@@ -46,8 +46,8 @@ class Segments:
     def spread(self, row: Tensor) -> Tensor:
         return row.index_select(0, self.target)
 
-    def some(self, entries: Tensor) -> None:
-        return None
+    def some(self, *entries: Tensor) -> list[Tensor]:
+        return []
 
     def is_at(self, place: Tensor) -> Tensor:
         """Which entries stand at the place of their row."""

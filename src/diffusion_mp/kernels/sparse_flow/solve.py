@@ -19,7 +19,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 from diffusion_mp.kernels.precision import exp_, exp_limit
 from diffusion_mp.kernels.sparse_flow.newton import DENSE, Layout, newton
@@ -62,7 +61,7 @@ def solve(
     while True:
         # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
         top = rows.top(candidates).clamp_min(info.min)
-        weight = threshold_(exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0)
+        weight = torch.threshold_(exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0)
         offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
         threshold = exp_(torch.add(u, rows.spread(offset)))
         log_root = newton(weight, threshold, leak * (-resistance - top).exp(), rows=rows).root.log()
