@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Tensors of these dtypes, and no others among them, are brought to no other.
+ALREADY = ({torch.float32}, {torch.float64})
+
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Bring ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
     dtype = tensors[-1].dtype
-    if dtype in (torch.float32, torch.float64) and all(tensor.dtype == dtype for tensor in tensors):
-        return list(tensors), dtype
+    if {tensor.dtype for tensor in tensors} in ALREADY:
+        return [*tensors], dtype
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -33,6 +36,6 @@ def exp_limit(dtype: torch.dtype) -> float:
 
 
 def exp_(x: Tensor) -> Tensor:
-    """e^x in place, cut off at :func:`exp_limit` above and below: one that underflows takes a hundred times as long."""
+    """e^x in place, cut off at :func:`exp_limit` on both sides: an underflow takes a hundred times as long."""
     limit = exp_limit(x.dtype)
     return x.clamp_(-limit, limit).exp_()
