@@ -59,8 +59,7 @@ class _Sums(NamedTuple):
     @classmethod
     def parts(cls, whole: Tensor) -> _Sums:
         """Those that ``whole(n)`` put together; κ is copied, for a column with gaps slows down all that reads it."""
-        features = whole[:, :-1]
-        return cls(features[..., :-1], features[..., -1:].contiguous(), whole[:, -1:, :-1])
+        return cls(whole[:, :-1, :-1], whole[:, :-1, -1:].contiguous(), whole[:, -1:, :-1])
 
     def whole(self, nodes: float) -> Tensor:
         """[[K, κ], [σ, n]]."""
@@ -71,7 +70,7 @@ class _Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
     """Every graph of a batch: by its pairs, or pooled, then read."""
     values, den = _empty_results(v)
-    pooled = None
+    kept = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
         if _by_pairs(ks.size(1), ks, vs):
             pairs.forward(out, out_den, qs, ks, vs, terms, mask)
@@ -80,10 +79,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
         sums = blockwise.pool(ks, vs)
         blockwise.read(out, out_den, qs, vs, sums, blockwise.nodes)
         if terms.ptr is None:
-            pooled = sums.whole(ks.size(1))
-    if pooled is None:
-        pooled = den.new_zeros(k.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
-    return Attended(values, den.squeeze(2), pooled)
+            kept = sums
+    return Attended(values, den.squeeze(2), *(kept or _no_sums(den, k.size(1) if terms.ptr is None else 0, k, v)))
 
 
 def backward(
@@ -99,7 +96,7 @@ def backward(
             continue
         blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
         # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
-        sums = _Sums.parts(out.pooled) if terms.ptr is None else blockwise.pool(ks, vs)
+        sums = _Sums(*out[2:]) if terms.ptr is None else blockwise.pool(ks, vs)
         by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
         blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
     return gradients
@@ -124,7 +121,7 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
     values, den = _empty_results(v)
     out, out_den, queries, own = (x.transpose(0, 1) for x in (values, den, q, v))
     _Blockwise(queries, own, terms).read(out, out_den, queries, own, _Sums.parts(sums), float(sums[0, -1, -1]))
-    return Attended(values, den.squeeze(2), sums.new_empty(0, 1, v.size(2) + 1))
+    return Attended(values, den.squeeze(2), *_no_sums(sums, 0, q, v))
 
 
 def read_backward(
@@ -147,6 +144,12 @@ def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
     """The values, and the denominators [N, H, 1]."""
     nodes, heads, _ = v.shape
     return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
+
+
+def _no_sums(like: Tensor, heads: int, k: Tensor, v: Tensor) -> _Sums:
+    """Where nobody will read them."""
+    features, channels = k.size(2), v.size(2)
+    return _Sums(*[like.new_zeros(heads, *shape) for shape in ((features, channels), (features, 1), (1, channels))])
 
 
 def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:

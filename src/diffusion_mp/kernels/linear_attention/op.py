@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.graph_ops import Size
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.linear_attention import blocked, reference, segmented
@@ -82,8 +83,7 @@ class Gradients(NamedTuple):
     dtype="v",
 )
 def _attention(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> Attended:
-    sums = _empty_sums(k, v)
-    return Attended(empty_like(v), sums.new_empty(v.shape[:2]), sums if terms.ptr is None else sums[:0])
+    return _empty_rows(v, (v.size(1) if terms.ptr is None else 0, k.size(2), v.size(2)))
 
 
 @operation("linear_attention_backward", family=FAMILY, cpu=blocked.backward, triton=gpu.kernel(TRITON, "backward"))
@@ -171,7 +171,7 @@ def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
 )
 def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> Attended:
     """The rows of :func:`linear_attention` for some receivers, from the sums over all senders; once differentiable."""
-    return Attended(empty_like(v), sums.new_empty(v.shape[:2]), sums.new_empty(0, 1, v.size(2) + 1))
+    return _empty_rows(v, (0, q.size(2), v.size(2)))
 
 
 @operation("linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward, triton=gpu.kernel(TRITON, "pool_backward"))
@@ -192,6 +192,13 @@ def _row_gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     dq, dv, dsums = _read_backward(grad_values, q, v, out, sums, terms, backend=backend)
     return dq, dv if terms.own else None, dsums
+
+
+def _empty_rows(v: Tensor, sums: tuple[Size, Size, Size]) -> Attended:
+    heads, features, channels = sums
+    new = v.new_empty(0, dtype=torch.promote_types(v.dtype, torch.float32)).new_empty
+    by_head = new(heads, features, channels), new(heads, features, 1), new(heads, 1, channels)
+    return Attended(empty_like(v), new(v.shape[:2]), *by_head)
 
 
 def _empty_sums(k: Tensor, v: Tensor) -> Tensor:

@@ -36,8 +36,12 @@ class Attended(NamedTuple):
     """[N, H, D]."""
     den: Tensor
     """Denominators [N, H]."""
-    pooled: Tensor
-    """What ``pool`` returns, where it was taken of one whole graph; else no entry."""
+    outer: Tensor
+    """Σ_j k_j v_jᵀ [H, F, D] of one whole graph, with unit vectors where the terms say so; of a batch no entry."""
+    left: Tensor
+    """Σ_j k_j [H, F, 1], likewise."""
+    right: Tensor
+    """Σ_j v_j [H, 1, D], likewise."""
 
 
 def linear_product(
@@ -93,4 +97,4 @@ def _with_one(x: Tensor) -> Tensor:
 def _normalized(total: Tensor, v: Tensor, own: Tensor) -> Attended:
     """The sums with a node's own values ``own`` times more, over the sums of the scores: the last channel."""
     nothing = total.new_empty(0)
-    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own), nothing, nothing)
+    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *[nothing] * 4)

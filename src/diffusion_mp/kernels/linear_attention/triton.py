@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
 from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
@@ -253,7 +254,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
         state = launch.state(k, v)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = launch.meet(q, v, None, state, den, terms.constant, terms.own)
-        return Attended(out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]))
+        return Attended(out, den, *_apart(state.squeeze(0) if terms.ptr is None else state[0, :0]))
 
 
 def backward(
@@ -264,7 +265,8 @@ def backward(
     with torch.cuda.device_of(q):
         factors = _row_factors(grad, out)
         launch = _Launch(k, v, terms)
-        dq = launch.feature_gradient(q, grad, out.pooled if terms.ptr is None else launch.state(k, v), *factors)
+        state = _together(*out[2:]) if terms.ptr is None else launch.state(k, v)
+        dq = launch.feature_gradient(q, grad, state, *factors)
         state = launch.state(q, grad, *factors)
         dk = launch.feature_gradient(k, v, state)
         return dq, dk, launch.meet(k, grad, factors[0], state, None, terms.constant, terms.own)
@@ -291,7 +293,7 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
     with torch.cuda.device_of(q):
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own)
-        return Attended(out, den, sums.new_empty(0, 1, v.size(2) + 1))
+        return Attended(out, den, *_apart(sums[:0]))
 
 
 def read_backward(
@@ -308,6 +310,18 @@ def read_backward(
         dsums[:, -1, -1] = 0.0
         own = terms.own * sums[0, -1, -1] * scale.unsqueeze(2)
         return dq, (own * grad).to(v.dtype) if terms.own else v.new_empty(0), dsums
+
+
+def _apart(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of which a state consists, but for the number of nodes."""
+    parts = state[:, :-1, :-1], state[:, :-1, -1:], state[:, -1:, :-1]
+    outer, left, right = (part.contiguous() for part in parts)
+    return outer, left, right
+
+
+def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """And back, with zero for the number, which no gradient reads."""
+    return torch.cat([torch.cat([outer, left], 2), pad(right, (0, 1))], 1)
 
 
 def _row_factors(grad: Tensor, out: Attended) -> tuple[Tensor, Tensor]:
