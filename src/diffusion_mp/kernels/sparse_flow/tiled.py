@@ -9,12 +9,14 @@ neither conduct nor receive, by the mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.precision import accumulating, exp_, exp_limit
 from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
@@ -29,8 +31,22 @@ def _rows(x: Tensor) -> list[slice]:
     return even(x.size(1), max(1, at_once(TILE, x) // max(1, x.size(1))))
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return torch.bmm(a, b.transpose(1, 2))
+class _Tiles(Buffers):
+    """Room for tiles of rows and columns of a stack, one at a time."""
+
+    def inner(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """Inner products of rows of a and b."""
+        return torch.bmm(a, b.transpose(1, 2), out=self(name, a.size(0), a.size(1), b.size(1)))
+
+    def scores(self, features: Sequence[Tensor], rows: slice) -> tuple[Tensor, Tensor]:
+        """s and u of rows."""
+        q, k, fq, fk = features
+        return self.inner("s", q[:, rows], k), self.inner("u", fq[:, rows], fk)
+
+
+def _by_tiles(compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]) -> list[Tensor]:
+    """``by_stacks`` with room for tiles."""
+    return by_stacks(partial(compute, _Tiles(inputs[0], inputs[0].dtype)), ptr, inputs, TILE)
 
 
 def _scalars(*by_row: Tensor) -> list[Tensor]:
@@ -53,11 +69,11 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
     """The solved rows; ``leak`` is 1/α."""
 
     def compute(
-        q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, mask: Tensor | None
+        room: _Tiles, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         solved = []
         for rows in _rows(q):
-            s, u = _inner(q[:, rows], k), _inner(fq[:, rows], fk)
+            s, u = room.scores((q, k, fq, fk), rows)
             resistance, friction = _log_sum(s, mask, -1), _log_sum(u, mask)
             if mask is not None:  # a copy does not conduct, whatever its friction
                 closed = mask.log().transpose(1, 2)
@@ -72,7 +88,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
     (*wide, lam, leak), _ = accumulating(*features, lam, leak)
     if not lam.size(0):
         return empty_potentials(lam)
-    best, numbers = by_stacks(compute, ptr, (*wide, *_scalars(lam, leak)), TILE)
+    best, numbers = _by_tiles(compute, ptr, [*wide, *_scalars(lam, leak)])
     fields = [x.contiguous() for x in numbers.unbind(2)]
     return RowPotentials._make([*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:]])
 
@@ -86,60 +102,50 @@ def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
     return share.sum(-1, keepdim=True).log_() + sign * top
 
 
-class _Entries(NamedTuple):
-    """Of one tile: z = through · max(ρ − ν above, 0)."""
+class _Entries:
+    """Of one tile: z = ``through`` · max(ρ − ν ``above``, 0), through = e^{s + a} and above = e^{u − w} − 1.
 
-    s: Tensor
-    u: Tensor
-    through: Tensor
-    """e^{s + a}."""
-    above: Tensor
-    """e^{u − w} − 1."""
-    rho: Tensor
-    nu: Tensor
+    They are written over s and u.
+    """
+
+    def __init__(self, s: Tensor, u: Tensor, terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> None:
+        a, w, self.rho, self.nu, lift, best = (x[:, rows] for x in terms)
+        self.above = exp_(u.sub_(w)).sub_(1).scatter_(2, best, 0.0)
+        s.add_(a)
+        if bool(lift.any()):
+            s += torch.lt(self.above, 0) * lift
+        self.through = exp_(s)
+        if mask is not None:
+            self.through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
 
     def flow(self) -> Tensor:
         """z, written over ``above``."""
         return self.above.mul_(-self.nu).add_(self.rho).clamp_min_(0).mul_(self.through)
 
-    def on_support(self) -> tuple[Tensor, Tensor, Tensor]:
+    def on_support(self, room: _Tiles) -> tuple[Tensor, Tensor, Tensor]:
         """``through``, now zero where nothing flows, ``above`` and z."""
-        driven = (self.above * -self.nu).add_(self.rho).clamp_min_(0)
-        self.through.mul_(torch.gt(driven, 0, out=torch.empty_like(driven)))
+        shape = self.above.shape
+        driven = torch.mul(self.above, -self.nu, out=room("z", *shape)).add_(self.rho).clamp_min_(0)
+        self.through.mul_(torch.gt(driven, 0, out=room("gradient", *shape)))
         return self.through, self.above, driven.mul_(self.through)
-
-
-def _entries(features: Sequence[Tensor], terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> _Entries:
-    """The entries of rows of a stack."""
-    q, k, fq, fk = features
-    a, w, rho, nu, lift, best = (x[:, rows] for x in terms)
-    s, u = _inner(q[:, rows], k), _inner(fq[:, rows], fk)
-    above = exp_(u - w).sub_(1).scatter_(2, best, 0.0)
-    through = s + a
-    if bool(lift.any()):
-        through += torch.lt(above, 0) * lift
-    exp_(through)
-    if mask is not None:
-        through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
-    return _Entries(s, u, through, above, rho, nu)
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
-    def compute(*stacks: Any) -> tuple[Tensor]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
         v, mask = stacks[10:]
         parts: list[Tensor] = []
         total: Tensor | None = None
         for rows in _rows(v):
-            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow()
+            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:10], rows, mask).flow()
             if transpose:
                 total = plus_product(total, flow.transpose(1, 2), v[:, rows])
             else:
                 parts.append(torch.bmm(flow, v))
         return (joined(parts, 1) if total is None else total,)
 
-    return by_stacks(compute, ptr, _together(features, terms, ptr, v), TILE)[0].to(v.dtype)
+    return _by_tiles(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
 
 
 def product_backward(
@@ -151,7 +157,7 @@ def product_backward(
     v_i·grad_j): ds = da = zG, du = −dw = −yG, dρ = e^{s + a} G, dν = e^{s + a}(1 − e^{u − w}) G.
     """
 
-    def compute(*stacks: Any) -> tuple[Tensor, ...]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
         inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:10], stacks[10:]
         left, right = (v, grad) if transpose else (grad, v)
         scores = _ScoreGradients(inputs)
@@ -159,12 +165,12 @@ def product_backward(
         dv_rows: list[Tensor] = []
         dv: Tensor | None = None
         for rows in _rows(v):
-            through, above, flow = _entries(inputs, terms, rows, mask).on_support()
+            through, above, flow = _Entries(*room.scores(inputs, rows), terms, rows, mask).on_support(room)
             if transpose:
                 dv_rows.append(torch.bmm(flow, grad))
             else:
                 dv = plus_product(dv, flow.transpose(1, 2), grad[:, rows])
-            outer = _inner(left[:, rows], right)
+            outer = room.inner("gradient", left[:, rows], right)
             ds = flow.mul_(outer)
             by_rho = through.mul_(outer)
             drho = by_rho.sum(2, keepdim=True)
@@ -175,7 +181,7 @@ def product_backward(
             scores.add(ds, du, rows)
         return *scores.all, joined(dv_rows, 1) if dv is None else dv, joined(by_row, 1)
 
-    *found, by_row = by_stacks(compute, ptr, _together(features, terms, ptr, v, grad), TILE)
+    *found, by_row = _by_tiles(compute, ptr, _together(features, terms, ptr, v, grad))
     return *(x.to(v.dtype) for x in found), *(x.contiguous() for x in by_row.unbind(2))
 
 
@@ -260,7 +266,7 @@ def potentials_backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w, ρ, ν and log μ: see :class:`Pulls`."""
 
-    def compute(*stacks: Any) -> tuple[Tensor, ...]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
         inputs, terms, mask = stacks[:4], stacks[4:10], stacks[-1]
         *pull, resistance, friction = stacks[10:-1]
         if mask is not None:
@@ -269,10 +275,11 @@ def potentials_backward(
         scores = _ScoreGradients(inputs)
         dlam: list[Tensor] = []
         for rows in _rows(resistance):
-            entries = _entries(inputs, terms, rows, mask)
-            s, u, (through, above, flow) = entries.s, entries.u, entries.on_support()
+            s, u = room.scores(inputs, rows)
+            r = exp_(torch.sub(-resistance[:, rows], s, out=room("r", *s.shape)))
+            f = exp_(torch.sub(u, friction[:, rows], out=room("f", *s.shape)))
+            through, above, flow = _Entries(s, u, terms, rows, mask).on_support(room)
             some, best = step[:, rows], terms[5][:, rows]
-            r, f = exp_(s.neg_().sub_(resistance[:, rows])), exp_(u.sub_(friction[:, rows]))
             if mask is not None:
                 r, f = r.mul_(mask.transpose(1, 2)), f.mul_(mask.transpose(1, 2))
             ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
@@ -288,7 +295,7 @@ def potentials_backward(
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     inputs = _together(features, solution.terms, ptr)
     inputs += _scalars(*pull[:7], solution.resistance, solution.friction)
-    *found, dlam = by_stacks(compute, ptr, inputs, TILE)
+    *found, dlam = _by_tiles(compute, ptr, inputs)
     return *(x.to(features.q.dtype) for x in found), dlam.squeeze(2), pull.leak
 
 
@@ -298,14 +305,14 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
     number = torch.arange(n, device=terms.best.device).view(n, 1, 1).expand(n, heads, 1)
     found = [number.new_empty(0)]
 
-    def compute(*stacks: Any) -> tuple[()]:
+    def compute(room: _Tiles, *stacks: Any) -> tuple[()]:
         nodes, mask = stacks[10].squeeze(2), stacks[11]
         for rows in _rows(stacks[0]):
-            flow = _entries(stacks[:4], stacks[4:10], rows, mask).flow()
+            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:10], rows, mask).flow()
             graph, target, source = (flow > 0).nonzero().unbind(1)
             found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
         return ()
 
-    by_stacks(compute, ptr, (*_together(features, terms, ptr), number), TILE)
+    _by_tiles(compute, ptr, [*_together(features, terms, ptr), number])
     pairs = torch.cat(found).unique()
     return torch.stack([pairs % max(1, n), pairs // max(1, n)])
