@@ -182,8 +182,8 @@ def test_opcheck(ragged: bool, generator: torch.Generator) -> None:
     ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
     q, k, v, grad = randn(*[(9, 2, 3)] * 4, generator=generator, dtype=torch.float32)
     ops, options = torch.ops.diffusion_mp, (ptr, 1.0, 0.5, True, "auto")
-    out, den, sums = ops.linear_attention(q, k, v, *options)
-    torch.library.opcheck(ops.linear_attention_backward.default, (grad, q, k, v, out, den, sums, *options))
+    out, den, *sums = ops.linear_attention(q, k, v, *options)
+    torch.library.opcheck(ops.linear_attention_backward.default, (grad, q, k, v, out, den, *sums, *options))
     torch.library.opcheck(ops.linear_attention.default, (*(x.requires_grad_() for x in (q, k, v)), *options))
 
 
