@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import cycle
 from types import ModuleType
@@ -471,6 +471,12 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
 }
 
 
+def thinned(names: Iterable[str], left_out: set[str]) -> list[Any]:
+    """The names, some of them marked as those that the quick run leaves out."""
+    assert left_out <= set(names)
+    return [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in left_out)) for name in names]
+
+
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
 @pytest.mark.typechecked
 def test_diffusivities_pass_the_shape_checks(name: str) -> None:
@@ -484,9 +490,7 @@ def test_diffusivities_pass_the_shape_checks(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LEFT_OUT)) for name in DIFFUSIVITIES]
-)
+@pytest.mark.parametrize("name", thinned(DIFFUSIVITIES, LEFT_OUT))
 def test_diffusivities_obey_the_laws(name: str) -> None:
     skip = dict(FROBENIUS) if "frobenius" in name else {}
     if getattr(DIFFUSIVITIES[name](), "num_samples", 0):
@@ -790,8 +794,17 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
     build()(x, edge_index, batch=MEMBER, **options.get("extra", lambda x: {})(x)).sum().backward()
 
 
+# Models whose options a layer on the list has too: of these the quick run checks the layer.
+REPEATED = {
+    *(f"difformer-{options}" for options in ("no-edges", "sigmoid", "softmax", "gaussian", "frobenius")),
+    *(f"sgformer-{options}" for options in ("no-edges", "frobenius", "no-projection")),
+    *("nodeformer-no-edges", "nodeformer-last", "certified-no-edges", "gated-gcn-model-layer-norm"),
+    *("sfi-former-no-edges", "sfi-former-conserved"),
+}
+
+
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", thinned(LAYERS, REPEATED))
 def test_layers_obey_the_laws(name: str) -> None:
     build, options = LAYERS[name]
     skip = {}

@@ -23,7 +23,10 @@ OPTIONS = {"difformer": DIFFORMER, "sgformer": SGFORMER, "plain": PLAIN}
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-@pytest.mark.parametrize(("sizes", "heads", "features", "channels"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("sizes", "heads", "features", "channels"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.exhaustive] * (name == "4097")) for name, case in CASES.items()],
+)
 def test_values_and_gradients(
     sizes: int | list[int], heads: int, features: int, channels: int, generator: torch.Generator
 ) -> None:
