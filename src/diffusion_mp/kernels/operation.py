@@ -323,6 +323,8 @@ class Operation(Generic[T]):
             output = self._compute(args, flat[self._tensor], backend)
             output = tuple(output) if self._signature.several else output
             self._keep(ctx, inputs, output)
+            # Where one gradient comes it is there, and zeros for the results that have none are not to be made.
+            ctx.set_materialize_grads(len(self._grads) - len(self._without_grad) > 1)
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}
