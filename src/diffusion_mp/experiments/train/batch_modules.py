@@ -155,7 +155,7 @@ class SynMolDataModule(BatchDataModule):
 class SnapshotDataModule(BatchDataModule):
     """Forecasting on a graph (see `load_snapshots`): the first snapshots train, the next ones validate, the last test.
 
-    Every snapshot has `base`, the forecast that a model is asked to correct (see `fit_forecast`), fitted to what trains.
+    Every snapshot has `base`, the forecast that a model is to correct (`fit_forecast`), fitted to what trains.
 
     Settings are chosen on rolling windows, for the snapshots before the test may go up where later ones go down: with
     `tuning`, all snapshots before the test are cut into `windows` + 1 parts of one length; in split i the first i + 1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import check_choice, check_kind, check_positive
+from diffusion_mp.errors import check_kind, check_positive
 from diffusion_mp.experiments.train.metrics import Score
 from diffusion_mp.experiments.train.resume import FiniteLoss, Resumable
 
