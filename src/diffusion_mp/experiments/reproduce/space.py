@@ -27,7 +27,7 @@ class Space:
 
 
 def _distribution(path: str, axis: Any) -> BaseDistribution:
-    if not isinstance(axis, dict) or len(axis) != 1 or not (kind := next(iter(axis))) in _KINDS:
+    if not isinstance(axis, dict) or len(axis) != 1 or (kind := next(iter(axis))) not in _KINDS:
         raise ValueError(f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}.")
     values = axis[kind]
     if kind == "choice":

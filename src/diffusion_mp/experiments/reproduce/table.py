@@ -122,7 +122,9 @@ class Table:
         Raises:
             ValueError: a setting that the row itself has fixed.
         """
-        told = deepcopy({**row.optimizer, ("model" if row.model is not None else "predictor"): row.model or row.predictor})
+        told = deepcopy(
+            {**row.optimizer, ("model" if row.model is not None else "predictor"): row.model or row.predictor}
+        )
         for path, value in settings.items():
             _put(told, path.split("."), value, row.name)
         schedule = {"epochs": self.epochs, "patience": self.patience} if row.model is not None else {}
@@ -138,7 +140,8 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
             config = config.setdefault("init_args", {})
     if last in config:
         raise ValueError(
-            f"row {row!r} gives {'.'.join(path)} and searches it; say `{'.'.join(path)}: null` in its search, or leave it out."
+            f"row {row!r} gives {'.'.join(path)} and searches it; say `{'.'.join(path)}: null` in its search, or "
+            "do not give it."
         )
     config[last] = value
 
@@ -153,6 +156,8 @@ def digest(config: Any) -> str:
 def load_table(folder: Path, root: str | None = None) -> Table:
     """The table of a folder, its rows in the order of `rows` in table.yaml; `root` is where its data lie instead.
 
+    With `like: TABLE` it has the rows of that other one, and what table.yaml does not say is as it is there.
+
     Raises:
         FileNotFoundError: no such table; the sentence names those that there are.
         ValueError: a file that says what no table or row has.
@@ -164,14 +169,16 @@ def load_table(folder: Path, root: str | None = None) -> Table:
             + (f"Tables there are {', '.join(found)}." if found else "Run this in a clone, or give its --configs.")
         )
     content = _read(folder / "table.yaml")
+    like = folder.parent / content.pop("like", folder.name)
+    files = {path.stem: path for place in (like, folder) for path in place.glob("*.yaml") if path.stem != "table"}
+    content = {**_read(like / "table.yaml"), **content}
     names = content.pop("rows", [])
-    files = {path.stem for path in folder.glob("*.yaml")} - {"table"}
-    if not isinstance(names, list) or set(names) != files:
+    if not isinstance(names, list) or set(names) != set(files):
         raise ValueError(
             f"{folder / 'table.yaml'} must list its rows, which are the other files there: {', '.join(sorted(files))}; "
             f"got {names}."
         )
-    rows = tuple(_made(Row, {"name": name, **_read(folder / f"{name}.yaml")}, folder / f"{name}.yaml") for name in names)
+    rows = tuple(_made(Row, {"name": name, **_read(files[name])}, files[name]) for name in names)
     content["metric"] = _made(Metric, content.get("metric", {}), folder / "table.yaml")
     content["baselines"] = tuple(content.get("baselines", ()))
     table = _made(Table, {"name": folder.name, "rows": rows, **content}, folder / "table.yaml")
