@@ -47,8 +47,8 @@ def key(record: Record) -> Key:
 def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) -> list[Record]:
     """Makes the rows of a table, or goes on with what was stopped; returns what `results.jsonl` holds.
 
-    The folder gets `runs.jsonl`, a line for every training that has ended, `search.db`, Optuna's trials, and in the end
-    `results.jsonl`: of every row that is complete its reported runs and its search.
+    The folder gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in the
+    end `results.jsonl`: of every row that is complete its reported runs and its search.
 
     Args:
         table: see `load_table`.
@@ -76,7 +76,7 @@ class _Harness:
     def __init__(self, table: Table, out: Path) -> None:
         self.table, self.out, self.records = table, out, Records(out / "runs.jsonl")
         self.done: dict[Key, Record] = {key(record): record for record in self.records.lines}
-        self.storage = open_storage(out / "search.db")
+        self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}
 
     def searches(self, row: Row) -> list[Search]:
