@@ -53,7 +53,10 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
             result = _fit(module, data, scores, config["epochs"], config["patience"])
         else:
             module.model.fit(data)
-        result |= _measured(module, data, scores, metric, tuning)
+        if result.get("epoch") == 0:  # no epoch had a score
+            result |= {"validation": None, "test": None, "ablated": {}}
+        else:
+            result |= _measured(module, data, scores, metric, tuning)
         result["data"] = data_hash(data)
     return {**result, "versions": versions(), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
 
