@@ -142,12 +142,12 @@ class _Harness:
         for number, run in self.trials(search):
             if run.key in self.done:
                 found.setdefault(number, []).append(self.done[run.key]["validation"])
-        sign, count = self.table.metric.sign, len(search.splits)
-        whole = {number: values for number, values in found.items() if len(values) == count}
-        return {
-            number: None if None in values else sign * statistics.fmean(values)  # type: ignore[type-var]
-            for number, values in whole.items()
-        }
+        means = {}
+        for number, values in found.items():
+            known = [value for value in values if value is not None]
+            if len(values) == len(search.splits):
+                means[number] = self.table.metric.sign * statistics.fmean(known) if known == values else None
+        return means
 
     def results(self, row: Row) -> list[Record]:
         """The lines of a row, or none where it is not complete."""
