@@ -1,72 +1,16 @@
 """TU sets, SynMol and PyG Temporal's sets from files: small ones, damaged ones, and the real ones."""
 
-import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hostile import check_data
+from small_sets import make_chickenpox, make_covid, make_series, make_synmol, make_tu
 from torch_geometric.datasets import TUDataset
 
 from diffusion_mp.experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
-
-# ---------------------------------------------------------------- small files
-
-
-def make_tu(folder: Path) -> list[Path]:
-    """Three graphs of 3, 1 and 2 nodes, with labels of nodes and edges."""
-    raw = folder / "SMALL" / "raw"
-    raw.mkdir(parents=True)
-    texts = {
-        "A": "1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n",
-        "graph_indicator": "1\n1\n1\n2\n3\n3\n",
-        "graph_labels": "1\n-1\n1\n",
-        "node_labels": "0\n2\n1\n0\n1\n1\n",
-        "edge_labels": "0\n0\n1\n1\n0\n0\n",
-    }
-    for part, text in texts.items():
-        (raw / f"SMALL_{part}.txt").write_text(text)
-    return [raw / f"SMALL_{part}.txt" for part in texts]
-
-
-def make_synmol(folder: Path, **other) -> list[Path]:
-    """Three molecules of 2, 3 and 1 atoms."""
-    arrays = {
-        "atom_type": np.array([0, 2, 1, 1, 0, 2], np.uint8),
-        "node_label": np.array([0, 1, 0, 0, 1, 0], np.uint8),
-        "edge_index_local": np.array([[0, 1, 0, 1, 1, 2], [1, 0, 1, 0, 2, 1]], np.int16),
-        "edge_feat": np.eye(6, 5, dtype=np.float32),
-        "num_nodes": np.array([2, 3, 1], np.int16),
-        "num_edges": np.array([2, 4, 0], np.int16),
-        "y": np.array([0, 1, 1], np.uint8),
-        "train_index": np.array([2, 0]),
-        "test_index": np.array([1]),
-    }
-    np.savez(folder / "logic8_graphs_plain.npz", **{**arrays, **other})
-    return [folder / "logic8_graphs_plain.npz"]
-
-
-def make_series(times: int = 12) -> list[list[float]]:
-    return np.random.default_rng(0).standard_normal((times, 3)).round(3).tolist()
-
-
-def make_chickenpox(folder: Path, **other) -> list[Path]:
-    content = {"edges": [[0, 1], [1, 0], [2, 1], [2, 2]], "node_ids": {"A": 0}, "FX": make_series()}
-    (folder / "chickenpox.json").write_text(json.dumps({**content, **other}))
-    return [folder / "chickenpox.json"]
-
-
-def make_covid(folder: Path) -> list[Path]:
-    days = [str(day) for day in range(12)]
-    mapping = {
-        "edge_index": {day: [[0, 1], [1, 0], [2, 2]] for day in days},
-        "edge_weight": {day: [float(day), 3.0, 5.0] for day in days},
-    }
-    content = {"edge_mapping": mapping, "time_periods": 12, "y": make_series()}
-    (folder / "england_covid.json").write_text(json.dumps(content))
-    return [folder / "england_covid.json"]
-
 
 # ---------------------------------------------------------------- TU
 
@@ -209,7 +153,7 @@ def test_real_snapshots(data_root, name, times, nodes):
     snapshots = load_snapshots(data_root / "spatial_temporal", name)
     assert (len(snapshots), snapshots[0].num_nodes) == (times, nodes)
     assert all(snapshot.is_undirected() for snapshot in snapshots[:3])
-    assert all(torch.equal(a.x[:, 1:], b.x[:, :-1]) for a, b in zip(snapshots, snapshots[1:], strict=False))
+    assert all(torch.equal(a.x[:, 1:], b.x[:, :-1]) for a, b in pairwise(snapshots))
 
 
 # ---------------------------------------------------------------- forecasts

@@ -1,67 +1,17 @@
 """Heterophilous graphs, MNIST and 20 Newsgroups from files: small ones, damaged ones, and the real ones."""
 
 import gzip
-import io
 import struct
-import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hostile import check_data
+from small_sets import GROUPS, make_heterophilous, make_mnist, make_newsgroups
 from torch_geometric.datasets import HeterophilousGraphDataset
 
 from diffusion_mp.experiments.graphs import load_heterophilous, load_mnist, load_newsgroups
 from diffusion_mp.experiments.graphs.newsgroups import TEN_GROUPS
-
-
-def make_heterophilous(folder: Path, **other) -> Path:
-    """Six nodes, each undirected edge once, two splits."""
-    rng = np.random.default_rng(0)
-    place = rng.integers(0, 3, (2, 6))
-    arrays = {
-        "node_features": rng.standard_normal((6, 4)).astype(np.float32),
-        "node_labels": np.array([0, 1, 2, 0, 1, 2]),
-        "edges": np.array([[0, 1], [2, 1], [5, 3], [4, 5]]),
-        **{f"{name}_masks": place == part for part, name in enumerate(("train", "val", "test"))},
-    }
-    np.savez(folder / "small.npz", **{**arrays, **other})
-    return folder / "small.npz"
-
-
-def make_mnist(folder: Path, count: int = 7) -> list[Path]:
-    rng = np.random.default_rng(0)
-    (folder / "raw").mkdir()
-    images = struct.pack(">4I", 2051, count, 28, 28) + rng.integers(0, 256, count * 784, np.uint8).tobytes()
-    labels = struct.pack(">2I", 2049, count) + rng.integers(0, 10, count, np.uint8).tobytes()
-    paths = [folder / "raw" / f"train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
-    for path, content in zip(paths, (images, labels), strict=True):
-        path.write_bytes(gzip.compress(content, mtime=0))
-    return paths
-
-
-GROUPS = ("sci.space", "rec.autos")
-MESSAGES = {
-    "20news-bydate-train/sci.space/1": b"Newsgroups: sci.space\nFrom: a\n\nThe rocket flies; the rocket lands.",
-    "20news-bydate-train/rec.autos/7": b"Subject: autos\r\n\r\nAn engine and a wheel, an engine\xe9.",
-    "20news-bydate-test/rec.autos/9": b"Subject: wheel\n\nengine wheel rocket",
-    "20news-bydate-test/sci.med/2": b"Subject: other\n\nmedicine",
-    "20news-bydate-test/sci.space/3": b"Subject: rocket engine wheel\n\n",
-}
-
-
-def make_newsgroups(folder: Path) -> list[Path]:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name, text in MESSAGES.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    path = folder / "20news-bydate.tar.gz"
-    path.write_bytes(gzip.compress(content.getvalue(), mtime=0))
-    return [path]
-
 
 # ---------------------------------------------------------------- heterophilous graphs
 
@@ -192,9 +142,9 @@ def test_small_newsgroups(tmp_path):
 
 def test_groups_that_are_not_there(tmp_path):
     make_newsgroups(tmp_path)
-    with pytest.raises(ValueError, match="it has nothing of alt.atheism"):
+    with pytest.raises(ValueError, match=r"it has nothing of alt\.atheism"):
         load_newsgroups(tmp_path)
-    with pytest.raises(TypeError, match="groups must be names of newsgroups; got 'sci.space'"):
+    with pytest.raises(TypeError, match=r"groups must be names of newsgroups; got 'sci\.space'"):
         load_newsgroups(tmp_path, groups="sci.space")
     with pytest.raises(FileNotFoundError, match=r"missing 20news-bydate\.tar\.gz\. Fetch 20news"):
         load_newsgroups(tmp_path / "nowhere")

@@ -52,7 +52,8 @@ class FullGraphDataModule(pl.LightningDataModule):
     def data(self) -> Data:
         """The graph with its masks."""
         if self._data is None:
-            self._data = self.load()
+            with torch.inference_mode(False):  # else what is first validated could not be trained on
+                self._data = self.load()
         return self._data
 
     @property
