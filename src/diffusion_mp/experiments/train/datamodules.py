@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
@@ -100,9 +101,12 @@ class PlanetoidDataModule(FullGraphDataModule):
     Args:
         root: folder that holds `<Name>/raw/ind.<name>.*`.
         name: "Cora", "CiteSeer" or "PubMed".
-        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes; "public" is the one fixed split.
-        seed: draws the random split; unused for "public".
-        per_class, num_val, num_test: sizes of the random split.
+        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes; a number does so, too, but from
+            the labels for results only (see `visible_labels`); "public" is the one fixed split.
+        seed: draws the split where it is "random".
+        tuning: draw split number `split` from the labels for tuning; all that neither train nor validate test.
+        sparse: x as a CSR matrix, which is read in a fraction of the time.
+        per_class, num_val, num_test: sizes of a random split.
         download: let PyG fetch missing files into `root`.
     """
 
@@ -110,27 +114,44 @@ class PlanetoidDataModule(FullGraphDataModule):
         self,
         root: str = "data/Planetoid",
         name: Literal["Cora", "CiteSeer", "PubMed"] = "Cora",
-        split: Literal["random", "public"] = "random",
+        split: Literal["random", "public"] | int = "random",
         seed: int = 0,
+        tuning: bool = False,
+        sparse: bool = False,
         per_class: int = 20,
         num_val: int = 500,
-        num_test: int = 1000,
+        num_test: int | None = 1000,
         download: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(split, str) or split not in ("random", "public"):
-            raise ValueError(f'split must be "random" or "public", got {split!r}.')
-        check_seed(seed)
+        numbered = isinstance(split, int) and not isinstance(split, bool)
+        if not numbered and split not in ("random", "public"):
+            raise ValueError(f'split must be "random", "public" or a number, got {split!r}.')
+        check_seed(split if numbered else seed, "split" if numbered else "seed")
+        check_flags(tuning=tuning, sparse=sparse)
+        if tuning and not numbered:
+            raise ValueError(
+                f"tuning needs a number as split, for only such splits keep its labels apart; got {split!r}."
+            )
         self.root, self.network, self.split, self.seed = as_path(root, "root"), name, split, seed
+        self.tuning, self.sparse = tuning, sparse
         self.per_class, self.num_val, self.num_test, self.download = per_class, num_val, num_test, download
 
     def load(self) -> Data:
         """The network with the masks of this split."""
         data = load_planetoid(self.root, self.network, download=self.download)
-        if self.split == "public":
-            return Split.of(data).apply_to(data)
-        generator = torch.Generator().manual_seed(self.seed)
-        return random_split_per_class(data.y, self.per_class, self.num_val, self.num_test, generator).apply_to(data)
+        split = Split.of(data) if self.split == "public" else self._drawn(data.y)
+        data = split.apply_to(data)
+        if self.sparse:
+            data.x = data.x.to_sparse_csr()
+        return data
+
+    def _drawn(self, y: Tensor) -> Split:
+        seed, num_test = self.seed, None if self.tuning else self.num_test
+        if isinstance(self.split, int):
+            y, seed = visible_labels(y, self.tuning), self.split
+        generator = torch.Generator().manual_seed(seed)
+        return random_split_per_class(y, self.per_class, self.num_val, num_test, generator)
 
 
 class HeterophilousDataModule(FullGraphDataModule):
