@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
+from diffusion_mp.errors import check_kind
 from diffusion_mp.experiments.files.npz import read_npz
 from diffusion_mp.experiments.files.reading import as_path, check_present, reading
 from diffusion_mp.experiments.graphs.agreement import check_indices
@@ -19,24 +20,31 @@ _LARGEST = 1 << 28  # bytes of all arrays; those of the largest file, questions,
 _WAY_OUT = "Fetch it anew, from the folder data of https://github.com/yandex-research/heterophilous-graphs."
 
 
-def load_heterophilous(file: str | Path) -> Data:
-    """One graph of Platonov et al. (2023) from its .npz file: minesweeper, or chameleon without duplicates, say.
+def load_heterophilous(root: str | Path, name: str) -> Data:
+    """One graph of Platonov et al. (2023): minesweeper, or chameleon_filtered, which is chameleon without duplicates.
 
-    Reads the file and writes nothing. The graph is the one that PyG's `HeterophilousGraphDataset` makes of it.
+    Reads `root/<name>.npz`, or `root/<name>/raw/<name>.npz`, where PyG's `HeterophilousGraphDataset` puts it, and
+    writes nothing. The graph is the one that PyG makes of it.
 
     Args:
-        file: `minesweeper.npz`, `chameleon_filtered.npz` or another of https://github.com/yandex-research/heterophilous-graphs.
+        root: the folder of the file.
+        name: of the file, as it is published.
 
     Returns:
         The graph with x [N, C], edge_index [2, E] in both directions, y [N], and the published splits as train_mask,
         val_mask and test_mask [N, splits]; `Split.of(data, i)` is split number i.
 
     Raises:
+        TypeError: name is no name.
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or its arrays do not belong together.
     """
-    path = as_path(file, "file")
-    check_present(path.name, path.parent, [path], _WAY_OUT.replace("Fetch it anew,", "Fetch it"))
+    check_kind(name, "name", str, "the name of a file, like minesweeper")
+    folder = as_path(root, "root")
+    path = as_path(folder / f"{name}.npz", "name")
+    if not path.is_file() and (folder / name / "raw").is_dir():
+        path = folder / name / "raw" / path.name
+    check_present(name, path.parent, [path], _WAY_OUT.replace("Fetch it anew,", "Fetch it"))
     with reading(path, _WAY_OUT):
         x, y, edges, *masks = map(torch.from_numpy, read_npz(path, _ARRAYS, _LARGEST).values())
         _check(x, y, edges, masks)

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.errors import check_positive
+from diffusion_mp.experiments.train.batch_modules import BatchDataModule, SnapshotDataModule
 from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
+from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
 
 
@@ -79,3 +81,29 @@ class Labels(Predictor):
         soft = one_hot(y.clamp(min=0), num_classes).float()
         spread: Tensor = self.propagation(soft, edge_index, mask=y >= 0)
         return spread.clamp(min=1e-9).log()
+
+
+class NoCorrection(nn.Module):
+    """Leaves the base of a forecast as it is (see `SnapshotDataModule`)."""
+
+    def fit(self, data: SnapshotDataModule) -> None:
+        """Nothing to learn: the data module has fitted its base."""
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Zero [N, 1] for every node."""
+        return torch.zeros_like(x[:, :1])
+
+
+class GraphConstant(nn.Module):
+    """How often each class stands among the training graphs, the same for every graph."""
+
+    share: Tensor
+
+    def fit(self, data: BatchDataModule) -> None:
+        """Counts the labels."""
+        labels = torch.cat([batch.y for batch in data.train_dataloader()])
+        self.register_buffer("share", one_hot(labels, data.num_classes).float().mean(0), persistent=False)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """The shares, for every graph [B, C]."""
+        return self.share.expand(graph.num_graphs, -1)

@@ -41,6 +41,7 @@ class Row:
         model, predictor: `class_path` and `init_args` of one of them; the width of the features and the number of
             classes are filled in.
         optimizer: further arguments of the LightningModule (lr, weight_decay, optimizer).
+        data: further arguments of the data module.
         attention: "identity" or "uniform": the model with its attention replaced, trained and tested so.
         search: axes of this row beside those of the table; one of the table that is null here is left out.
     """
@@ -50,6 +51,7 @@ class Row:
     model: Config | None = None
     predictor: Config | None = None
     optimizer: Config = field(default_factory=dict)
+    data: Config = field(default_factory=dict)
     attention: Literal["identity", "uniform"] | None = None
     search: Config = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Table:
         tuning: how many splits the settings are chosen on; "nested": each reported split by its own validation nodes.
         trials: settings that are tried for every row, drawn at random from one declared space.
         epochs, patience: at most so many, and so many without a better validation score.
-        search: the axes that all models have in common.
+        search: the axes that all models have in common; predictors have those of the data module (`data.k`) too.
         baselines: rows that the others are compared with, split by split.
     """
 
@@ -113,8 +115,9 @@ class Table:
         return next(row for row in self.rows if row.name == name)
 
     def space(self, row: Row) -> Space:
-        """What is searched for a row: its own axes, and those of the table if it is a model."""
-        axes = {**(self.search if row.model is not None else {}), **row.search}
+        """What is searched for a row: its own axes, and those of the table that it has in common with the others."""
+        shared = {path: axis for path, axis in self.search.items() if row.model is not None or path.startswith("data.")}
+        axes = {**shared, **row.search}
         return Space({path: axis for path, axis in axes.items() if axis is not None})
 
     def quickly(self) -> Table:
@@ -127,14 +130,13 @@ class Table:
         Raises:
             ValueError: a setting that the row itself has fixed.
         """
-        told = deepcopy(
-            {**row.optimizer, ("model" if row.model is not None else "predictor"): row.model or row.predictor}
-        )
+        kind = "model" if row.model is not None else "predictor"
+        told = deepcopy({**row.optimizer, kind: row.model or row.predictor, "data": _with(self.data, **row.data)})
         for path, value in settings.items():
             _put(told, path.split("."), value, row.name)
         schedule = {"epochs": self.epochs, "patience": self.patience} if row.model is not None else {}
         ablation = {} if row.attention is None else {"attention": row.attention}
-        return {"data": self.data, "module": {**self.module, **told}, **schedule, **ablation}
+        return {"data": told.pop("data"), "module": {**self.module, **told}, **schedule, **ablation}
 
 
 def _put(config: Config, path: list[str], value: Any, row: str) -> None:
@@ -161,7 +163,7 @@ def digest(config: Any) -> str:
 def load_table(folder: Path, root: str | None = None) -> Table:
     """The table of a folder, its rows in the order of `rows` in table.yaml; `root` is where its data lie instead.
 
-    With `like: TABLE` it has the rows of that other one, and what table.yaml does not say is as it is there.
+    With `like: TABLE` it may name rows of that other one, and what table.yaml does not say is as it is there.
 
     Raises:
         FileNotFoundError: no such table; the sentence names those that there are.
@@ -178,10 +180,11 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     files = {path.stem: path for place in (like, folder) for path in place.glob("*.yaml") if path.stem != "table"}
     content = {**_read(like / "table.yaml"), **content}
     names = content.pop("rows", [])
-    if not isinstance(names, list) or set(names) != set(files):
+    own = {path.stem for path in folder.glob("*.yaml")} - {"table"}
+    if not isinstance(names, list) or not own <= set(names) <= set(files):
         raise ValueError(
-            f"{folder / 'table.yaml'} must list its rows, which are the other files there: {', '.join(sorted(files))}; "
-            f"got {names}."
+            f"{folder / 'table.yaml'} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
+            f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
         )
     rows = tuple(_made(Row, {"name": name, **_read(files[name])}, files[name]) for name in names)
     content["metric"] = _made(Metric, content.get("metric", {}), folder / "table.yaml")

@@ -75,7 +75,8 @@ class BatchDataModule(pl.LightningDataModule):
 
     def _part(self, number: int) -> Sequence[Data]:
         if self._parts is None:
-            self._parts = self.parts()
+            with torch.inference_mode(False):  # else what is first validated could not be trained on
+                self._parts = self.parts()
         return self._parts[number]
 
     def _in_order(self, number: int) -> Iterable[Data]:
@@ -84,7 +85,8 @@ class BatchDataModule(pl.LightningDataModule):
             part = self._part(number)
             size = self.batch_size or len(part)
             batches = [list(part[start : start + size]) for start in range(0, len(part), size)]
-            self._together[number] = [ToDiffusionGraph()(batch) for batch in batches]
+            with torch.inference_mode(False):
+                self._together[number] = [ToDiffusionGraph()(batch) for batch in batches]
         loader: Any = DataLoader(self._together[number], batch_size=None)  # type: ignore[arg-type]
         return loader
 

@@ -143,6 +143,11 @@ class Forecaster(Supervised):
         """ŷ [N]."""
         check_kind(batch, "batch", Data, "a torch_geometric Data or Batch with a graph and a base")
         correction: Tensor = self.model(batch.x, batch.graph)
+        if correction.shape != (len(batch.base), 1):
+            raise ValueError(
+                f"The model returned {list(correction.shape)} for {len(batch.base)} nodes; it must return one number "
+                "per node, [N, 1]: give it out_channels=1."
+            )
         forecast: Tensor = batch.base + self.gain * correction.squeeze(-1)
         return forecast
 

@@ -53,7 +53,8 @@ class FullGraphDataModule(pl.LightningDataModule):
     def data(self) -> Data:
         """The graph with its masks."""
         if self._data is None:
-            self._data = self.load()
+            with torch.inference_mode(False):  # else what is first validated could not be trained on
+                self._data = self.load()
         return self._data
 
     @property
@@ -157,7 +158,7 @@ class HeterophilousDataModule(FullGraphDataModule):
     """A graph of Platonov et al. (2023) with one of its published splits (see `load_heterophilous`).
 
     Args:
-        file: the .npz file.
+        root, name: see `load_heterophilous`.
         split: the number of the split.
         tuning: let the validation nodes stand in for the test nodes, which nobody sees while settings are chosen.
         normalize_features: divide the features of every node by their sum.
@@ -165,7 +166,8 @@ class HeterophilousDataModule(FullGraphDataModule):
 
     def __init__(
         self,
-        file: str = "data/heterophilous_npz/chameleon_filtered.npz",
+        root: str = "data/heterophilous_npz",
+        name: str = "chameleon_filtered",
         split: int = 0,
         tuning: bool = False,
         normalize_features: bool = False,
@@ -173,16 +175,12 @@ class HeterophilousDataModule(FullGraphDataModule):
         super().__init__()
         check_seed(split, "split")
         check_flags(tuning=tuning, normalize_features=normalize_features)
-        self.file, self.split, self.tuning, self.normalize_features = (
-            as_path(file, "file"),
-            split,
-            tuning,
-            normalize_features,
-        )
+        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
+        self.normalize_features = normalize_features
 
     def load(self) -> Data:
         """The graph with the masks of this split."""
-        data = _heterophilous(self.file)
+        data = _heterophilous(self.root, self.name)
         split = Split.of(data, self.split)
         split = split._replace(test=split.val) if self.tuning else split
         data = split.apply_to(data)

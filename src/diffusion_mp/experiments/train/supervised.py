@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
 from diffusion_mp.diffusivities import auxiliary_loss
 from diffusion_mp.errors import check_kind, check_positive
@@ -40,7 +40,7 @@ class Supervised(pl.LightningModule):
             raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
         self.model, self.lr, self.weight_decay, self.optimizer, self.metric = model, lr, weight_decay, optimizer, metric
         self.train_metric, self.val_metric, self.test_metric = (Score(metric) for _ in range(3))
-        self.mean_val_loss = MeanMetric()
+        self._val_losses: list[tuple[Tensor, int]] = []
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
         """What the model says in a stage, and what is true."""
@@ -63,16 +63,18 @@ class Supervised(pl.LightningModule):
             self._log("train_aux_loss", auxiliary, count)
         return loss + auxiliary
 
+    def on_validation_epoch_start(self) -> None:
+        """No batch has been seen."""
+        self._val_losses.clear()
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Loss and metric over what validates."""
-        loss, count = self._evaluate(batch, "val")
-        self.mean_val_loss.update(loss, count)
+        self._val_losses.append(self._evaluate(batch, "val"))
 
     def on_validation_epoch_end(self) -> None:
         """The score that chooses the epoch."""
-        loss, count = self.mean_val_loss.compute(), self.mean_val_loss.weight
-        self.mean_val_loss.reset()
-        score = self.val_metric.compute()
+        score, count = self.val_metric.compute(), sum(count for _, count in self._val_losses)
+        loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
         score = (score if self.val_metric.higher_is_better else -score) - loss / (1 + loss) / (2 * count)
         self.log("val_score", score)
