@@ -177,6 +177,8 @@ def _counted(number: object, what: str) -> str:
 def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
     """Writes docs/results.md and its figures from `results/*.jsonl`; first takes over what was `made` by `reproduce`.
 
+    What `configs/TABLE/notes.md` says, if there is one, stands above that table.
+
     Raises:
         FileNotFoundError: there are no results.
     """
