@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
 
-import torch
-
 from diffusion_mp.experiments.train import load_checkpoint
+from diffusion_mp.experiments.train.many_runs import processes
 from diffusion_mp.extras import needed_by
 
 R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
@@ -54,28 +48,9 @@ def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R
     """What `train(run, bar_at=line)` returns for every run; with several jobs in processes of one thread each."""
     if jobs == 1:
         return {run: train(run) for run in runs}
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _one_of_several) as pool:
-        try:
-            futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
-            return {run: future.result() for run, future in zip(runs, futures, strict=True)}
-        except BaseException:  # whatever ends this process; what the others write is complete or absent
-            for child in active_children():
-                child.kill()
-            raise
-
-
-def _one_of_several() -> None:
-    """A process with one thread, which leaves signals of the keyboard to its parent and ends when that is gone."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    with processes(jobs) as pool:
+        futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
+        return {run: future.result() for run, future in zip(runs, futures, strict=True)}
 
 
 def stored(path: Path, run: Any) -> dict[str, Any] | None:

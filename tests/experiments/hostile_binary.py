@@ -13,8 +13,17 @@ import numpy as np
 from hostile import Format, check_data
 from scipy.io import savemat
 from scipy.sparse import csr_matrix
+from small_sets import make_heterophilous, make_mnist, make_synmol
 
-from diffusion_mp.experiments.graphs import PeptidesFunctional, SBMDataset, load_planetoid, load_pokec
+from diffusion_mp.experiments.graphs import (
+    PeptidesFunctional,
+    SBMDataset,
+    load_heterophilous,
+    load_mnist,
+    load_planetoid,
+    load_pokec,
+    load_synmol,
+)
 
 KNOWN, TRAIN, TESTED, FEATURES, CLASSES = 506, 6, 9, 4, 3
 
@@ -113,6 +122,19 @@ def make_arrays_alone(folder: Path) -> list[Path]:
     return arrays
 
 
+def load_molecules(folder: Path) -> None:
+    for split in ("train", "test"):
+        for data in load_synmol(folder, split):
+            check_data(data)
+            assert data.y.shape == (1,)
+
+
+def load_images(folder: Path) -> None:
+    data = load_mnist(folder, 5)
+    assert data.x.shape == (5, 784)
+    assert 0 <= int(data.y.min()) <= int(data.y.max()) <= 9
+
+
 FORMATS = [
     Format("planetoid", make_planetoid, lambda folder: check_data(load_planetoid(folder, "Cora"))),
     Format("cached-graphs", make_cache, load_cache),
@@ -120,6 +142,13 @@ FORMATS = [
     Format("pokec-mat-compressed", make_mat(compressed=True), load_mat),
     Format("mapped-arrays", make_arrays, load_mat),
     Format("mapped-arrays-alone", make_arrays_alone, load_mat),
+    Format(
+        "heterophilous",
+        lambda folder: [make_heterophilous(folder)],
+        lambda f: check_data(load_heterophilous(f, "small")),
+    ),
+    Format("synmol", make_synmol, load_molecules),
+    Format("mnist", make_mnist, load_images),
 ]
 if find_spec("rdkit") is not None:
     FORMATS.append(Format("peptides", make_peptides, load_peptides))

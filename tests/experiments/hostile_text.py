@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from hostile import Format, check_data
+from small_sets import GROUPS, make_chickenpox, make_covid, make_newsgroups, make_tu
 
 from diffusion_mp.experiments.files.text_tables import number_blocks
-from diffusion_mp.experiments.graphs import load_ogb, load_pokec
+from diffusion_mp.experiments.graphs import load_newsgroups, load_ogb, load_pokec, load_snapshots, load_tu
 from diffusion_mp.experiments.sequences import IMDb, SequenceDataset
 
 
@@ -215,6 +216,31 @@ def _load_numbers(folder: Path) -> None:
         assert np.isfinite(block).all()
 
 
+# --- newsgroups, sets of small graphs and series
+
+
+def _load_newsgroups(folder: Path) -> None:
+    data = load_newsgroups(folder, groups=GROUPS, num_words=4)
+    assert data.x.isfinite().all()
+    assert len(data.x) == len(data.y)
+    assert set(data.y.tolist()) == {0, 1}
+
+
+def _load_tu(folder: Path) -> None:
+    for data in load_tu(folder, "SMALL"):
+        check_data(data)
+        assert data.x.isfinite().all()
+
+
+def _load_series(name: str) -> Callable[[Path], None]:
+    def load(folder: Path) -> None:
+        for data in load_snapshots(folder, name):
+            check_data(data)
+            assert data.x.isfinite().all()
+
+    return load
+
+
 FORMATS = [
     Format("pokec text", _make_pokec, _load_pokec),
     Format("pokec text gzipped", _make_pokec_gz, _load_pokec),
@@ -226,4 +252,8 @@ FORMATS = [
     Format("imdb archive gzipped", _make_tar_gz, _load_imdb("aclImdb_v1.tar.gz")),
     Format("imdb folder", _make_reviews, _load_imdb("")),
     Format("number table gzipped", _make_numbers, _load_numbers),
+    Format("20 newsgroups", make_newsgroups, _load_newsgroups),
+    Format("tu", make_tu, _load_tu),
+    Format("chickenpox", make_chickenpox, _load_series("chickenpox")),
+    Format("england_covid", make_covid, _load_series("england_covid")),
 ]

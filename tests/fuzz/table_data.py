@@ -24,7 +24,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy, Wrong
-from .table_energies import seed
+from .table_energies import NOT_A_SEED, seed
 
 NOT_A_PATH = [
     Wrong("None", "None"),
@@ -339,8 +339,33 @@ def _train_or_test(d: Draw) -> Arg:
     return choice(d, "train", "test")
 
 
+def _name(d: Draw) -> Arg:
+    """The name of a file that nobody has."""
+    return Arg("'nobody'", [w for w in choice(d, "nobody").wrong if w.what != "another string"], valid=None)
+
+
 def _part(d: Draw) -> Arg:
     return choice(d, "train", "val", "test")
+
+
+def knn_graph(d: Draw) -> None:
+    """Neighbours of drawn points."""
+    x = [Wrong("Data(x=torch.ones(9))", "of rank one"), Wrong("Data(x=torch.ones(9, 2).long())", "integers")]
+    x += [*NOT_DATA[:6], Wrong("Data(x=torch.randn(2, 2))", "too few")]
+    d.call("transform", "graphs.KNNGraph({args})", k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
+    d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", x))
+
+
+def forecast(d: Draw) -> None:
+    """A forecast of drawn snapshots."""
+    wrong = [Wrong("[]", "empty"), Wrong("3", "a number"), Wrong("[1, 2]", "numbers"), Wrong("None", "None")]
+    d.call(
+        "forecast",
+        "graphs.fit_forecast({args})",
+        name=choice(d, "zero", "last", "mean", "own", "pooled", "ridge", optional=False),
+        snapshots=Arg("[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]", wrong),
+    )
+    d.call("out", "forecast(torch.randn(3, 4))")
 
 
 DATA: dict[str, Strategy] = {
@@ -366,6 +391,19 @@ DATA: dict[str, Strategy] = {
         "sequences.IMDb", "path", split=_train_or_test, max_length=lambda d: count(d, 9, optional=True)
     ),
     "graphs.load_ogb": reader("graphs.load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
+    "graphs.KNNGraph": knn_graph,
+    "graphs.fit_forecast": forecast,
+    "graphs.load_heterophilous": reader("graphs.load_heterophilous", "root", name=_name),
+    "graphs.load_mnist": reader("graphs.load_mnist", "root", num_images=lambda d: count(d, 9, optional=True)),
+    "graphs.load_newsgroups": reader("graphs.load_newsgroups", "root", num_words=lambda d: count(d, 9, optional=True)),
+    "graphs.load_snapshots": reader(
+        "graphs.load_snapshots",
+        "root",
+        name=lambda d: choice(d, "chickenpox", "england_covid", optional=False),
+        lags=lambda d: count(d, 4, optional=True, none=True),
+    ),
+    "graphs.load_synmol": reader("graphs.load_synmol", "root", split=lambda d: choice(d, "train", optional=False)),
+    "graphs.load_tu": reader("graphs.load_tu", "root", name=_name),
     "graphs.load_planetoid": reader("graphs.load_planetoid", "root", name=lambda d: choice(d, "Cora", optional=False)),
     "graphs.load_pokec": reader("graphs.load_pokec", "root", source=lambda d: choice(d, "snap", "linkx")),
     "graphs.PeptidesFunctional": lambda d: d.call(
@@ -392,6 +430,7 @@ def node_classifier(d: Draw) -> None:
         lr=number(d, 0.01, optional=True, zero=True),
         weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
         optimizer=choice(d, "adam", "adamw"),
+        metric=choice(d, "acc", "roc_auc"),
     )
     wrong = [w for w in NOT_DATA if w.what != "empty"]
     d.call(
@@ -399,6 +438,38 @@ def node_classifier(d: Draw) -> None:
         "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]",
         data=Arg(data_source(d), wrong),
     )
+
+
+def batch_learner(name: str, output: int, **attributes: str) -> Strategy:
+    """A model that is trained on batches of graphs."""
+
+    def strategy(d: Draw) -> None:
+        d.sizes = None
+        task = "'graph'" if name == "GraphClassifier" else "'node'"
+        d.call(
+            "module",
+            f"train.{name}({{args}})",
+            model=module(f"mp.DiffusionGNN(3, 4, {output}, task={task})"),
+            lr=number(d, 0.01, optional=True, zero=True),
+            weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
+            optimizer=choice(d, "adam", "adamw"),
+            metric=choice(d, *(["acc", "roc_auc"] if name == "GraphClassifier" else ["mse", "mae"])),
+        )
+        given = data_source(d, max(d.nodes, 1))
+        for key, value in attributes.items():
+            given = f"{given[:-1]}, {key}={value.format(n=max(d.nodes, 1))})"
+        batch = f"data.ToDiffusionGraph()([{given}, {given}])"
+        d.call("out", "module({batch})", batch=Arg(batch, [w for w in NOT_DATA if w.what != "empty"]))
+
+    return strategy
+
+
+def score(d: Draw) -> None:
+    """A score by name."""
+    name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
+    given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
+    d.call("metric", "train.Score({args})", name=Arg(repr(name), choice(d, name).wrong))
+    d.call("out", f"metric({given})")
 
 
 def sequence_classifier(d: Draw) -> None:
@@ -432,6 +503,16 @@ def loss(name: str) -> Strategy:
             wrong += [Wrong(f"torch.zeros({n}, dtype=torch.long, device='meta')", "on the meta device")]
             wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}).to(torch.complex64)", "complex")]
             d.call("out", "train.node_cross_entropy({args})", logits=logits, target=Arg(target, wrong))
+            return
+        if name == "multi_label_loss":
+            wrong = [Wrong(f"torch.full(({n}, 2), 9)", "beyond 1"), Wrong(f"torch.full(({n}, 2), -1)", "no label")]
+            wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}, 3)", "another shape")]
+            d.call(
+                "out",
+                "train.multi_label_loss({args})",
+                logits=Arg(f"torch.randn({n}, 2)", wrong_tensors(n, 2)),
+                target=Arg(f"torch.ones({n}, 2)", wrong),
+            )
             return
         kept = (
             "a list",
@@ -483,11 +564,30 @@ def planetoid_module(d: Draw) -> None:
         "train.PlanetoidDataModule({args})",
         root=absent(d),
         name=choice(d, "Cora", "PubMed"),
-        split=choice(d, "random", "public"),
+        split=options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True),
         seed=seed(d),
+        tuning=flag(d),
+        sparse=flag(d),
         per_class=count(d, 20, optional=True),
     )
     d.call("out", "module.data")
+
+
+def table_module(of: str, /, **make: Callable[[Draw], Arg]) -> Strategy:
+    """The data module of a table, whose files are not there."""
+
+    def strategy(d: Draw) -> None:
+        d.call(
+            "module",
+            f"train.{of}({{args}})",
+            root=absent(d),
+            **{key: value(d) for key, value in make.items()},
+            split=seed(d),
+            tuning=flag(d),
+        )
+        d.call("out", "module.num_features")
+
+    return strategy
 
 
 def save_checkpoint(d: Draw) -> None:
@@ -515,6 +615,10 @@ def check_writable(d: Draw) -> None:
     d.call("out", "train.check_writable({args})", folder=Arg("'out'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]))
 
 
+def _batch_size(d: Draw) -> Arg:
+    return count(d, 4, optional=True, none=True)
+
+
 TRAIN: dict[str, Strategy] = {
     "train.save_checkpoint": save_checkpoint,
     "train.load_checkpoint": load_checkpoint,
@@ -525,6 +629,26 @@ TRAIN: dict[str, Strategy] = {
     "train.node_cross_entropy": loss("node_cross_entropy"),
     "train.mean_squared_error": loss("mean_squared_error"),
     "train.weighted_accuracy": weighted_accuracy,
+    "train.multi_label_loss": loss("multi_label_loss"),
+    "train.GraphClassifier": batch_learner("GraphClassifier", 2),
+    "train.Forecaster": batch_learner("Forecaster", 1, base="torch.zeros({n})"),
+    "train.Score": score,
+    "train.HeterophilousDataModule": table_module("HeterophilousDataModule", name=_name, normalize_features=flag),
+    "train.KNNDataModule": table_module(
+        "KNNDataModule",
+        name=lambda d: choice(d, "MNIST", "20Newsgroups"),
+        metric=lambda d: choice(d, "euclidean", "cosine"),
+        per_class=lambda d: count(d, 5, optional=True),
+    ),
+    "train.TUDataModule": table_module("TUDataModule", name=_name, batch_size=_batch_size),
+    "train.SynMolDataModule": table_module("SynMolDataModule", batch_size=_batch_size),
+    "train.SnapshotDataModule": table_module(
+        "SnapshotDataModule",
+        name=lambda d: choice(d, "chickenpox", "england_covid"),
+        base=lambda d: choice(d, "zero", "ridge"),
+        windows=lambda d: count(d, 4, 3, optional=True),
+        batch_size=_batch_size,
+    ),
     "train.DigitsDataModule": digits_module,
     "train.PlanetoidDataModule": planetoid_module,
 }

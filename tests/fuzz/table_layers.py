@@ -33,9 +33,10 @@ def called(
     channels: int | None = None,
     features: Arg | None = None,
     x: Arg | None = None,
+    **more: Arg,
 ) -> None:
     """``layer(x, edge_index, …)``."""
-    rest = {"return_coupling": flag(d)} | ({} if features is None else {"features": features})
+    rest = {"return_coupling": flag(d), **more} | ({} if features is None else {"features": features})
     if source:
         wide = d.nodes, d.channels if channels is None else channels
         wrong = [w for w in tensor(d, *wide).wrong if w.source != "None"]

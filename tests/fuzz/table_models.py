@@ -45,7 +45,7 @@ def sparse_too(d: Draw, x: Arg) -> Arg:
 
 
 def model(name: str, *, needed: bool = False, **make: Callable[[Draw], Arg]) -> Strategy:
-    """A model for nodes."""
+    """A model for nodes, graphs or links."""
 
     def strategy(d: Draw) -> None:
         own = {key: value(d) for key, value in make.items()}
@@ -54,10 +54,19 @@ def model(name: str, *, needed: bool = False, **make: Callable[[Draw], Arg]) -> 
             "hidden_channels": count(d, 4, 6),
             "out_channels": count(d, 3, 1),
         }
+        task = d.pick(["node", "node", "graph", "link"])
+        sizes["task"] = Arg(repr(task), choice(d, "node").wrong)
         d.call("layer", f"mp.{name}({{args}}){cast(d)}", **sizes, **own)
-        called(d, needed=needed, source=False, x=sparse_too(d, state(d)))
+        called(d, needed=needed, source=False, x=sparse_too(d, state(d)), **scored(d, task))
 
     return strategy
+
+
+def scored(d: Draw, task: str) -> dict[str, Arg]:
+    """The pairs that a model for links scores, and others refuse."""
+    if task == "link":
+        return {"edge_label_index": pairs(d)}
+    return {"edge_label_index": Arg(None, [Wrong("torch.zeros(2, 1, dtype=torch.long)", "for no link")], True)}
 
 
 def layers(d: Draw) -> Arg:
@@ -111,10 +120,7 @@ def stack(name: str, **make: Callable[[Draw], Arg]) -> Strategy:
         call = {"x": x, **given}
         task = d.pick(["node", "node", "graph", "link"])
         sizes["task"] = Arg(repr(task), choice(d, "node").wrong)
-        if task == "link":
-            call["edge_label_index"] = pairs(d)
-        else:
-            call["edge_label_index"] = Arg(None, [Wrong("torch.zeros(2, 1, dtype=torch.long)", "for no link")], True)
+        call |= scored(d, task)
         if d.maybe(0.4):
             wide, attr = categories(d, 2, e)
             sizes["edge_dim"], call["edge_attr"] = wide, attr

@@ -14,6 +14,7 @@ from diffusion_mp.energies import Certificate
 from diffusion_mp.errors import check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear, check_features
+from diffusion_mp.models.heads import Head, Task, check_no_pairs, output_layers
 from diffusion_mp.updates import CertifiedStep
 
 #: What a model tells the coupling of every step.
@@ -37,19 +38,25 @@ class GraphModel(nn.Module, ABC):
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
 
+    Models with a ``task`` predict for every node; for ``"graph"`` an MLP reads the mean over the nodes of each graph;
+    for ``"link"`` it reads nodes, and the score of a pair is the inner product of what it gives for the two.
+
     Shapes:
         x: [N, in_channels], dense, or sparse (CSR, CSC or COO) for models that begin with a linear map of the features
-        alone; edges and batch as in :class:`DiffusionConv`; output: [N, out_channels], raw logits.
+        alone; edges and batch as in :class:`DiffusionConv`; edge_label_index: [2, L], the pairs that ``"link"`` scores;
+        output: raw logits [N, out_channels], for graphs [B, out_channels], and for links scores [L].
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
         check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
+        self.head: Head | None = None
 
     @abstractmethod
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
-        """The logits [N, out_channels], for features and a graph that were checked; every coupling is recorded."""
+        """The logits [N, out_channels], or the states that ``head`` reads, for features and a graph that were checked;
+        every coupling is recorded."""
 
     def forward(
         self,
@@ -58,14 +65,19 @@ class GraphModel(nn.Module, ABC):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        edge_label_index: Tensor | None = None,
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Logits [N, out_channels]; with ``return_coupling`` also the operator of every layer."""
+        """Logits or scores; with ``return_coupling`` also the operator of every layer."""
         check_flags(return_coupling=return_coupling)
         check_features(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         couplings: list[Coupling] = []
         logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
+        if self.head is None:
+            check_no_pairs(edge_label_index)
+        else:
+            logits = self.head(logits, graph, edge_label_index)
         return (logits, couplings) if return_coupling else logits
 
     def certificate(
@@ -99,6 +111,7 @@ class LayerStack(GraphModel):
         layer_norm: normalise after the input layer and after every layer.
         dropout: rate; the model says of what.
         states: how many states the output layer reads side by side.
+        task: ``"node"``, ``"graph"`` or ``"link"``, see :class:`GraphModel`.
     """
 
     def __init__(
@@ -112,6 +125,7 @@ class LayerStack(GraphModel):
         layer_norm: bool,
         dropout: float,
         states: int = 1,
+        task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers)
@@ -123,7 +137,7 @@ class LayerStack(GraphModel):
         self.norms = nn.ModuleList(
             nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)
         )
-        self.decoder = nn.Linear(states * hidden_channels, out_channels)
+        self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
 
 
 def uncertified_parts(model: nn.Module) -> list[str]:

@@ -19,6 +19,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear, check_features
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
+from diffusion_mp.models.heads import Task, output_layers
 from diffusion_mp.updates import fixed_point
 
 
@@ -45,6 +46,7 @@ class CertifiedDIFFormer(GraphModel):
         centre: take the mean over the nodes of its graph out of H. A constant costs neither pairs nor edges anything,
             so with a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
         dropout: rate.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Shapes: see :class:`GraphModel`.
 
@@ -71,6 +73,7 @@ class CertifiedDIFFormer(GraphModel):
         encoder_channels: int | None = None,
         centre: bool = False,
         dropout: float = 0.0,
+        task: Task = "node",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
@@ -89,7 +92,7 @@ class CertifiedDIFFormer(GraphModel):
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
         self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
-        self.decoder = nn.Linear(hidden_channels, out_channels)
+        self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         for state in self._states(*self._terms(x, graph), graph, record):  # noqa: B007  # only the last one is kept

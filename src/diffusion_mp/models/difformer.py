@@ -12,6 +12,7 @@ from diffusion_mp.errors import check_choice, check_flags
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
+from diffusion_mp.models.heads import Task
 
 
 class DIFFormer(LayerStack):
@@ -32,6 +33,7 @@ class DIFFormer(LayerStack):
         activation: σ′ after every layer, ``"relu"`` or ``None``.
         layer_norm: normalise after the input layer and after every step.
         dropout: rate.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``tau``, ``graph``, ``leak``, …).
 
     Shapes: see :class:`GraphModel`.
@@ -51,6 +53,7 @@ class DIFFormer(LayerStack):
         activation: Literal["relu"] | None = None,
         layer_norm: bool = True,
         dropout: float = 0.0,
+        task: Task = "node",
         **options: Any,
     ) -> None:
         check_choice(activation, "activation", ["relu", None])
@@ -69,7 +72,14 @@ class DIFFormer(LayerStack):
             )
 
         super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, conv, layer_norm=layer_norm, dropout=dropout
+            in_channels,
+            hidden_channels,
+            out_channels,
+            num_layers,
+            conv,
+            layer_norm=layer_norm,
+            dropout=dropout,
+            task=task,
         )
         self.activation, self.source = activation, source
 

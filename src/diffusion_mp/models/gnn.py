@@ -14,6 +14,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_positive, chec
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.models.base import GraphModel, Record, recorded
+from diffusion_mp.models.heads import Task, output_layers
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
@@ -32,6 +33,7 @@ class DiffusionGNN(GraphModel):
         dropout: rate.
         alpha: teleport of APPNP and GCNII.
         theta: of GCNII.
+        task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads ReLU of a last layer of ``hidden_channels``.
 
     Shapes: see :class:`GraphModel`.
     """
@@ -48,6 +50,7 @@ class DiffusionGNN(GraphModel):
         dropout: float = 0.5,
         alpha: float = 0.1,
         theta: float = 0.5,
+        task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         check_counts(num_layers=num_layers, heads=heads)
@@ -58,6 +61,9 @@ class DiffusionGNN(GraphModel):
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
         self.dropout = dropout
+        if task != "node":
+            _, self.head = output_layers(hidden_channels, out_channels, task)
+            out_channels = hidden_channels
 
         def layers() -> Iterator[DiffusionConv]:
             pairs = list(pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels]))
@@ -97,4 +103,4 @@ class DiffusionGNN(GraphModel):
             initial = x if has_source and initial is None else initial
             x = dropout(x, self.dropout, self.training) if has_weights else x
             x = recorded(record, conv, x, graph, source=initial if has_source else None)
-        return x
+        return x if self.head is None else relu(x)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.errors import check_pairs
+from diffusion_mp.errors import check_choice, check_pairs
 from diffusion_mp.graph import Graph
 
 Task = Literal["node", "graph", "link"]
@@ -29,8 +29,7 @@ class Head(nn.Module, ABC):
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         """The predictions, for states [N, C]; ``pairs`` [2, L] are of a link task only."""
-        if pairs is not None:
-            raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
+        check_no_pairs(pairs)
         return self.mlp(self.read(x, graph))
 
     @abstractmethod
@@ -71,6 +70,20 @@ class LinkHead(NodeHead):
 
 
 HEADS: dict[str, type[Head]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}
+
+
+def check_no_pairs(pairs: Tensor | None) -> None:
+    """Raise ``ValueError`` if pairs came to what does not score any."""
+    if pairs is not None:
+        raise ValueError("edge_label_index belongs to task='link'; leave it out for nodes and graphs.")
+
+
+def output_layers(channels: int, out_channels: int, task: Task) -> tuple[nn.Module, Head | None]:
+    """A linear map of every node's state to its logits; or, for graphs and links, the states as they are and a head."""
+    check_choice(task, "task", HEADS)
+    if task == "node":
+        return nn.Linear(channels, out_channels), None
+    return nn.Identity(), HEADS[task](channels, out_channels)
 
 
 def pooled(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"], pooling: Pooling) -> Float[Tensor, "B C"]:

@@ -13,6 +13,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_flags, check_p
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
+from diffusion_mp.models.heads import Task
 
 
 class NodeFormer(LayerStack):
@@ -36,6 +37,7 @@ class NodeFormer(LayerStack):
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: what the output layer reads: ``"cat"``, all states (the slides), ``"max"`` of them, or ``None``, the last.
         dropout: rate, after the input layer and after every layer.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
     Shapes: see :class:`GraphModel`.
@@ -54,6 +56,7 @@ class NodeFormer(LayerStack):
         activation: Literal["elu"] | None = None,
         jump: Literal["cat", "max"] | None = "cat",
         dropout: float = 0.0,
+        task: Task = "node",
         **options: Any,
     ) -> None:
         check_counts(num_layers=num_layers)
@@ -75,6 +78,7 @@ class NodeFormer(LayerStack):
             layer_norm=layer_norm,
             dropout=dropout,
             states=num_layers + 1 if jump == "cat" else 1,
+            task=task,
         )
         self.residual, self.activation = residual, activation
         self.jump = None if jump is None else JumpingKnowledge(jump)

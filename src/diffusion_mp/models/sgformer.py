@@ -13,6 +13,7 @@ from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN
+from diffusion_mp.models.heads import Task, output_layers
 
 
 class SGFormer(GraphModel):
@@ -32,6 +33,7 @@ class SGFormer(GraphModel):
         layer_norm: normalise in the encoders and after the attention.
         dropout: rate of the attention's values and of Z_O.
         gnn_dropout: rate inside GN; ``None``: the same.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: of the attention, further ones of :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
 
     Shapes: see :class:`GraphModel`.
@@ -55,6 +57,7 @@ class SGFormer(GraphModel):
         layer_norm: bool = True,
         dropout: float = 0.0,
         gnn_dropout: float | None = None,
+        task: Task = "node",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
@@ -81,7 +84,7 @@ class SGFormer(GraphModel):
         self.gnn = DiffusionGNN(
             hidden_channels, hidden_channels, hidden_channels, num_gnn_layers, conv=gnn, dropout=gnn_dropout
         )
-        self.decoder = nn.Linear(hidden_channels, out_channels)
+        self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         initial = self.encoder(x)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 
 import pytest
 import torch
@@ -104,12 +103,6 @@ def test_differences_are_taken_split_by_split():
     text = table(results)
     assert "| a | 60.0 ± 26.5 | +10.0 ± 5.8 |" in text
     assert "over 3 different random splits" in text
-
-
-def test_two_processes_give_the_results_of_one():
-    runs = [("a", 3), ("b", 2), ("c", 1)]
-    together = dict(digits_job._each(operator.mul, runs, 2))
-    assert together == dict(digits_job._each(operator.mul, runs, 1)) == {("a", 3): "aaa", ("b", 2): "bb", ("c", 1): "c"}
 
 
 @pytest.mark.parametrize("option", ["--splits", "--epochs", "--per-class", "--jobs"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from diffusion_mp.experiments.train import mean_squared_error, node_cross_entropy
+from diffusion_mp.experiments.train import mean_squared_error, multi_label_loss, node_cross_entropy
 
 
 def test_values(generator):
@@ -42,3 +42,16 @@ def test_one_column_against_a_vector_is_refused():
         mean_squared_error(y[:, None], y)
     with pytest.raises(ValueError, match="no node to average"):
         mean_squared_error(y[:0], y[:0])
+
+
+def test_the_loss_of_several_labels(generator):
+    logits = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+    target = torch.randint(2, (7, 3), generator=generator)
+    share = logits.sigmoid()
+    expected = -(target * share.log() + (1 - target) * (1 - share).log()).mean()
+    torch.testing.assert_close(multi_label_loss(logits, target), expected)
+    for wrong in (target[:, :2], target[:, 0], torch.ones(0, 3)):
+        with pytest.raises(ValueError, match=r"Expected logits and target \[N, T\] of one shape"):
+            multi_label_loss(logits, wrong)
+    with pytest.raises(ValueError, match="target must hold 0 and 1 only"):
+        multi_label_loss(logits, target * 2)

@@ -1,19 +1,35 @@
 """Graphs of the papers, read from published files or drawn; nothing is downloaded unless asked for."""
 
 from diffusion_mp.experiments.graphs.digits import load_digits
+from diffusion_mp.experiments.graphs.forecasts import fit_forecast
+from diffusion_mp.experiments.graphs.heterophilous import load_heterophilous
+from diffusion_mp.experiments.graphs.knn import KNNGraph
+from diffusion_mp.experiments.graphs.mnist import load_mnist
+from diffusion_mp.experiments.graphs.newsgroups import load_newsgroups
 from diffusion_mp.experiments.graphs.ogb import load_ogb
 from diffusion_mp.experiments.graphs.peptides import PeptidesFunctional
 from diffusion_mp.experiments.graphs.planetoid import load_planetoid
 from diffusion_mp.experiments.graphs.pokec import load_pokec
 from diffusion_mp.experiments.graphs.sbm import SBMDataset
+from diffusion_mp.experiments.graphs.synmol import load_synmol
 from diffusion_mp.experiments.graphs.synthetic_pokec import synthetic_pokec
+from diffusion_mp.experiments.graphs.temporal import load_snapshots
+from diffusion_mp.experiments.graphs.tu import load_tu
 
 __all__ = [
+    "KNNGraph",
     "PeptidesFunctional",
     "SBMDataset",
+    "fit_forecast",
     "load_digits",
+    "load_heterophilous",
+    "load_mnist",
+    "load_newsgroups",
     "load_ogb",
     "load_planetoid",
     "load_pokec",
+    "load_snapshots",
+    "load_synmol",
+    "load_tu",
     "synthetic_pokec",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.experiments.graphs.knn import KNNGraph
 from diffusion_mp.extras import needed_by
 
 
@@ -29,17 +29,11 @@ def load_digits(num_neighbors: int = 5) -> Data:
     """
     with needed_by("load_digits", "diffusion-mp[train]"):
         from sklearn.datasets import load_digits as sklearn_digits
-        from sklearn.neighbors import NearestNeighbors
 
     pixels, labels = sklearn_digits(return_X_y=True)
     num_neighbors = as_whole(num_neighbors, "num_neighbors")
     if not 1 <= num_neighbors < len(pixels):
         raise ValueError(f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}.")
-    x = (pixels / 16).astype(np.float32)
-    # Whole numbers and no matrix product: distances are exact, so ties fall the same way on every machine.
-    tree = NearestNeighbors(n_neighbors=num_neighbors, algorithm="kd_tree").fit(pixels)
-    nearest = tree.kneighbors_graph()
-    either_way = nearest.maximum(nearest.T).tocoo()
-    edge_index = torch.from_numpy(np.stack([either_way.col, either_way.row]).astype(np.int64))
-    order = torch.argsort(edge_index[0] * len(x) + edge_index[1])
-    return Data(x=torch.from_numpy(x), edge_index=edge_index[:, order], y=torch.from_numpy(labels).long())
+    # Sixteenths are exact in every floating-point format, and so are the distances between them.
+    data = Data(x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long())
+    return KNNGraph(num_neighbors)(data)

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
 from diffusion_mp.errors import check_choice, check_counts
-from diffusion_mp.experiments.files.npy import read_array
+from diffusion_mp.experiments.files.npz import read_npz
 from diffusion_mp.experiments.files.reading import as_path, check_present, reading
 from diffusion_mp.experiments.graphs.cached import CachedDataset
 
@@ -108,12 +107,8 @@ class PeptidesFunctional(CachedDataset):
 
 
 def _row_numbers(path: Path, split: str) -> list[int]:
-    """The rows of a split, an array in a zip file."""
-    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
-        entry = archive.getinfo(f"{split}.npy")
-        if entry.file_size > _LARGEST or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"its {split} is not packed by NumPy, or unpacks into {entry.file_size} bytes")
-        rows = read_array(archive.read(f"{split}.npy"))
+    """The rows of a split."""
+    rows = read_npz(path, [split], _LARGEST)[split]
     if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
         raise ValueError(f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers")
     return rows.tolist()

@@ -11,7 +11,7 @@ from diffusion_mp.experiments.train.checkpoints import (
     replace_file,
     save_checkpoint,
 )
-from diffusion_mp.experiments.train.losses import mean_squared_error, node_cross_entropy
+from diffusion_mp.experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
 from diffusion_mp.experiments.train.stopping import exit_code
 from diffusion_mp.extras import needed_by
 
@@ -20,10 +20,18 @@ _LAZY = {
     "CheckpointFiles": "resume",
     "DigitsDataModule": "datamodules",
     "FiniteLoss": "resume",
+    "Forecaster": "classifiers",
+    "GraphClassifier": "classifiers",
+    "HeterophilousDataModule": "datamodules",
+    "KNNDataModule": "datamodules",
     "NodeClassifier": "classifiers",
     "PlanetoidDataModule": "datamodules",
     "Resumable": "resume",
+    "Score": "metrics",
     "SequenceClassifier": "classifiers",
+    "SnapshotDataModule": "batch_modules",
+    "SynMolDataModule": "batch_modules",
+    "TUDataModule": "batch_modules",
     "weighted_accuracy": "metrics",
 }
 
@@ -32,6 +40,7 @@ __all__ = [
     "exit_code",
     "load_checkpoint",
     "mean_squared_error",
+    "multi_label_loss",
     "node_cross_entropy",
     "replace_file",
     "save_checkpoint",

@@ -15,6 +15,8 @@ _USAGE = """diffusion-mp trains energy-constrained diffusion models.
 
   diffusion-mp                                the main job: DIFFormer-s and baselines on digits, report in runs/
   diffusion-mp --splits 3                     the same with other options (diffusion-mp digits --help lists them)
+  diffusion-mp reproduce TABLE --jobs 2       a table of docs/results.md; --quick takes minutes
+  diffusion-mp results                        docs/results.md and its figures, from results/
   diffusion-mp fit --config configs/X.yaml    train one model; any field can be overridden: --model.lr 0.01
                    --ckpt_path PATH           ... going on from runs/X/version_0/checkpoints/last.ckpt, say
   diffusion-mp validate | test | predict      the other subcommands of Lightning's command line (each has --help)
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args and args[0] == "--version":
         print(f"diffusion-mp {__version__}")
         return 0
-    if command not in ("digits", *_LIGHTNING):
+    if command not in ("digits", "reproduce", "results", *_LIGHTNING):
         print(f"diffusion-mp has no subcommand {command!r}.\n\n{_USAGE}", file=sys.stderr)
         return 2
     again = shlex.join(["diffusion-mp", *args])
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, args: list[str]) -> int:
     """The libraries of the extra `train` are loaded here and not before."""
     try:
+        if command in ("reproduce", "results"):
+            from diffusion_mp.experiments.reproduce.command import run_reproduce, run_results
         from diffusion_mp.experiments.train.digits_job import digits_parser, run_digits
         from diffusion_mp.experiments.train.lightning_cli import run_lightning
     except ModuleNotFoundError as error:
@@ -51,6 +55,10 @@ def _run(command: str, args: list[str]) -> int:
     rest = args[1:] if args and args[0] == command else args
     if command == "digits":
         run_digits(digits_parser().parse_args(rest))
+    elif command == "reproduce":
+        run_reproduce(rest)
+    elif command == "results":
+        run_results(rest)
     elif command == "fit" and (options := _main_job_options(digits_parser(add_help=False), rest)):
         run_digits(options)
     else:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
+from torch_geometric.transforms import NormalizeFeatures
 
 from diffusion_mp.data import Split, random_split_per_class
-from diffusion_mp.errors import check_seed
+from diffusion_mp.errors import check_choice, check_flags, check_seed
 from diffusion_mp.experiments.files.reading import as_path
-from diffusion_mp.experiments.graphs import load_digits, load_planetoid
+from diffusion_mp.experiments.graphs import (
+    KNNGraph,
+    load_digits,
+    load_heterophilous,
+    load_mnist,
+    load_newsgroups,
+    load_planetoid,
+)
+from diffusion_mp.experiments.graphs.knn import Metric
+from diffusion_mp.experiments.graphs.splits import visible_labels
+from diffusion_mp.experiments.train.classifiers import NodeClassifier
 
 
 def _only(batch: list[Data]) -> Data:
@@ -20,7 +34,12 @@ def _only(batch: list[Data]) -> Data:
 
 
 class FullGraphDataModule(pl.LightningDataModule):
-    """Serves one `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses write `load()`."""
+    """Serves one `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses write `load()`.
+
+    `trains` is the LightningModule that a model is trained with on these data.
+    """
+
+    trains: ClassVar[type[pl.LightningModule]] = NodeClassifier
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +53,8 @@ class FullGraphDataModule(pl.LightningDataModule):
     def data(self) -> Data:
         """The graph with its masks."""
         if self._data is None:
-            self._data = self.load()
+            with torch.inference_mode(False):  # else what is first validated could not be trained on
+                self._data = self.load()
         return self._data
 
     @property
@@ -44,8 +64,8 @@ class FullGraphDataModule(pl.LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of labels: the out_channels of a model."""
-        return int(self.data.y.max()) + 1
+        """Number of classes, or of tasks: the out_channels of a model."""
+        return self.data.y.size(1) if self.data.y.dim() == 2 else int(self.data.y.max()) + 1
 
     def _loader(self) -> DataLoader[Data]:
         return DataLoader([self.data], batch_size=1, collate_fn=_only)  # type: ignore[arg-type]
@@ -81,9 +101,12 @@ class PlanetoidDataModule(FullGraphDataModule):
     Args:
         root: folder that holds `<Name>/raw/ind.<name>.*`.
         name: "Cora", "CiteSeer" or "PubMed".
-        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes; "public" is the one fixed split.
-        seed: draws the random split; unused for "public".
-        per_class, num_val, num_test: sizes of the random split.
+        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes; a number does so, too, but from
+            the labels for results only (see `visible_labels`); "public" is the one fixed split.
+        seed: draws the split where it is "random".
+        tuning: draw split number `split` from the labels for tuning; all that neither train nor validate test.
+        sparse: x as a CSR matrix, which is read in a fraction of the time.
+        per_class, num_val, num_test: sizes of a random split.
         download: let PyG fetch missing files into `root`.
     """
 
@@ -91,24 +114,122 @@ class PlanetoidDataModule(FullGraphDataModule):
         self,
         root: str = "data/Planetoid",
         name: Literal["Cora", "CiteSeer", "PubMed"] = "Cora",
-        split: Literal["random", "public"] = "random",
+        split: Literal["random", "public"] | int = "random",
         seed: int = 0,
+        tuning: bool = False,
+        sparse: bool = False,
         per_class: int = 20,
         num_val: int = 500,
-        num_test: int = 1000,
+        num_test: int | None = 1000,
         download: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(split, str) or split not in ("random", "public"):
-            raise ValueError(f'split must be "random" or "public", got {split!r}.')
-        check_seed(seed)
+        numbered = isinstance(split, int) and not isinstance(split, bool)
+        if not numbered and split not in ("random", "public"):
+            raise ValueError(f'split must be a number, "random" or "public", got {split!r}.')
+        check_seed(split if isinstance(split, int) else seed, "split" if numbered else "seed")
+        check_flags(tuning=tuning, sparse=sparse)
+        if tuning and not numbered:
+            raise ValueError(
+                f"tuning needs a number as split, for only such splits keep its labels apart; got {split!r}."
+            )
         self.root, self.network, self.split, self.seed = as_path(root, "root"), name, split, seed
+        self.tuning, self.sparse = tuning, sparse
         self.per_class, self.num_val, self.num_test, self.download = per_class, num_val, num_test, download
 
     def load(self) -> Data:
         """The network with the masks of this split."""
         data = load_planetoid(self.root, self.network, download=self.download)
-        if self.split == "public":
-            return Split.of(data).apply_to(data)
-        generator = torch.Generator().manual_seed(self.seed)
-        return random_split_per_class(data.y, self.per_class, self.num_val, self.num_test, generator).apply_to(data)
+        split = Split.of(data) if self.split == "public" else self._drawn(data.y)
+        data = split.apply_to(data)
+        if self.sparse:
+            data.x = data.x.to_sparse_csr()
+        return data
+
+    def _drawn(self, y: Tensor) -> Split:
+        seed, num_test = self.seed, None if self.tuning else self.num_test
+        if isinstance(self.split, int):
+            y, seed = visible_labels(y, self.tuning), self.split
+        generator = torch.Generator().manual_seed(seed)
+        return random_split_per_class(y, self.per_class, self.num_val, num_test, generator)
+
+
+class HeterophilousDataModule(FullGraphDataModule):
+    """A graph of Platonov et al. (2023) with one of its published splits (see `load_heterophilous`).
+
+    Args:
+        root, name: see `load_heterophilous`.
+        split: the number of the split.
+        tuning: let the validation nodes stand in for the test nodes, which nobody sees while settings are chosen.
+        normalize_features: divide the features of every node by their sum.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/heterophilous_npz",
+        name: str = "chameleon_filtered",
+        split: int = 0,
+        tuning: bool = False,
+        normalize_features: bool = False,
+    ) -> None:
+        super().__init__()
+        check_seed(split, "split")
+        check_flags(tuning=tuning, normalize_features=normalize_features)
+        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
+        self.normalize_features = normalize_features
+
+    def load(self) -> Data:
+        """The graph with the masks of this split."""
+        data = _heterophilous(self.root, self.name)
+        split = Split.of(data, self.split)
+        split = split._replace(test=split.val) if self.tuning else split
+        data = split.apply_to(data)
+        return NormalizeFeatures()(data) if self.normalize_features else data
+
+
+class KNNDataModule(FullGraphDataModule):
+    """Images or messages on the graph of their nearest neighbours (see `KNNGraph`), few labels per class.
+
+    Args:
+        name: "MNIST", "20Newsgroups" or "digits".
+        root: the folder of the files, see `load_mnist` and `load_newsgroups`; digits need none.
+        k, metric: of the graph.
+        per_class: training labels of each class.
+        num_val: validation nodes; all others are test nodes.
+        split: draws the split.
+        tuning: draw it from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
+    """
+
+    def __init__(
+        self,
+        name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST",
+        root: str = "data/MNIST",
+        k: int = 10,
+        metric: Metric = "euclidean",
+        per_class: int = 10,
+        num_val: int = 1000,
+        split: int = 0,
+        tuning: bool = False,
+    ) -> None:
+        super().__init__()
+        check_choice(name, "name", _FEATURES)
+        check_seed(split, "split")
+        check_flags(tuning=tuning)
+        self.name, self.root, self.transform = name, as_path(root, "root"), (k, metric)
+        self.per_class, self.num_val, self.split, self.tuning = per_class, num_val, split, tuning
+
+    def load(self) -> Data:
+        """The graph with the masks of this split."""
+        data = _joined(self.name, self.root, *self.transform)
+        labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
+        return random_split_per_class(labels, self.per_class, self.num_val, None, generator).apply_to(data)
+
+
+_FEATURES = {"MNIST": load_mnist, "20Newsgroups": load_newsgroups, "digits": lambda root: load_digits()}
+# Many models are trained on one graph, in one process: the graph is made once.
+_heterophilous, _features = lru_cache(2)(load_heterophilous), lru_cache(2)(lambda name, root: _FEATURES[name](root))
+
+
+@lru_cache(4)
+def _joined(name: str, root: Path, k: int, metric: Metric) -> Data:
+    return KNNGraph(k, metric)(_features(name, root))

@@ -6,13 +6,9 @@ import argparse
 import os
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -28,6 +24,7 @@ from diffusion_mp.experiments.train.checkpoints import check_writable, load_chec
 from diffusion_mp.experiments.train.classifiers import NodeClassifier
 from diffusion_mp.experiments.train.datamodules import DigitsDataModule
 from diffusion_mp.experiments.train.digits_report import FLAGSHIP, Result, look_inside, summarise, table, write_report
+from diffusion_mp.experiments.train.many_runs import each, quiet_lightning
 from diffusion_mp.experiments.train.spectrum import Diagonalized
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, LabelPropagation
 
@@ -120,7 +117,7 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     runs = [(method, split) for method in (*RECIPES, *BASELINES) for split in splits]
     done: dict[tuple[str, int], Result] = {}
     with tqdm(total=len(runs), unit="run") as bar:
-        for run, result in _each(work, runs, min(options.jobs, len(runs))):
+        for run, result in each(work, runs, options.jobs):
             done[run] = result
             bar.update()
     results = [done[run] for run in sorted(runs, key=lambda run: run[1])]
@@ -133,21 +130,9 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     return summarise(results)
 
 
-def _each(
-    work: Callable[[str, int], Result], runs: list[tuple[str, int]], jobs: int
-) -> Iterator[tuple[tuple[str, int], Result]]:
-    """What `work` makes of every run, in processes of their own or, with one job, here; in the order of finishing."""
-    if jobs == 1:
-        yield from ((run, work(*run)) for run in runs)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(work, *run): run for run in runs}
-        yield from ((running[done], done.result()) for done in as_completed(running))
-
-
 def run_method(method: str, split: int, per_class: int, epochs: int, last: int) -> Result:
     """One method on one split; on the last split also what happens inside, for the networks that are drawn."""
-    with _quiet_lightning(), _one_thread(), isolate_rng():
+    with quiet_lightning(), isolate_rng():
         data_module = _data(per_class, split)
         if method in RECIPES:
             return train_network(method, RECIPES[method], data_module, split, epochs, inside=split == last)
@@ -242,32 +227,3 @@ def _positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
     return value
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain little from a second thread, and lose much on a machine that is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Lightning announces hardware, limits and tips once per trainer; many trainers need none of it."""
-    import logging
-
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric|torch_geometric)\b")
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

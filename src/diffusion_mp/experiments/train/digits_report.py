@@ -6,10 +6,8 @@ import argparse
 import csv
 import json
 import math
-import platform
 import statistics
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from diffusion_mp.diagnostics import EnergyTrace
+from diffusion_mp.experiments.train.many_runs import versions
 from diffusion_mp.models import CertifiedDIFFormer
 
 FLAGSHIP = "certified, attention"
@@ -113,7 +112,7 @@ def write_report(folder: Path, results: list[Result], data: Data, options: argpa
         "ahead": {method: {"mean": mean, "se": _number(error)} for method, (mean, error) in behind(results).items()},
         "energy_per_layer": {name: {"before": seen.before, "after": seen.after} for name, seen in inside.items()},
         "options": {name: str(value) for name, value in vars(options).items()},
-        "versions": _versions(),
+        "versions": versions(),
         "seconds": seconds,
     }
     (folder / "metrics.json").write_text(json.dumps(numbers, indent=2) + "\n")
@@ -138,7 +137,7 @@ def _report(results: list[Result], data: Data, options: argparse.Namespace, seco
                 f"| {r.method} | {r.split} | {100 * r.val_acc:.1f} | {100 * r.test_acc:.1f} | {r.chosen} |"
                 for r in results
             ),
-            versions="\n".join(f"- {name} {version}" for name, version in _versions().items()),
+            versions="\n".join(f"- {name} {version}" for name, version in versions().items()),
             seconds=seconds,
             **vars(options),
         )
@@ -211,8 +210,3 @@ def _draw_embedding(path: Path, state: np.ndarray[Any, np.dtype[Any]], y: Tensor
 def _number(value: float) -> float | None:
     """JSON has no nan."""
     return None if math.isnan(value) else value
-
-
-def _versions() -> dict[str, str]:
-    names = ("diffusion-mp", "torch", "torch-geometric", "pytorch-lightning", "scikit-learn", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}

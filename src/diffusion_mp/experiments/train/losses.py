@@ -60,3 +60,25 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     if target.numel() == 0:
         raise ValueError("There is no node to average the loss over: prediction and target are empty.")
     return F.mse_loss(prediction, target)
+
+
+def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean binary cross-entropy of several tasks at once; −(1/NT) Σ_it y_it log σ(l_it) + (1 − y_it) log σ(−l_it).
+
+    Shapes: logits [N, T], target [N, T] of 0 and 1, numbers of any type → 0-dim.
+
+    Raises:
+        TypeError: logits that are no floating-point numbers.
+        ValueError: the shapes differ, there is nothing to average, or a label is neither 0 nor 1.
+    """
+    check_tensor(logits, "logits", "[N, T]")
+    check_kind(target, "target", Tensor, "a tensor [N, T] of 0 and 1")
+    check_device(target, "target", logits.device, "logits")
+    if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
+        raise ValueError(
+            f"Expected logits and target [N, T] of one shape, with an entry or more; got {list(logits.shape)} and "
+            f"{list(target.shape)}."
+        )
+    if not ((target == 0) | (target == 1)).all():
+        raise ValueError("target must hold 0 and 1 only, whether a task's answer is yes; leave out what is not known.")
+    return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))

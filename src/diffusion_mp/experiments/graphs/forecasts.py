@@ -1,0 +1,61 @@
+"""Forecasts that need no network: what a network is measured against, and what it may correct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from diffusion_mp.errors import check_choice
+from diffusion_mp.extras import needed_by
+
+ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
+_PENALTIES = np.logspace(-3, 3, 13)
+
+
+def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
+    """A forecast ŷ [N] of a snapshot's lags x [N, L], fitted to earlier snapshots.
+
+    With m_i, the mean of y_i over the snapshots that are given:
+
+    - "zero": 0, the mean of a standardised series.
+    - "last": the latest lag.
+    - "mean": the mean of the lags.
+    - "own": m_i, whatever the lags are.
+    - "pooled": m_i plus the mean over all nodes and lags of x_jl − m_j: everybody departs from the usual as all do.
+    - "ridge": a linear autoregression, the same for all nodes (Hoerl & Kennard 1970), its penalty chosen by leaving one
+      out.
+
+    Raises:
+        ValueError: an unknown name, or no snapshot.
+        ModuleNotFoundError: scikit-learn, which fits the ridge, is not installed.
+    """
+    check_choice(name, "name", get_args(ForecastName))
+    if not snapshots:
+        raise ValueError("snapshots must hold at least one snapshot to learn from; got none.")
+    own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
+    match name:
+        case "last":
+            return lambda x: x[:, -1]
+        case "mean":
+            return lambda x: x.mean(1)
+        case "own":
+            return lambda x: own
+        case "pooled":
+            return lambda x: own + (x.mean(1) - own).mean()
+        case "ridge":
+            return _ridge(snapshots)
+    return lambda x: torch.zeros_like(x[:, 0])
+
+
+def _ridge(snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
+    with needed_by("fit_forecast", "diffusion-mp[train]"):
+        from sklearn.linear_model import RidgeCV
+    lags, values = torch.cat([s.x for s in snapshots]), torch.cat([s.y for s in snapshots])
+    fitted = RidgeCV(_PENALTIES).fit(lags.double().numpy(), values.double().numpy())
+    weight, constant = torch.from_numpy(fitted.coef_).to(lags), float(fitted.intercept_)
+    return lambda x: x @ weight + constant

@@ -1,0 +1,41 @@
+"""Which labels hyper-parameters are tuned on, and which ones results are reported on."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from diffusion_mp.data.splits import label_mask
+from diffusion_mp.errors import check_flags, check_number
+
+_SEED = 2025  # of the pool; the same in every run, or it would be no pool
+
+
+def visible_labels(y: Int[Tensor, " N"], tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
+    """The labels that tuning splits, or else reported splits, are drawn from; all others are −1.
+
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to what is reported. Splits
+    that are drawn from these labels (`random_split_per_class`, `random_split`: negative labels never enter) train,
+    validate and test on their own side: no label that a result is measured on has been seen while its settings were
+    chosen.
+
+    Args:
+        y: labels [N], negative where there is none.
+        tuning: the side of tuning, or the side of results.
+        share: of the labelled nodes that belong to tuning.
+
+    Raises:
+        TypeError: y is no tensor (array, list) of whole numbers [N].
+        ValueError: a share outside (0, 1).
+    """
+    check_flags(tuning=tuning)
+    check_number(share, "share")
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie in (0, 1), the part of the labels for tuning; got {share}.")
+    y = torch.as_tensor(y)
+    labelled = label_mask(y).cpu().nonzero().flatten()
+    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_SEED))
+    pool = torch.zeros(len(y), dtype=torch.bool)
+    pool[labelled[order[: int(share * len(labelled))]]] = True
+    return y.where(pool.to(y.device) == tuning, -1)

@@ -1,0 +1,109 @@
+"""Rows of a table that are not trained by epochs: fitted to what trains, they give scores as a model does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from diffusion_mp.errors import check_positive
+from diffusion_mp.experiments.train.batch_modules import BatchDataModule, SnapshotDataModule
+from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
+from diffusion_mp.graph import Graph
+from diffusion_mp.models import LabelPropagation
+
+
+class Predictor(nn.Module):
+    """Scores [N, C] of every node of one graph, made once; a subclass writes `scores`."""
+
+    known: Tensor
+
+    def fit(self, data: FullGraphDataModule) -> None:
+        """Makes the scores, from the labels of the training nodes and no others."""
+        graph = data.data
+        y = graph.y.where(graph.train_mask, -1)
+        self.register_buffer("known", self.scores(graph.x, graph.edge_index, y, data.num_classes), persistent=False)
+
+    def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
+        """[N, num_classes], for labels [N] that are −1 where they are not for training."""
+        raise NotImplementedError(f"{type(self).__name__} must define scores(x, edge_index, y, num_classes).")
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """The scores."""
+        return self.known
+
+
+class Constant(Predictor):
+    """How often each class stands among the training labels, the same for every node."""
+
+    def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
+        return one_hot(y[y >= 0], num_classes).float().mean(0).expand(len(y), -1).contiguous()
+
+
+class LogisticRegression(Predictor):
+    """Scikit-learn's, on the features; no graph.
+
+    Args:
+        C: inverse of the penalty.
+    """
+
+    def __init__(self, C: float = 1.0) -> None:
+        super().__init__()
+        check_positive(C, "C")
+        self.inverse_penalty = C
+
+    def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
+        from sklearn.linear_model import LogisticRegression as Regression
+
+        features = (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
+        known = (y >= 0).cpu().numpy()
+        fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(features[known], y.cpu().numpy()[known])
+        scores = torch.full((len(y), num_classes), -100.0)  # of a class that nobody is labelled with
+        scores[:, torch.from_numpy(fitted.classes_)] = torch.from_numpy(fitted.predict_log_proba(features)).float()
+        return scores.to(y.device)
+
+
+class Labels(Predictor):
+    """`LabelPropagation` from the training nodes over the graph.
+
+    Args:
+        num_layers: how many steps, or ``None`` for the limit.
+        alpha: as there.
+    """
+
+    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9) -> None:
+        super().__init__()
+        self.propagation = LabelPropagation(num_layers, alpha)
+
+    def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
+        soft = one_hot(y.clamp(min=0), num_classes).float()
+        spread: Tensor = self.propagation(soft, edge_index, mask=y >= 0)
+        return spread.clamp(min=1e-9).log()
+
+
+class NoCorrection(nn.Module):
+    """Leaves the base of a forecast as it is (see `SnapshotDataModule`)."""
+
+    def fit(self, data: SnapshotDataModule) -> None:
+        """Nothing to learn: the data module has fitted its base."""
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Zero [N, 1] for every node."""
+        return torch.zeros_like(x[:, :1])
+
+
+class GraphConstant(nn.Module):
+    """How often each class stands among the training graphs, the same for every graph."""
+
+    share: Tensor
+
+    def fit(self, data: BatchDataModule) -> None:
+        """Counts the labels."""
+        labels = torch.cat([batch.y for batch in data.train_dataloader()])
+        self.register_buffer("share", one_hot(labels, data.num_classes).float().mean(0), persistent=False)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """The shares, for every graph [B, C]."""
+        return self.share.expand(graph.num_graphs, -1)

@@ -1,0 +1,206 @@
+"""TU sets, SynMol and PyG Temporal's sets from files: small ones, damaged ones, and the real ones."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hostile import check_data
+from small_sets import make_chickenpox, make_covid, make_series, make_synmol, make_tu
+from torch_geometric.datasets import TUDataset
+
+from diffusion_mp.experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
+
+# ---------------------------------------------------------------- TU
+
+
+def test_small_tu(tmp_path):
+    make_tu(tmp_path)
+    graphs = load_tu(tmp_path, "SMALL")
+    assert [graph.num_nodes for graph in graphs] == [3, 1, 2]
+    assert torch.cat([graph.y for graph in graphs]).tolist() == [1, 0, 1]
+    assert graphs[0].x.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert graphs[2].edge_index.tolist() == [[0, 1], [1, 0]]
+    for graph in graphs:
+        check_data(graph)
+
+
+def test_tu_without_its_files_or_with_others(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"MUTAG of TUDataset is not at .*missing MUTAG_A\.txt"):
+        load_tu(tmp_path, "MUTAG")
+    paths = make_tu(tmp_path)
+    paths[0].write_text("1, 2\n2, 9\n")
+    with pytest.raises(ValueError, match="raw: "):
+        load_tu(tmp_path, "SMALL")
+    paths[3].unlink()
+    paths[0].write_text("1, 2\n2, 1\n2, 3\n3, 2\n5, 6\n6, 5\n")
+    with pytest.raises(ValueError, match="its nodes have neither labels nor attributes"):
+        load_tu(tmp_path, "SMALL")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "count", "channels"), [("MUTAG", 188, 7), ("PROTEINS", 1113, 4)])
+def test_tu_is_that_of_pyg_and_nothing_is_written(data_root, tmp_path, name, count, channels):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "raw").symlink_to((data_root / "TUDataset" / name / "raw").resolve())
+    expected = TUDataset(str(tmp_path), name, use_node_attr=True)
+    before = sorted((data_root / "TUDataset").rglob("*"))
+    graphs = load_tu(data_root / "TUDataset", name)
+    assert sorted((data_root / "TUDataset").rglob("*")) == before
+    assert (len(graphs), graphs[0].num_features) == (count, channels)
+    for graph, same in zip(graphs, expected, strict=True):
+        assert torch.equal(graph.x, same.x)
+        assert torch.equal(graph.edge_index, same.edge_index)
+        assert torch.equal(graph.y, same.y)
+
+
+# ---------------------------------------------------------------- SynMol
+
+
+def test_small_synmol(tmp_path):
+    make_synmol(tmp_path)
+    train, test = load_synmol(tmp_path, "train"), load_synmol(tmp_path, "test")
+    assert [graph.num_nodes for graph in train + test] == [1, 2, 3]
+    assert test[0].x.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert test[0].edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert test[0].edge_attr.argmax(1).tolist() == [2, 3, 4, 0]
+    assert test[0].node_label.tolist() == [0, 0, 1]
+    for graph in train + test:
+        check_data(graph)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"num_nodes": np.array([2, 3, 2])}, "do not add up to 6 nodes"),
+        ({"num_nodes": np.array([6, 0, 0])}, "do not add up"),
+        ({"y": np.array([0, 1])}, r"num_nodes is \[3\] beside"),
+        ({"y": np.array([0, 1, 2])}, r"y must lie in 0\.\.1, got up to 2"),
+        ({"edge_index_local": np.full((2, 6), 2)}, "the number of its graph's nodes - 1"),
+        ({"edge_feat": np.full((6, 5), np.inf)}, "must be finite numbers"),
+        ({"test_index": np.array([0])}, "a molecule is twice"),
+        ({"atom_type": np.array([0, 2, 1, 1, 0, 64])}, r"atom_type must lie in 0\.\.63"),
+    ],
+)
+def test_molecules_that_are_none(tmp_path, other, said):
+    make_synmol(tmp_path, **other)
+    with pytest.raises(ValueError, match=said):
+        load_synmol(tmp_path, "train")
+
+
+@pytest.mark.data
+def test_synmol_has_its_known_sizes(data_root):
+    train, test = load_synmol(data_root / "SynMol", "train"), load_synmol(data_root / "SynMol", "test")
+    assert (len(train), len(test)) == (7753, 918)
+    assert sum(graph.num_nodes for graph in train + test) == 185_198
+    assert all(graph.is_undirected() for graph in test[:50])
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def test_small_chickenpox(tmp_path):
+    make_chickenpox(tmp_path)
+    series = torch.tensor(make_series())
+    snapshots = load_snapshots(tmp_path, "chickenpox")
+    assert len(snapshots) == 8
+    for now, snapshot in enumerate(snapshots, 4):
+        check_data(snapshot)
+        assert torch.equal(snapshot.y, series[now])
+        assert torch.equal(snapshot.x, torch.stack([series[now - lag] for lag in (4, 3, 2, 1)], 1))
+    edges = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)}  # both ways, whether or not the file has both
+    assert set(map(tuple, snapshots[0].edge_index.t().tolist())) == edges
+    assert snapshots[0].edge_weight.tolist() == [1.0] * 5
+
+
+def test_small_covid_is_standardised_and_knows_the_day_before(tmp_path):
+    make_covid(tmp_path)
+    series = torch.tensor(make_series())
+    series = (series - series.mean(0)) / series.std(0, correction=0)
+    snapshots = load_snapshots(tmp_path, "england_covid", lags=2)
+    assert len(snapshots) == 10
+    torch.testing.assert_close(snapshots[3].y, series[5])
+    torch.testing.assert_close(snapshots[3].x[:, 1], series[4])
+    pair = (snapshots[3].edge_index == torch.tensor([[0], [1]])).all(0)
+    assert snapshots[3].edge_weight[pair].tolist() == [3.5]  # the mean of 4, on day 4, and 3
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"FX": [[1.0, float("nan"), 2.0]]}, "must be finite numbers"),
+        ({"FX": [[1.0], [1.0, 2.0]]}, "expected sequence"),
+        ({"edges": [[0, 3]]}, r"the ends of edges must lie in 0\.\.2"),
+        ({"edges": [[0, 1, 2]]}, r"edges \[1, 3\]"),
+        ({"FX": make_series(3)}, r"lags must lie in 1\.\.2"),
+    ],
+)
+def test_series_that_are_none(tmp_path, other, said):
+    make_chickenpox(tmp_path, **other)
+    with pytest.raises(ValueError, match=said):
+        load_snapshots(tmp_path, "chickenpox")
+
+
+def test_snapshots_without_their_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing england_covid\.json\. Fetch it from the folder dataset"):
+        load_snapshots(tmp_path, "england_covid")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "times", "nodes"), [("chickenpox", 517, 20), ("england_covid", 53, 129)])
+def test_real_snapshots(data_root, name, times, nodes):
+    snapshots = load_snapshots(data_root / "spatial_temporal", name)
+    assert (len(snapshots), snapshots[0].num_nodes) == (times, nodes)
+    assert all(snapshot.is_undirected() for snapshot in snapshots[:3])
+    assert all(torch.equal(a.x[:, 1:], b.x[:, :-1]) for a, b in pairwise(snapshots))
+
+
+# ---------------------------------------------------------------- forecasts
+
+
+def snapshots_of(folder: Path, times: int = 60):
+    make_chickenpox(folder, FX=make_series(times))
+    return load_snapshots(folder, "chickenpox")
+
+
+def test_forecasts_are_what_they_say(tmp_path):
+    snapshots = snapshots_of(tmp_path)
+    past, now = snapshots[:30], snapshots[40]
+    own = torch.stack([s.y for s in past]).mean(0)
+    expected = {
+        "zero": torch.zeros(3),
+        "last": now.x[:, 3],
+        "mean": now.x.mean(1),
+        "own": own,
+        "pooled": own + (now.x - own.unsqueeze(1)).mean(),
+    }
+    for name, forecast in expected.items():
+        torch.testing.assert_close(fit_forecast(name, past)(now.x), forecast)
+
+
+def test_the_ridge_is_least_squares_where_there_is_a_rule(tmp_path):
+    weight = torch.tensor([0.1, -0.3, 0.2, 0.5])
+    past = snapshots_of(tmp_path)
+    for snapshot in past:
+        snapshot.y = snapshot.x @ weight + 0.7
+    forecast = fit_forecast("ridge", past[:20])
+    torch.testing.assert_close(forecast(past[-1].x), past[-1].y, rtol=0, atol=1e-2)
+    assert forecast(past[-1].x).dtype == torch.float32
+
+
+@pytest.mark.data
+def test_the_ridge_over_chickenpox_is_the_one_of_the_trials(data_root):
+    """Four lags, the first fifth trains and the last three fifths test."""
+    snapshots = load_snapshots(data_root / "spatial_temporal", "chickenpox")
+    forecast = fit_forecast("ridge", snapshots[: len(snapshots) // 5])
+    tested = snapshots[int(0.4 * len(snapshots)) :]
+    error = torch.stack([(forecast(s.x) - s.y).square().mean() for s in tested]).mean()
+    assert float(error) == pytest.approx(0.645, abs=0.001)
+
+
+def test_forecasts_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match="name must be one of 'zero', 'last'"):
+        fit_forecast("best", [])
+    with pytest.raises(ValueError, match="at least one snapshot to learn from"):
+        fit_forecast("last", [])

@@ -1,0 +1,63 @@
+"""The kNN transform against distances of all pairs."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from diffusion_mp.experiments.graphs import KNNGraph
+
+
+def neighbours(distance, k):
+    """Pairs of which one is among the k nearest of the other, where no distances tie."""
+    distance = distance.fill_diagonal_(float("inf"))
+    near = distance <= distance.kthvalue(k, dim=1, keepdim=True).values
+    near &= distance < float("inf")
+    return near | near.t()
+
+
+@pytest.mark.parametrize("channels", [3, 70])  # searched in a tree, and pair by pair
+@pytest.mark.parametrize("k", [1, 5, 20])
+def test_euclidean_neighbours(channels, k, generator):
+    x = torch.randn(41, channels, generator=generator)
+    data = KNNGraph(k)(Data(x=x))
+    assert torch.equal(data.edge_index.t(), neighbours(torch.cdist(x.double(), x.double()), k).nonzero())
+    assert data.is_undirected()
+
+
+@pytest.mark.parametrize("k", [1, 6, 15])
+def test_neighbours_by_angle_have_something_in_common(k, generator):
+    x = torch.rand(21, 12, generator=generator)
+    x[:10, :6], x[10:, 6:], x[3] = 0, 0, 0  # two kinds of rows at right angles, and one without anything
+    unit = torch.nn.functional.normalize(x.double())
+    distance = (1 - unit @ unit.t()).masked_fill(unit @ unit.t() == 0, float("inf"))
+    data = KNNGraph(k, "cosine")(Data(x=x))
+    assert torch.equal(data.edge_index.t(), neighbours(distance, k).nonzero())
+    assert 3 not in data.edge_index
+
+
+def test_the_length_of_a_row_does_not_matter_by_angle(generator):
+    x = torch.rand(20, 4, generator=generator)
+    longer = x * torch.rand(20, 1, generator=generator).add(0.5)
+    first, second = (KNNGraph(3, "cosine")(Data(x=rows)).edge_index for rows in (x, longer))
+    assert torch.equal(first, second)
+
+
+def test_the_data_stay_and_a_copy_has_the_edges():
+    data = Data(x=torch.arange(4.0).unsqueeze(1), y=torch.arange(4))
+    joined = KNNGraph(1)(data)
+    assert "edge_index" not in data
+    assert joined.y is data.y
+    assert repr(KNNGraph(3, "cosine")) == "KNNGraph(k=3, metric='cosine')"
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        KNNGraph(0)
+    with pytest.raises(ValueError, match="metric must be one of 'euclidean', 'cosine'; got 'manhattan'"):
+        KNNGraph(3, "manhattan")
+    with pytest.raises(ValueError, match="k must be below the number of nodes, 3; got 3"):
+        KNNGraph(3)(Data(x=torch.eye(3)))
+    with pytest.raises(TypeError, match="data must be a torch_geometric Data"):
+        KNNGraph(3)(torch.eye(3))
+    with pytest.raises(ValueError, match=r"data\.x must have two dimensions"):
+        KNNGraph(3)(Data(x=torch.ones(3)))

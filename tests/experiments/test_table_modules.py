@@ -1,0 +1,206 @@
+"""The data modules of tables, and what trains on them: batches of graphs, snapshots, several labels."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from small_sets import make_chickenpox, make_heterophilous, make_series, make_synmol, make_tu
+from torch import nn
+from torch_geometric.data import Data
+
+from diffusion_mp.experiments.graphs import fit_forecast, load_heterophilous, load_snapshots
+from diffusion_mp.experiments.graphs.splits import visible_labels
+from diffusion_mp.experiments.train import (
+    Forecaster,
+    GraphClassifier,
+    HeterophilousDataModule,
+    KNNDataModule,
+    NodeClassifier,
+    SnapshotDataModule,
+    SynMolDataModule,
+    TUDataModule,
+)
+from diffusion_mp.experiments.train.batch_modules import BatchDataModule
+from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
+from diffusion_mp.models import DiffusionGNN
+from diffusion_mp.testing.laws import seeded
+
+
+def quiet_trainer(**options):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return pl.Trainer(accelerator="cpu", **quiet, **options)
+
+
+# ---------------------------------------------------------------- one graph
+
+
+def test_a_published_split_and_its_tuning(tmp_path):
+    make_heterophilous(tmp_path)
+    masks = load_heterophilous(tmp_path, "small")
+    for tuning in (False, True):
+        module = HeterophilousDataModule(str(tmp_path), "small", split=1, tuning=tuning, normalize_features=True)
+        assert torch.equal(module.data.train_mask, masks.train_mask[:, 1])
+        assert torch.equal(module.data.test_mask, (masks.val_mask if tuning else masks.test_mask)[:, 1])
+        assert (module.num_features, module.num_classes, module.trains) == (4, 3, NodeClassifier)
+    with pytest.raises(ValueError, match="column must be between 0 and 1"):
+        HeterophilousDataModule(str(tmp_path), "small", split=2).load()
+
+
+def test_few_labels_on_neighbours():
+    results, tuning = (
+        KNNDataModule("digits", k=4, per_class=3, num_val=50, split=2, tuning=tuning).data for tuning in (False, True)
+    )
+    assert results.edge_index is tuning.edge_index  # made once
+    for data, side in ((results, False), (tuning, True)):
+        assert data.y[data.train_mask].bincount().tolist() == [3] * 10
+        assert int(data.val_mask.sum()) == 50
+        assert (visible_labels(data.y, side)[data.train_mask | data.val_mask | data.test_mask] >= 0).all()
+    assert not (results.test_mask & (tuning.val_mask | tuning.test_mask)).any()
+
+
+class Several(FullGraphDataModule):
+    """Three tasks; the first is the sign of the first feature."""
+
+    def load(self):
+        x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+        mask = torch.arange(40) % 2 == 0
+        edge_index = torch.arange(40).repeat(2, 1)
+        y = torch.stack([x[:, 0] > 0, x[:, 1] > x[:, 2], torch.zeros(40) > 0], 1).float()
+        return Data(x=x, edge_index=edge_index, y=y, train_mask=mask, val_mask=~mask, test_mask=~mask)
+
+
+def test_several_labels_of_a_node_are_learned():
+    data = Several()
+    assert data.num_classes == 3
+    with seeded(0):
+        module = NodeClassifier(DiffusionGNN(4, 16, 3, conv="mlp", dropout=0.0), metric="roc_auc")
+        trainer = quiet_trainer(max_epochs=60)
+        trainer.fit(module, datamodule=data)
+    (found,) = trainer.test(module, datamodule=data, verbose=False)
+    assert found["test_roc_auc"] > 0.9
+
+
+# ---------------------------------------------------------------- batches
+
+
+class Sizes(BatchDataModule):
+    """Graphs of two sizes, which is their class."""
+
+    def parts(self):
+        ring = {n: torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) for n in (3, 5)}
+        graphs = [
+            Data(x=torch.full((n, 1), float(n)), edge_index=ring[n], y=torch.tensor([n // 4])) for n in (3, 5) * 10
+        ]
+        return graphs[:10], graphs[10:14], graphs[14:]
+
+
+def test_batches_of_graphs_are_learned():
+    data = Sizes(batch_size=4, split=0, tuning=False)
+    assert (data.num_features, data.num_classes) == (1, 2)
+    assert [batch.num_graphs for batch in data.train_dataloader()] == [4, 4, 2]
+    first, second = (list(data.test_dataloader()) for _ in range(2))
+    assert [batch.num_graphs for batch in first] == [4, 2]
+    assert first[0].graph is second[0].graph  # what is known of a graph stays known
+    with seeded(0):
+        module = GraphClassifier(DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02)
+        trainer = quiet_trainer(max_epochs=30)
+        trainer.fit(module, datamodule=data)
+    (found,) = trainer.test(module, datamodule=data, verbose=False)
+    assert found["test_acc"] == 1
+
+
+def test_the_score_counts_graphs_of_all_batches_alike():
+    """Of 4 + 2 graphs the first four are wrong: a third is right, not the half of the mean over batches."""
+
+    class Fixed(nn.Module):
+        def forward(self, x, graph):
+            right = x[graph.ptr[:-1], 0] > 4
+            wrong = graph.num_graphs == 4
+            return nn.functional.one_hot((right != wrong).long(), 2).float()
+
+    data = Sizes(batch_size=4, split=0, tuning=False)
+    data.val_dataloader = data.test_dataloader
+    (found,) = quiet_trainer().validate(GraphClassifier(Fixed()), datamodule=data, verbose=False)
+    assert found["val_acc"] == pytest.approx(1 / 3)
+    assert found["val_loss"] == pytest.approx(2 / 3 + 0.3132617, abs=1e-5)
+    assert 1 / 3 - 1 / 12 < found["val_score"] < 1 / 3
+
+
+def test_sets_of_graphs_in_parts(tmp_path):
+    make_tu(tmp_path)
+    module = TUDataModule(str(tmp_path), "SMALL", train=0.5, val=0.4)
+    with pytest.raises(ValueError, match="nothing to split"):
+        TUDataModule(str(tmp_path), "SMALL", tuning=True).parts()
+    assert sum(len(part) for part in module.parts()) == 3
+    make_synmol(tmp_path)
+    (train, val, test) = SynMolDataModule(str(tmp_path), val=0.5).parts()
+    assert (len(train), len(val), len(test)) == (1, 1, 1)
+    assert test[0].num_nodes == 3
+
+
+def test_a_batch_module_without_parts():
+    with pytest.raises(NotImplementedError, match="must define parts"):
+        BatchDataModule(4, 0, False).parts()
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def test_the_first_snapshots_train_and_windows_roll_before_the_test(tmp_path):
+    make_chickenpox(tmp_path, FX=make_series(54))
+    root, snapshots = str(tmp_path), load_snapshots(tmp_path, "chickenpox")
+    parts = SnapshotDataModule(root, base="ridge").parts()
+    assert [len(part) for part in parts] == [10, 10, 30]
+    assert torch.equal(torch.stack([s.y for part in parts for s in part]), torch.stack([s.y for s in snapshots]))
+    forecast = fit_forecast("ridge", snapshots[:10])
+    torch.testing.assert_close(parts[2][3].base, forecast(snapshots[23].x))
+    seen = []
+    for split in range(4):
+        train, val, test = SnapshotDataModule(root, split=split, tuning=True).parts()
+        assert [len(train), len(val)] == [4 * (split + 1), 4]
+        assert torch.equal(train[-1].y, snapshots[len(train) - 1].y)
+        assert all(torch.equal(a.y, b.y) for a, b in zip(val, test, strict=True))
+        seen += val
+    assert torch.equal(seen[-1].y, snapshots[19].y)  # nothing of the test is looked at
+    with pytest.raises(ValueError, match=r"split must lie in 0\.\.3, a window"):
+        SnapshotDataModule(root, split=4, tuning=True)
+    with pytest.raises(ValueError, match="which leave none to train"):
+        SnapshotDataModule(root, windows=30, tuning=True).parts()
+
+
+def test_a_forecast_begins_at_its_base_and_learns_the_rest(tmp_path):
+    make_chickenpox(tmp_path, FX=make_series(54))
+    data = SnapshotDataModule(str(tmp_path), base="mean")
+    for part in data._part(0), data._part(1), data._part(2):
+        for snapshot in part:
+            snapshot.y = snapshot.base + snapshot.x[:, 0]
+    with seeded(0):
+        module = Forecaster(DiffusionGNN(4, 16, 1, conv="mlp", dropout=0.0), lr=0.02)
+        (batch,) = data.train_dataloader()
+        assert torch.equal(module(batch), batch.base)
+        trainer = quiet_trainer(max_epochs=200)
+        trainer.fit(module, datamodule=data)
+    (found,) = trainer.test(module, datamodule=data, verbose=False)
+    (batch,) = data.test_dataloader()
+    expected = (module.eval()(batch) - batch.y).square().mean()
+    assert found["test_mse"] == pytest.approx(expected.item())
+    assert found["test_mse"] < 0.1
+    (val,) = trainer.validate(module, datamodule=data, verbose=False)
+    assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
+
+
+def test_forecasts_of_another_shape_are_refused(tmp_path):
+    make_chickenpox(tmp_path, FX=make_series(54))
+    (batch,) = SnapshotDataModule(str(tmp_path)).train_dataloader()
+    with pytest.raises(ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"):
+        Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)
+
+
+@pytest.mark.parametrize("make", [lambda folder: Several(), lambda folder: SnapshotDataModule(folder)])
+def test_what_was_validated_first_can_be_trained_on(tmp_path, make):
+    make_chickenpox(tmp_path, FX=make_series(54))
+    data = make(str(tmp_path))
+    with seeded(0):
+        module = type(data).trains(DiffusionGNN(4, 8, 3 if isinstance(data, Several) else 1, conv="mlp"))
+        trainer = quiet_trainer(max_epochs=1)
+        trainer.validate(module, datamodule=data, verbose=False)
+        trainer.fit(module, datamodule=data)

@@ -1,0 +1,115 @@
+"""What models with a ``task`` predict for graphs and for pairs of nodes, beside what they predict for nodes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp import Graph
+from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.testing.laws import seeded
+
+MODELS = {
+    "DIFFormer": lambda **o: DIFFormer(5, 8, 3, 2, graph="sum", **o),
+    "NodeFormer": lambda **o: NodeFormer(5, 8, 3, 2, num_features=6, num_samples=0, **o),
+    "SGFormer": lambda **o: SGFormer(5, 8, 3, **o),
+    "GCN": lambda **o: DiffusionGNN(5, 8, 3, 2, conv="gcn", dropout=0.0, **o),
+    "GIN": lambda **o: DiffusionGNN(5, 8, 3, 2, conv="gin", dropout=0.0, **o),
+    "CertifiedDIFFormer": lambda **o: CertifiedDIFFormer(5, 8, 3, 3, **o),
+}
+SIZES = (4, 1, 7)
+
+
+@pytest.fixture(params=MODELS)
+def make(request):
+    def made(task):
+        with seeded(0):
+            return MODELS[request.param](task=task).double().eval()
+
+    return made
+
+
+def molecules(generator) -> list[tuple[Tensor, Tensor]]:
+    """Features and undirected edges of graphs of different sizes."""
+    graphs = []
+    for size in SIZES:
+        pairs = torch.randint(size, (2, 2 * size), generator=generator)
+        x = torch.randn(size, 5, dtype=torch.float64, generator=generator)
+        graphs.append((x, torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)))
+    return graphs
+
+
+def joined(graphs) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = torch.tensor(SIZES)
+    starts = sizes.cumsum(0) - sizes
+    edges = torch.cat([edges + start for (_, edges), start in zip(graphs, starts, strict=True)], 1)
+    return torch.cat([x for x, _ in graphs]), edges, torch.arange(len(SIZES)).repeat_interleave(sizes)
+
+
+def test_a_graph_alone_is_the_graph_in_a_batch(make, generator):
+    model, graphs = make("graph"), molecules(generator)
+    x, edges, batch = joined(graphs)
+    together = model(x, edges, batch=batch)
+    assert together.shape == (3, 3)
+    alone = torch.cat([model(x, edges) for x, edges in graphs])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+    weights = torch.randn(3, 3, dtype=torch.float64, generator=generator)
+    first, second = (torch.autograd.grad((out * weights).sum(), [*model.parameters()]) for out in (together, alone))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-11)
+
+
+def test_the_head_reads_the_mean_of_its_nodes(make, generator):
+    model, graphs = make("graph"), molecules(generator)
+    x, edges, batch = joined(graphs)
+    states = []
+    model.head.register_forward_pre_hook(lambda head, args: states.append(args[0]))
+    out = model(x, edges, batch=batch)
+    means = torch.stack([states[0][batch == graph].mean(0) for graph in range(3)])
+    torch.testing.assert_close(out, model.head.mlp(means))
+
+
+def test_pairs_are_scored_by_inner_products(make, generator):
+    model = make("link")
+    (_, _), (_, _), (x, edges) = molecules(generator)
+    states = []
+    model.head.register_forward_pre_hook(lambda head, args: states.append(args[0]))
+    pairs = torch.randint(7, (2, 9), generator=generator)
+    scores = model(x, edges, edge_label_index=pairs)
+    embedding = model.head.mlp(states[0])
+    torch.testing.assert_close(scores, (embedding @ embedding.t())[pairs[0], pairs[1]])
+    torch.testing.assert_close(scores, model(x, Graph(7, edges), edge_label_index=pairs.flip(0)))
+
+
+def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, generator):
+    *_, (x, edges) = molecules(generator)
+    for task in ("node", "graph"):
+        with pytest.raises(ValueError, match="edge_label_index belongs to task='link'"):
+            make(task)(x, edges, edge_label_index=edges)
+    with pytest.raises(ValueError, match="edge_label_index is needed for a link task"):
+        make("link")(x, edges)
+
+
+def test_an_unknown_task(make):
+    with pytest.raises(ValueError, match="task must be one of 'node', 'graph', 'link'; got 'edge'"):
+        make("edge")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
+    with seeded(0):
+        model = MODELS[name](task="graph")
+    before = {key: value.clone() for key, value in model.head.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with seeded(0):
+        model.reset_parameters()
+    torch.testing.assert_close(dict(model.head.state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["DIFFormer", "GIN"])
+def test_graphs_compile_as_a_whole(name, generator):
+    model = MODELS[name](task="graph").eval()
+    x, edges, batch = joined(molecules(generator))
+    expected = model(x.float(), edges, batch=batch)
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    torch.testing.assert_close(compiled(x.float(), Graph(len(x), edges, batch=batch)), expected)
