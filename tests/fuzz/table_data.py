@@ -468,7 +468,7 @@ def score(d: Draw) -> None:
     """A score by name."""
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
     given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
-    d.call("metric", "train.Score({args})", name=Arg(repr(name), choice(d, name).wrong))
+    d.call("metric", "train.Score({args})", metric=Arg(repr(name), choice(d, name).wrong))
     d.call("out", f"metric({given})")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_kind, check_state
 from diffusion_mp.extras import needed_by
 
 ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
@@ -35,6 +35,11 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
         ModuleNotFoundError: scikit-learn, which fits the ridge, is not installed.
     """
     check_choice(name, "name", get_args(ForecastName))
+    check_kind(snapshots, "snapshots", (list, tuple), "a list of Data")
+    for snapshot in snapshots:
+        check_kind(snapshot, "snapshots", Data, "a list of Data")
+        check_state(snapshot.x, "x of snapshots")
+        check_kind(snapshot.y, "y of snapshots", Tensor, "a tensor [N]")
     if not snapshots:
         raise ValueError("snapshots must hold at least one snapshot to learn from; got none.")
     own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)

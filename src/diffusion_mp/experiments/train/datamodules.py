@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
 
 from diffusion_mp.data import Split, random_split_per_class
-from diffusion_mp.errors import check_choice, check_flags, check_seed
+from diffusion_mp.errors import check_choice, check_flags, check_kind, check_seed
 from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import (
     KNNGraph,
@@ -173,6 +173,7 @@ class HeterophilousDataModule(FullGraphDataModule):
         normalize_features: bool = False,
     ) -> None:
         super().__init__()
+        check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
         check_seed(split, "split")
         check_flags(tuning=tuning, normalize_features=normalize_features)
         self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
@@ -215,12 +216,13 @@ class KNNDataModule(FullGraphDataModule):
         check_choice(name, "name", _FEATURES)
         check_seed(split, "split")
         check_flags(tuning=tuning)
-        self.name, self.root, self.transform = name, as_path(root, "root"), (k, metric)
+        joins = KNNGraph(k, metric)
+        self.name, self.root, self.k, self.metric = name, as_path(root, "root"), joins.k, joins.metric
         self.per_class, self.num_val, self.split, self.tuning = per_class, num_val, split, tuning
 
     def load(self) -> Data:
         """The graph with the masks of this split."""
-        data = _joined(self.name, self.root, *self.transform)
+        data = _joined(self.name, self.root, self.k, self.metric)
         labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
         return random_split_per_class(labels, self.per_class, self.num_val, None, generator).apply_to(data)
 
