@@ -47,8 +47,8 @@ def key(record: Record) -> Key:
 def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) -> list[Record]:
     """Makes the rows of a table, or goes on with what was stopped; returns what `results.jsonl` holds.
 
-    The folder gets `runs.jsonl`, a line for every training that has ended, `search.db`, Optuna's trials, and in the end
-    `results.jsonl`: of every row that is complete its reported runs and its search.
+    The folder gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in the
+    end `results.jsonl`: of every row that is complete its reported runs and its search.
 
     Args:
         table: see `load_table`.
@@ -76,7 +76,7 @@ class _Harness:
     def __init__(self, table: Table, out: Path) -> None:
         self.table, self.out, self.records = table, out, Records(out / "runs.jsonl")
         self.done: dict[Key, Record] = {key(record): record for record in self.records.lines}
-        self.storage = open_storage(out / "search.db")
+        self.storage = open_storage(out / "search.log")
         self.found: dict[str, list[Search]] = {}
 
     def searches(self, row: Row) -> list[Search]:
@@ -142,12 +142,12 @@ class _Harness:
         for number, run in self.trials(search):
             if run.key in self.done:
                 found.setdefault(number, []).append(self.done[run.key]["validation"])
-        sign, count = self.table.metric.sign, len(search.splits)
-        whole = {number: values for number, values in found.items() if len(values) == count}
-        return {
-            number: None if None in values else sign * statistics.fmean(values)  # type: ignore[type-var]
-            for number, values in whole.items()
-        }
+        means = {}
+        for number, values in found.items():
+            known = [value for value in values if value is not None]
+            if len(values) == len(search.splits):
+                means[number] = self.table.metric.sign * statistics.fmean(known) if known == values else None
+        return means
 
     def results(self, row: Row) -> list[Record]:
         """The lines of a row, or none where it is not complete."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -16,7 +16,6 @@ from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.updates import HeatKernel
 
-Ablation = Literal["identity", "uniform"]
 ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uniform": UniformDiffusivity}
 
 
@@ -80,8 +79,12 @@ class HeatNetwork(nn.Module):
         return self.decoder(dropout(x, self.dropout, self.training))
 
 
-def without_attention(model: nn.Module, ablation: Ablation) -> bool:
+def without_attention(model: nn.Module, ablation: str) -> bool:
     """Puts the identity, or the mean over all nodes, in the place of every attention over pairs of a model.
+
+    Args:
+        model: is changed.
+        ablation: "identity" or "uniform".
 
     Returns:
         Whether there was one.

@@ -22,11 +22,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        whole = path.read_bytes() if path.is_file() else b""
-        complete = whole[: whole.rfind(b"\n") + 1]
-        if complete != whole:
-            replace_file(path, complete)
-        self.lines = parsed(complete.decode(), path)
+        self.lines = parsed(complete_lines(path), path)
 
     def append(self, record: Record) -> None:
         """One more line, on the disk when this returns."""
@@ -38,6 +34,15 @@ class Records:
         finally:
             os.close(file)
         self.lines.append(record)
+
+
+def complete_lines(path: Path) -> str:
+    """What a file holds, if there is one, after a last line without an end has been cut off."""
+    whole = path.read_bytes() if path.is_file() else b""
+    complete = whole[: whole.rfind(b"\n") + 1]
+    if complete != whole:
+        replace_file(path, complete)
+    return complete.decode()
 
 
 def parsed(text: str, path: Path) -> list[Record]:

@@ -142,7 +142,11 @@ def _signed(value: Estimate | None, digits: int) -> str:
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     """A table with how it was made, in Markdown."""
     hours = sum(line.seconds for line in found) / 3600
-    tuning = "each tuned on its own validation nodes" if table.nested else f"tuned on {table.tuning} others"
+    tuning = (
+        "each tuned on its own validation nodes"
+        if table.nested
+        else f"tuned on {table.tuning} other{'' if table.tuning == 1 else 's'}"
+    )
     seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on each"
     how = (
         f"{max(line.splits for line in found)} splits{seeds}, {tuning}; at most {table.epochs} epochs, stopped after "

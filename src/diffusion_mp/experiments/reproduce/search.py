@@ -8,16 +8,29 @@ from typing import Any
 
 import optuna
 from optuna.samplers import RandomSampler
-from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import TrialState
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
 
+from diffusion_mp.experiments.reproduce.records import complete_lines
 from diffusion_mp.experiments.reproduce.table import Row, Table, digest
 
 
 def open_storage(path: Path) -> BaseStorage:
-    """Optuna's storage in one file of SQLite, which a kill leaves whole."""
+    """Optuna's journal in one file, for whoever is alone in its folder; a line that a kill cut short is dropped."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return RDBStorage(f"sqlite:///{path.resolve()}")
+    complete_lines(path)
+    return JournalStorage(JournalFileBackend(str(path), _NoLock()))  # type: ignore[arg-type]
+
+
+class _NoLock:
+    """A process that is killed would leave Optuna's own lock behind; that of the folder ends with the process."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
 
 
 class Search:
@@ -41,8 +54,9 @@ class Search:
         self.study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         count = table.trials if space.axes else 1
         for number in range(len(self.study.get_trials(deepcopy=False)), count):
-            self.study.sampler = RandomSampler(seed=number)
-            self.study.ask(space.axes)
+            # Drawn apart and added as a whole: a kill leaves no trial with half of its settings.
+            drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(space.axes).params
+            self.study.add_trial(create_trial(state=TrialState.RUNNING, params=drawn, distributions=space.axes))
         self.settings: list[dict[str, Any]] = [trial.params for trial in self.study.get_trials(deepcopy=False)[:count]]
 
     def tell(self, values: Mapping[int, float | None]) -> None:

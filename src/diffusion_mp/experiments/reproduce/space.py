@@ -37,4 +37,5 @@ def _distribution(path: str, axis: Any) -> BaseDistribution:
     numbers = [float(value) for value in values] if isinstance(values, list) else []
     if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
         raise ValueError(f"{kind} of {path} must be [low, high]; got {values!r}.")
-    return FloatDistribution(*numbers, log=kind == "loguniform")
+    low, high = numbers
+    return FloatDistribution(low, high, log=kind == "loguniform")

@@ -94,7 +94,12 @@ class Table:
     quick: Config = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counts = {"splits": self.splits, "seeds": self.seeds, "trials": self.trials, "epochs": self.epochs}
+        counts: dict[str, Any] = {
+            "splits": self.splits,
+            "seeds": self.seeds,
+            "trials": self.trials,
+            "epochs": self.epochs,
+        }
         check_counts(**counts, patience=self.patience, **({} if self.nested else {"tuning": self.tuning}))
         unknown = sorted(set(self.baselines) - {row.name for row in self.rows})
         if unknown:

@@ -24,9 +24,12 @@ from torchmetrics import Metric
 
 from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.experiments.reproduce.networks import ABLATIONS, without_attention
+from diffusion_mp.experiments.reproduce.predictors import Predictor
 from diffusion_mp.experiments.train.many_runs import quiet_lightning, versions
 
-_DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linalg.LinAlgError)
+#: A LightningDataModule that has `num_features`, `num_classes` and, as `trains`, the LightningModule for its data.
+DataModule = Any
+_DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
 def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bool) -> dict[str, Any]:
@@ -49,16 +52,19 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning)
         module = made_module(config, data)
         scores, result = Scores(module), {}
-        if "model" in config["module"]:
-            result = _fit(module, data, scores, config["epochs"], config["patience"])
-        else:
+        if isinstance(module.model, Predictor):
             module.model.fit(data)
-        result |= _measured(module, data, scores, metric, tuning)
+        else:
+            result = _fit(module, data, scores, config["epochs"], config["patience"])
+        if result.get("epoch") == 0:  # no epoch had a score
+            result |= {"validation": None, "test": None, "ablated": {}}
+        else:
+            result |= _measured(module, data, scores, metric, tuning)
         result["data"] = data_hash(data)
     return {**result, "versions": versions(), "seconds": round(time.perf_counter() - start, 3), "memory": _peak()}
 
 
-def made_module(config: dict[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
+def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
     """The LightningModule that `data` is trained by, around the model or predictor of the configuration."""
     told = deepcopy(config["module"])
     model = told.pop("model", None) or told.pop("predictor")
@@ -78,7 +84,7 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 
 @lru_cache(4)
-def _data(config: str, split: int, tuning: bool) -> pl.LightningDataModule:
+def _data(config: str, split: int, tuning: bool) -> DataModule:
     """A process trains many models on few splits, which need not be read each time."""
     told = json.loads(config)
     told["init_args"] = {**told.get("init_args", {}), "split": split, "tuning": tuning}
@@ -93,7 +99,7 @@ class Scores:
 
     def __init__(self, module: pl.LightningModule) -> None:
         self.values: dict[str, Metric | Tensor] = {}
-        module.log = self.log  # type: ignore[method-assign]
+        module.log = self.log  # type: ignore[method-assign, assignment]
 
     def log(self, name: str, value: Metric | Tensor, **how: Any) -> None:
         """What modules call; numbers that are not metrics are only read where there is one batch."""
@@ -137,9 +143,7 @@ def _trainer(**options: Any) -> pl.Trainer:
     )
 
 
-def _fit(
-    module: pl.LightningModule, data: pl.LightningDataModule, scores: Scores, epochs: int, patience: int
-) -> dict[str, Any]:
+def _fit(module: pl.LightningModule, data: DataModule, scores: Scores, epochs: int, patience: int) -> dict[str, Any]:
     """Trains, and puts the best weights into the module."""
     best = Best(scores, patience)
     trainer = _trainer(max_epochs=epochs, callbacks=[best])
@@ -153,7 +157,7 @@ def _fit(
 
 
 def _measured(
-    module: pl.LightningModule, data: pl.LightningDataModule, scores: Scores, metric: str, tuning: bool
+    module: pl.LightningModule, data: DataModule, scores: Scores, metric: str, tuning: bool
 ) -> dict[str, Any]:
     def value(stage: str) -> float | None:
         """None for what is no number, of which JSON has none."""
@@ -167,16 +171,17 @@ def _measured(
     result: dict[str, Any] = {"validation": value("val")}
     if not tuning:
         result["test"] = value("test")
-        trained, result["ablated"] = module.model, {}
+        trained: Any = module.model
+        result["ablated"] = {}
         for ablation in ABLATIONS:
-            module.model = deepcopy(trained)
-            if without_attention(module.model, ablation):
+            module.model = model = deepcopy(trained)
+            if without_attention(model, ablation):
                 result["ablated"][ablation] = value("test")
         module.model = trained
     return result
 
 
-def data_hash(data: pl.LightningDataModule) -> str:
+def data_hash(data: DataModule) -> str:
     """Twelve letters that differ wherever anything does in what validates and tests, masks included."""
     known = getattr(data, "_hash", None)
     if known is None:

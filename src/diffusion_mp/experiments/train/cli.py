@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, args: list[str]) -> int:
     """The libraries of the extra `train` are loaded here and not before."""
     try:
-        from diffusion_mp.experiments.reproduce.command import run_reproduce, run_results
+        if command in ("reproduce", "results"):
+            from diffusion_mp.experiments.reproduce.command import run_reproduce, run_results
         from diffusion_mp.experiments.train.digits_job import digits_parser, run_digits
         from diffusion_mp.experiments.train.lightning_cli import run_lightning
     except ModuleNotFoundError as error:

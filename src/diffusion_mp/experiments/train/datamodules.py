@@ -127,7 +127,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         numbered = isinstance(split, int) and not isinstance(split, bool)
         if not numbered and split not in ("random", "public"):
             raise ValueError(f'split must be "random", "public" or a number, got {split!r}.')
-        check_seed(split if numbered else seed, "split" if numbered else "seed")
+        check_seed(split if isinstance(split, int) else seed, "split" if numbered else "seed")
         check_flags(tuning=tuning, sparse=sparse)
         if tuning and not numbered:
             raise ValueError(

@@ -75,7 +75,7 @@ def quiet_lightning() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric|torch_geometric)\b")
+        warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric|torch_geometric|torchmetrics)\b")
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         try:
             yield

@@ -1,0 +1,199 @@
+"""`diffusion-mp reproduce` on the digits: every run once, the same however it is stopped, settings by validation."""
+
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from signal import SIGINT, SIGKILL
+
+import pytest
+from reproduce_tables import write_table
+
+from diffusion_mp.experiments.reproduce import harness
+from diffusion_mp.experiments.reproduce.harness import key, reproduce
+from diffusion_mp.experiments.reproduce.records import Records, parsed
+from diffusion_mp.experiments.reproduce.table import load_table
+from diffusion_mp.experiments.train.cli import main
+
+# The checker of shapes draws from Python's random state, and is not in the processes that are killed.
+pytestmark = pytest.mark.usefixtures("no_typecheck")
+RUNS = {"constant": 1 + 2, "labels": 3 + 2, "gcn": 3 + 2, "difformer": 3 + 2}  # trials on one tuning split, two splits
+
+
+def outcome(path):
+    """All lines of a file but for what a clock and a machine say."""
+    lines = parsed(path.read_text(), path)
+    return sorted(
+        json.dumps({k: v for k, v in line.items() if k not in ("seconds", "memory")}, sort_keys=True) for line in lines
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of configurations, the table, and where it was made in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    table = load_table(write_table(folder / "configs"))
+    reproduce(table, folder / "out" / "digits")
+    return folder / "configs", table, folder / "out" / "digits"
+
+
+def test_every_run_is_there_once_and_says_what_it_was(whole):
+    _, _, out = whole
+    runs = parsed((out / "runs.jsonl").read_text(), out)
+    assert len({key(run) for run in runs}) == len(runs) == sum(RUNS.values())
+    assert {name: sum(run["row"] == name for run in runs) for name in RUNS} == RUNS
+    for run in runs:
+        assert run["seconds"] > 0
+        assert run["memory"] > 10
+        assert {"torch", "diffusion-mp"} <= set(run["versions"])
+        assert re.fullmatch("[0-9a-f]{12}", run["config"])
+        assert 0 < run["validation"] <= 1
+        assert ("test" in run) == (not run["tuning"])
+        assert ("epoch" in run) == (run["row"] in ("gcn", "difformer"))
+    # One hash of the data for every split, whichever the row.
+    assert len({run["data"] for run in runs}) == len({(run["data"], run["split"], run["tuning"]) for run in runs}) == 3
+    (ablated,) = {tuple(run["ablated"]) for run in runs if run["row"] == "difformer" and not run["tuning"]}
+    assert ablated == ("identity", "uniform")
+
+
+def test_validation_on_tuning_splits_decides(whole):
+    _, _, out = whole
+    results = parsed((out / "results.jsonl").read_text(), out)
+    for row in ("labels", "gcn", "difformer"):
+        (search,) = [line for line in results if line["kind"] == "search" and line["row"] == row]
+        best = max(search["trials"], key=lambda trial: trial["value"])
+        reported = [line for line in results if line["kind"] == "run" and line["row"] == row]
+        assert [run["settings"] for run in reported] == [best["settings"]] * 2
+        assert not any(run["tuning"] for run in reported)
+
+
+def test_what_is_done_is_not_repeated(whole, monkeypatch):
+    _, table, out = whole
+    before = outcome(out / "runs.jsonl")
+    monkeypatch.setattr(harness, "train", None)
+    reproduce(table, out)
+    reproduce(table, out, only=["gcn"])
+    assert outcome(out / "runs.jsonl") == before
+    with pytest.raises(TypeError):  # one split more is one run more
+        reproduce(replace(table, splits=3), out, only=["gcn"])
+
+
+def test_rows_one_by_one_make_the_same_table(whole, tmp_path):
+    _, table, out = whole
+    assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {"constant", "labels"}
+    reproduce(table, tmp_path, only=["gcn", "difformer"])
+    assert outcome(tmp_path / "results.jsonl") == outcome(out / "results.jsonl")
+    assert outcome(tmp_path / "runs.jsonl") == outcome(out / "runs.jsonl")
+
+
+def in_a_process(words, said):
+    """The command line in a process of its own, which writes what it says to a file."""
+
+    def run():
+        with said.open("w", buffering=1) as sys.stderr, Path(os.devnull).open("w") as sys.stdout:
+            sys.exit(main(words))
+
+    process = get_context("fork").Process(target=run)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "jobs"), [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole, tmp_path):
+    configs, table, out = whole
+    runs, said, deadline = tmp_path / "digits" / "runs.jsonl", tmp_path / "said.txt", time.monotonic() + 200
+    words = ["reproduce", "digits", "--configs", str(configs), "--out", str(tmp_path), "--jobs", str(jobs)]
+    process = in_a_process(words, said)
+    while not (runs.is_file() and runs.read_text().count("\n") > 5):
+        assert process.is_alive(), said.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    process.join(60)
+    if number == SIGINT:
+        assert process.exitcode == 130
+        assert "Stopped by SIGINT.\nNothing is lost; start again with\n  diffusion-mp reproduce" in said.read_text()
+        assert "Traceback" not in said.read_text()
+    done = Records(runs).lines  # whole lines, whatever the moment was
+    assert 5 < len(done) < sum(RUNS.values())
+    reproduce(table, runs.parent)
+    assert parsed(runs.read_text(), runs)[: len(done)] == done
+    assert outcome(runs) == outcome(out / "runs.jsonl")
+    assert outcome(runs.parent / "results.jsonl") == outcome(out / "results.jsonl")
+
+
+def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    Records(path).append({"a": 1})
+    with path.open("a") as file:
+        file.write('{"a": 2')
+    records = Records(path)
+    records.append({"a": 3})
+    assert [line["a"] for line in Records(path).lines] == [1, 3]
+    path.write_text('{"a": 1}\nnothing\n')
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is no JSON"):
+        Records(path)
+    path.write_text("[1]\n")
+    with pytest.raises(ValueError, match="line 1 holds no result"):
+        Records(path)
+
+
+def test_nested_tuning_chooses_for_every_split(tmp_path, monkeypatch):
+    """Split k is tuned on its own nodes: with the setting that does best there, never seeing a test node."""
+    asked = []
+
+    def trained(config, metric, split, seed, tuning):
+        lr = config["module"]["lr"]
+        asked.append((split, tuning))
+        # A higher rate validates better on split 0, a lower one on split 1.
+        return {"validation": lr if split == 0 else -lr, "seconds": 1.0, "ablated": {}, "test": None if tuning else lr}
+
+    monkeypatch.setattr(harness, "train", trained)
+    write_table(tmp_path, tuning="nested", seeds=2)
+    results = reproduce(load_table(tmp_path / "digits"), tmp_path / "out", only=["gcn"])
+    lrs = {trial["settings"]["lr"] for line in results if line["kind"] == "search" for trial in line["trials"]}
+    chosen = {(run["split"], run["test"]) for run in results if run["kind"] == "run"}
+    assert chosen == {(0, max(lrs)), (1, min(lrs))}
+    assert asked.count((0, True)) == asked.count((1, True)) == 3
+    assert asked.count((0, False)) == asked.count((1, False)) == 2
+
+
+def test_what_diverged_is_not_chosen(tmp_path, monkeypatch):
+    trials = []
+
+    def trained(config, metric, split, seed, tuning):
+        trials.append(config["module"]["lr"])
+        value = None if len(trials) < 3 else 0.5
+        return {"validation": value, "seconds": 1.0, "ablated": {}, "test": 0.5}
+
+    monkeypatch.setattr(harness, "train", trained)
+    results = reproduce(load_table(write_table(tmp_path)), tmp_path / "out", only=["gcn"])
+    assert {run["settings"]["lr"] for run in results if run["kind"] == "run"} == {trials[2]}
+
+
+def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
+    configs, out = tmp_path / "configs", tmp_path / "out"
+    write_table(configs)
+    words = ["reproduce", "digits", "--configs", str(configs), "--out", str(out), "--quick"]
+    assert main([*words, "--only", "constant", "labels"]) == 0
+    said = capsys.readouterr().out
+    assert "| labels |" in said
+    assert (out / "digits-quick" / "report.md").read_text() in said
+    assert main([*words, "--only", "gat"]) == 2
+    assert "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err
+    assert main(["reproduce", "letters", "--configs", str(configs)]) == 2
+    assert "There is no table 'letters'" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_share_a_folder(whole):
+    from filelock import FileLock
+
+    _, table, out = whole
+    with FileLock(out / "lock"), pytest.raises(ValueError, match="Another process is at work"):
+        reproduce(table, out)

@@ -1,0 +1,91 @@
+"""Means, paired differences and the page, from lines whose numbers are known."""
+
+import math
+
+import pytest
+from reproduce_tables import write_table
+
+from diffusion_mp.experiments.reproduce.records import write
+from diffusion_mp.experiments.reproduce.report import lines, markdown, section
+from diffusion_mp.experiments.reproduce.table import load_table
+from diffusion_mp.experiments.train.cli import main
+
+
+def run(row, split, test, seed=0, **more):
+    found = {"kind": "run", "row": row, "split": split, "seed": seed, "test": test, "validation": 0.5, "seconds": 30.0}
+    return {**found, "ablated": {}, **more}
+
+
+def search(row, trials=3):
+    tried = [{"settings": {}, "value": 0.5}] * trials
+    return {"kind": "search", "row": row, "split": None, "trials": tried, "seconds": 60.0}
+
+
+# In another order than the table's, and than each other's.
+RECORDS = [
+    run("difformer", 1, 0.8, ablated={"identity": 0.25, "uniform": None}),
+    run("difformer", 0, 0.6, ablated={"identity": 0.75, "uniform": None}),
+    search("difformer"),
+    run("gcn", 0, 0.4, seed=1),
+    run("gcn", 0, 0.6),
+    run("gcn", 1, 0.4),
+    run("gcn", 1, None, seed=1),
+    search("gcn"),
+]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return load_table(write_table(tmp_path / "configs"))
+
+
+def test_rows_are_means_over_splits_and_differences_are_taken_split_by_split(table):
+    gcn, difformer = lines(table, RECORDS)
+    assert (gcn.row, difformer.row) == ("gcn", "difformer")
+    # Splits of the GCN: (60 + 40) / 2 and (40 + 0) / 2, for what diverged counts as nothing right.
+    assert gcn.score == pytest.approx((35, 15 * math.sqrt(2)))
+    assert difformer.score == pytest.approx((70, 10 * math.sqrt(2)))
+    assert difformer.differences == {"gcn": pytest.approx((35, 25))}
+    assert not gcn.differences
+    assert difformer.ablated == {"identity": 50.0}
+    assert (gcn.splits, gcn.trials, gcn.seconds, gcn.validation) == (2, 3, 180.0, 50.0)
+    text = markdown(table, [gcn, difformer])
+    assert "|  | accuracy in % | ahead of GCN | identity | validation | trials |" in text
+    assert "| GCN | 35.0 ± 21.2 |  |  | 50.0 | 3 |" in text
+    assert "| DIFFormer-s | 70.0 ± 14.1 | +35.0 ± 25.0 | 50.0 | 50.0 | 3 |" in text
+
+
+def test_less_is_better_where_the_metric_says_so(tmp_path):
+    metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
+    table = load_table(write_table(tmp_path, metric=metric))
+    gcn, difformer = lines(table, [run("gcn", 0, 0.75), run("difformer", 0, 0.5)])
+    assert difformer.differences["gcn"][0] == 0.25
+    assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(table, [gcn, difformer])
+
+
+def test_a_section_says_how_it_was_made(table):
+    text = section(table, lines(table, RECORDS), "Some notes.")
+    assert text.startswith("## Digits\n\nSome notes.\n")
+    assert "2 splits, tuned on 1 other; at most 6 epochs" in text
+    assert "took 0.1 hours of one core" in text
+
+
+def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path, table, capsys):
+    made, folders = tmp_path / "made", ["--configs", "--results", "--docs"]
+    words = [word for name in folders for word in (name, str(tmp_path / name[2:]))]
+    (tmp_path / "docs").mkdir()
+    assert main(["results", *words]) == 2
+    assert "There are no results in" in capsys.readouterr().err
+    for name in ("digits", "digits-quick"):  # what was made quickly is no result
+        (made / name).mkdir(parents=True)
+        write(RECORDS, made / name / "results.jsonl")
+    assert main(["results", "--made", str(made), *words]) == 0
+    page = tmp_path / "docs" / "results.md"
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.jsonl"]
+    assert (tmp_path / "docs" / "images" / "results-digits.png").read_bytes().startswith(b"\x89PNG")
+    before = page.read_text()
+    assert "| DIFFormer-s | 70.0 ± 14.1 |" in before
+    assert "](images/results-digits.png)" in before
+    page.unlink()
+    assert main(["results", *words]) == 0
+    assert page.read_text() == before

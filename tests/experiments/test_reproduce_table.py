@@ -1,0 +1,141 @@
+"""Tables as files: what is read, what is refused, and that every row of every table can be built and run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from optuna.storages import InMemoryStorage
+from reproduce_tables import ROWS, write_table
+
+from diffusion_mp.experiments.reproduce.search import Search, open_storage
+from diffusion_mp.experiments.reproduce.space import Space
+from diffusion_mp.experiments.reproduce.table import digest, load_table
+from diffusion_mp.experiments.reproduce.training import made_module
+from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+TABLES = sorted(path.parent.name for path in CONFIGS.glob("*/table.yaml"))
+# Those that have their rows from others have nothing more to build.
+OWN = [name for name in TABLES if not (CONFIGS / name / "table.yaml").read_text().startswith("like:")]
+
+
+class Ring(FullGraphDataModule):
+    num_features, num_classes = 5, 3
+
+
+def test_tables_were_found():
+    assert {"cora", "citeseer"} <= set(TABLES)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_row_is_built_and_runs(name):
+    table, ring = load_table(CONFIGS / name), torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
+    for row in table.rows:
+        for settings in Search(replace(table, trials=2, tuning=1), row, InMemoryStorage()).settings:
+            module = made_module(table.config(row, settings), Ring())
+            if row.model is not None and "task" not in row.model.get("init_args", {}):
+                assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (9, 3)
+
+
+def test_settings_are_put_where_their_paths_say(tmp_path):
+    table = load_table(write_table(tmp_path))
+    config = table.config(table.row("gcn"), {"lr": 0.25, "model.dropout": 0.125})
+    assert config["module"] == {
+        "model": {"class_path": ROWS["gcn"]["model"]["class_path"], "init_args": {"conv": "gcn", "dropout": 0.125}},
+        "lr": 0.25,
+    }
+    assert (config["epochs"], config["patience"]) == (6, 4)
+    assert table.config(table.row("difformer"), {})["module"]["weight_decay"] == 0.001
+    assert set(table.space(table.row("gcn")).axes) == {
+        "lr",
+        "model.dropout",
+        "model.hidden_channels",
+        "model.num_layers",
+    }
+    assert set(table.space(table.row("labels")).axes) == {"predictor.alpha"}
+    assert not table.space(table.row("constant")).axes
+
+
+def test_an_axis_that_is_null_is_left_out(tmp_path):
+    folder = write_table(tmp_path)
+    (folder / "gcn.yaml").write_text(yaml.safe_dump({**ROWS["gcn"], "search": {"model.dropout": None}}))
+    assert set(load_table(folder).space(load_table(folder).row("gcn")).axes) == {"lr", "model.hidden_channels"}
+
+
+def test_the_digest_is_that_of_all_but_the_root(tmp_path):
+    write_table(tmp_path)
+    here, there = (load_table(tmp_path / "digits", root) for root in ("a", "b"))
+    row = here.row("gcn")
+    assert here.data["init_args"]["root"] == "a"
+    assert digest(here.config(row, {"lr": 0.5})) == digest(there.config(row, {"lr": 0.5}))
+    assert digest(here.config(row, {"lr": 0.5})) != digest(here.config(row, {"lr": 0.25}))
+
+
+def test_a_table_like_another_has_its_rows(tmp_path):
+    write_table(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "table.yaml").write_text("like: digits\ntitle: More\nsplits: 7\n")
+    table = load_table(tmp_path / "more")
+    assert (table.name, table.title, table.splits, table.trials) == ("more", "More", 7, 3)
+    assert [row.name for row in table.rows] == list(ROWS)
+    assert table.quickly().splits == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": ["gcn"]}, "must list its rows"),
+        ({"epoch": 3}, "says epoch; known are"),
+        ({"splits": 0}, "splits must"),
+        ({"baselines": ["gat"]}, "gat are not"),
+        ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
+    ],
+)
+def test_what_no_table_says_is_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_table(write_table(tmp_path, **changes))
+
+
+def test_rows_that_are_refused(tmp_path):
+    folder = write_table(tmp_path)
+    table = load_table(folder)
+    with pytest.raises(ValueError, match=r"gives model\.conv and searches it"):
+        table.config(table.row("gcn"), {"model.conv": "gat"})
+    (folder / "gcn.yaml").write_text("title: both\nmodel: {}\npredictor: {}\n")
+    with pytest.raises(ValueError, match="either a model or a predictor"):
+        load_table(folder)
+    (folder / "gcn.yaml").write_text("- a list\n")
+    with pytest.raises(ValueError, match="must hold names and values"):
+        load_table(folder)
+    with pytest.raises(FileNotFoundError, match=r"no table 'none'.*Tables there are digits"):
+        load_table(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "axis", [3, {"choice": 3}, {"normal": [0, 1]}, {"uniform": [1, 0]}, {"uniform": [0]}, {"choice": [[1]]}, {}]
+)
+def test_what_is_no_axis_is_refused(axis):
+    with pytest.raises(ValueError, match=r"model\.a"):
+        Space({"model.a": axis})
+
+
+def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
+    table = load_table(write_table(tmp_path))
+    row, longer = table.row("gcn"), load_table(write_table(tmp_path, trials=5))
+    first = Search(table, row, open_storage(tmp_path / "a.log"))
+    first.tell({0: 0.5, 1: None})
+    first.tell({0: 0.75})  # what was told stays
+    again = Search(longer, row, open_storage(tmp_path / "a.log"))
+    assert again.settings == Search(longer, row, open_storage(tmp_path / "b.log")).settings
+    assert again.settings[:3] == first.settings
+    assert len({settings["lr"] for settings in again.settings}) == 5
+    assert again.study.best_value == 0.5
+    assert again.best({0: 0.5, 1: None, 2: 0.75, 3: 0.75}) == again.settings[2]
+    with pytest.raises(ValueError, match="diverged"):
+        again.best({0: None})
+    # Rows draw the same values of the axes that they share.
+    other = Search(table, table.row("difformer"), open_storage(tmp_path / "a.log"))
+    assert [settings["lr"] for settings in other.settings] == [settings["lr"] for settings in first.settings]
+    assert len(Search(table, table.row("constant"), open_storage(tmp_path / "a.log")).settings) == 1
