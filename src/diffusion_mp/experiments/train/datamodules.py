@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -227,9 +228,18 @@ class KNNDataModule(FullGraphDataModule):
         return random_split_per_class(labels, self.per_class, self.num_val, None, generator).apply_to(data)
 
 
-_FEATURES = {"MNIST": load_mnist, "20Newsgroups": load_newsgroups, "digits": lambda root: load_digits()}
+_FEATURES: dict[str, Callable[[Path], Data]] = {
+    "MNIST": load_mnist,
+    "20Newsgroups": load_newsgroups,
+    "digits": lambda root: load_digits(),
+}
 # Many models are trained on one graph, in one process: the graph is made once.
-_heterophilous, _features = lru_cache(2)(load_heterophilous), lru_cache(2)(lambda name, root: _FEATURES[name](root))
+_heterophilous = lru_cache(2)(load_heterophilous)
+
+
+@lru_cache(2)
+def _features(name: str, root: Path) -> Data:
+    return _FEATURES[name](root)
 
 
 @lru_cache(4)
