@@ -63,6 +63,20 @@ def test_less_is_better_where_the_metric_says_so(tmp_path):
     assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(table, [gcn, difformer])
 
 
+def test_seeds_are_compared_where_there_is_one_split(tmp_path):
+    table = load_table(write_table(tmp_path, splits=1, seeds=2))
+    records = [
+        run("gcn", 0, 0.5),
+        run("gcn", 0, 0.25, seed=1),
+        run("difformer", 0, 0.5),
+        run("difformer", 0, 0.75, seed=1),
+    ]
+    gcn, difformer = lines(table, records)
+    assert gcn.score == pytest.approx((37.5, 12.5 * math.sqrt(2)))
+    assert difformer.differences == {"gcn": pytest.approx((25, 25))}
+    assert "1 split, 2 seeds on it" in section(table, [gcn, difformer])
+
+
 def test_a_section_says_how_it_was_made(table):
     text = section(table, lines(table, RECORDS), "Some notes.")
     assert text.startswith("## Digits\n\nSome notes.\n")

@@ -24,7 +24,8 @@ makes the numbers anew: every row is a YAML in `configs/TABLE/`.
   its own training and validation nodes (nested).
 - Every run has a fresh model and optimiser. Its epoch is chosen on validation; test nodes are looked at after that.
 - ± beside a score is one standard deviation over splits. A difference is taken split by split, on the same splits, and
-  ± beside it is its standard error; positive is better. Nothing is quoted from a paper.
+  ± beside it is its standard error; positive is better. Where there is one split, both are over seeds. Nothing is
+  quoted from a paper.
 - *identity*, *uniform*: the test score of the trained model with its attention over pairs replaced by the identity, or
   by the mean over all nodes, after training. Rows that say so are trained that way, too.
 """
@@ -66,7 +67,7 @@ def lines(table: Table, records: Iterable[Record]) -> list[Line]:
                 statistics.fmean(_by_split(table, runs, row.name, "validation").values()),
                 {name: difference for name, difference in against.items() if difference},
                 _ablated(table, mine),
-                len(test),
+                len({record["split"] for record in mine}),
                 max((len(record["trials"]) for record in search), default=0),
                 sum(record["seconds"] for record in [*mine, *search]),
             )
@@ -75,18 +76,19 @@ def lines(table: Table, records: Iterable[Record]) -> list[Line]:
 
 
 def _by_split(table: Table, runs: Sequence[Record], row: str, name: str) -> dict[int, float]:
-    """The mean over the seeds of every split; what diverged counts as the worst that there is."""
+    """The mean over the seeds of every split, or with one split every seed; what diverged counts as the worst."""
     values: dict[int, list[float]] = {}
     for run in runs:
         if run["row"] == row:
             worst = 0.0 if table.metric.mode == "max" else math.inf
-            values.setdefault(run["split"], []).append(worst if run[name] is None else run[name])
-    return {split: table.metric.scale * statistics.fmean(found) for split, found in sorted(values.items())}
+            unit = run["seed"] if table.splits == 1 else run["split"]
+            values.setdefault(unit, []).append(worst if run[name] is None else run[name])
+    return {unit: table.metric.scale * statistics.fmean(found) for unit, found in sorted(values.items())}
 
 
 def _differences(one: Mapping[int, float], other: Mapping[int, float], table: Table) -> Estimate | None:
-    """How far one is ahead, on the splits that both have: mean and standard error."""
-    pairs = [table.metric.sign * (one[split] - other[split]) for split in one if split in other]
+    """How far one is ahead, on the splits (or seeds) that both have: mean and standard error."""
+    pairs = [table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other]
     if not pairs:
         return None
     mean, deviation = estimate(pairs)
@@ -141,21 +143,21 @@ def _signed(value: Estimate | None, digits: int) -> str:
 
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     """A table with how it was made, in Markdown."""
-    hours = sum(line.seconds for line in found) / 3600
-    tuning = (
-        "each tuned on its own validation nodes"
-        if table.nested
-        else f"tuned on {table.tuning} other{'' if table.tuning == 1 else 's'}"
-    )
-    seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on each"
+    splits, hours = max(line.splits for line in found), sum(line.seconds for line in found) / 3600
+    tuned = "each tuned on its own validation nodes" if table.nested else f"tuned on {_counted(table.tuning, 'other')}"
+    seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
     how = (
-        f"{max(line.splits for line in found)} splits{seeds}, {tuning}; at most {table.epochs} epochs, stopped after "
-        f"{table.patience} without a better validation score. All of it took {hours:.1f} hours of one core."
+        f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
+        f"without a better validation score. All of it took {hours:.1f} hours of one core."
     )
     picture = f"![differences](images/results-{table.name}.png)\n" if table.baselines else ""
     return "\n".join(
         part for part in [f"## {table.title}\n", notes, how + "\n", markdown(table, found) + "\n", picture] if part
     )
+
+
+def _counted(number: object, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:

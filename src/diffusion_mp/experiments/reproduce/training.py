@@ -24,7 +24,6 @@ from torchmetrics import Metric
 
 from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.experiments.reproduce.networks import ABLATIONS, without_attention
-from diffusion_mp.experiments.reproduce.predictors import Predictor
 from diffusion_mp.experiments.train.many_runs import quiet_lightning, versions
 
 #: A LightningDataModule that has `num_features`, `num_classes` and, as `trains`, the LightningModule for its data.
@@ -52,8 +51,9 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning)
         module = made_module(config, data)
         scores, result = Scores(module), {}
-        if isinstance(module.model, Predictor):
-            module.model.fit(data)
+        if "predictor" in config["module"]:
+            predictor: Any = module.model
+            predictor.fit(data)
         else:
             result = _fit(module, data, scores, config["epochs"], config["patience"])
         if result.get("epoch") == 0:  # no epoch had a score
