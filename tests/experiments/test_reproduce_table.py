@@ -83,6 +83,32 @@ def test_a_table_like_another_has_its_rows(tmp_path):
     assert table.quickly().splits == 1
 
 
+def test_a_row_like_another_says_how_it_differs(tmp_path):
+    folder = write_table(tmp_path, rows=[*ROWS, "deep", "deeper"])
+    (folder / "deep.yaml").write_text(
+        "like: gcn\ntitle: Deep\nmodel: {init_args: {num_layers: 8}}\noptimizer: {lr: 0.5}\n"
+        "search: {lr: null, model.num_layers: null, model.alpha: {choice: [0.5]}}\n"
+    )
+    (folder / "deeper.yaml").write_text(
+        "like: deep\ntitle: Deeper\nattention: identity\nmodel: {init_args: {conv: gat}}\n"
+    )
+    table = load_table(folder)
+    deep, deeper = table.row("deep"), table.row("deeper")
+    assert deep.model == {**ROWS["gcn"]["model"], "init_args": {"conv": "gcn", "num_layers": 8}}
+    assert deeper.model["init_args"] == {"conv": "gat", "num_layers": 8}
+    assert (deep.attention, deeper.attention, deeper.title, deeper.optimizer) == (
+        None,
+        "identity",
+        "Deeper",
+        {"lr": 0.5},
+    )
+    assert set(table.space(deeper).axes) == {"model.dropout", "model.hidden_channels", "model.alpha"}
+    assert table.row("gcn").model["init_args"] == {"conv": "gcn"}
+    (folder / "deeper.yaml").write_text("like: deeper\ntitle: Deeper\n")
+    with pytest.raises(ValueError, match="like deeper, which is no other row"):
+        load_table(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -18,7 +18,7 @@ from diffusion_mp.experiments.reproduce.training import Scores, data_hash, made,
 from diffusion_mp.experiments.train.classifiers import NodeClassifier
 from diffusion_mp.experiments.train.datamodules import FullGraphDataModule, KNNDataModule
 from diffusion_mp.experiments.train.many_runs import quiet_lightning
-from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 
 DIGITS = {
     "class_path": "diffusion_mp.experiments.train.datamodules.KNNDataModule",
@@ -119,6 +119,13 @@ def test_attention_is_replaced_where_there_is_one():
             assert any(isinstance(module, kind) for module in model.modules())
             assert (model(x, ring) - before).abs().max() > 1e-4
     assert not without_attention(DiffusionGNN(5, 8, 3), "identity")
+    torch.manual_seed(0)
+    certified, rest = (CertifiedDIFFormer(5, 8, 3, 4, penalty=penalty).eval() for penalty in ("simple", None))
+    rest.load_state_dict(certified.state_dict(), strict=False)
+    assert not without_attention(certified, "uniform")
+    assert (certified(x, ring) - rest(x, ring)).abs().max() > 1e-5
+    assert without_attention(certified, "identity")
+    torch.testing.assert_close(certified(x, ring), rest(x, ring))
     with pytest.raises(ValueError, match="has no attention over pairs"):
         train(config(attention="identity"), "acc", 0, 0, tuning=True)
 

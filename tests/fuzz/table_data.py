@@ -24,7 +24,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy, Wrong
-from .table_energies import seed
+from .table_energies import NOT_A_SEED, seed
 
 NOT_A_PATH = [
     Wrong("None", "None"),
@@ -580,8 +580,10 @@ def planetoid_module(d: Draw) -> None:
         "train.PlanetoidDataModule({args})",
         root=absent(d),
         name=choice(d, "Cora", "PubMed"),
-        split=choice(d, "random", "public"),
+        split=options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True),
         seed=seed(d),
+        tuning=flag(d),
+        sparse=flag(d),
         per_class=count(d, 20, optional=True),
     )
     d.call("out", "module.data")

@@ -148,6 +148,31 @@ def test_unknown_split():
         PlanetoidDataModule(split="full")
 
 
+def test_tuning_needs_a_split_by_number():
+    with pytest.raises(ValueError, match="tuning needs a number as split, .* got 'random'"):
+        PlanetoidDataModule(tuning=True)
+
+
+@pytest.mark.data
+def test_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
+    root, used = str(data_root / "Planetoid"), {}
+    for tuning in (True, False):
+        splits = [PlanetoidDataModule(root, split=split, tuning=tuning).data for split in range(3)]
+        assert not torch.equal(splits[0].train_mask, splits[1].train_mask)
+        assert all(data.val_mask.sum() == 500 for data in splits)
+        used[tuning] = sum(data.train_mask | data.val_mask | data.test_mask for data in splits).bool()
+    assert not (used[True] & used[False]).any()
+    assert PlanetoidDataModule(root, split=0).data.test_mask.sum() == 1000
+
+
+@pytest.mark.data
+def test_sparse_features_are_the_same_features(data_root):
+    sparse, dense = (PlanetoidDataModule(str(data_root / "Planetoid"), sparse=flag) for flag in (True, False))
+    assert sparse.data.x.layout == torch.sparse_csr
+    assert torch.equal(sparse.data.x.to_dense(), dense.data.x)
+    assert sparse.num_features == 1433
+
+
 @pytest.mark.data
 def test_planetoid_module(data_root):
     public = PlanetoidDataModule(str(data_root / "Planetoid"), split="public")

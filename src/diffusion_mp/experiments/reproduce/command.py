@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,9 @@ def run_reproduce(args: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says")
     for name in ("splits", "trials", "epochs"):
         parser.add_argument(f"--{name}", type=_positive, help="instead of what table.yaml says")
-    parser.add_argument("--jobs", type=_positive, default=1, help="processes of one thread each")
+    parser.add_argument(
+        "--jobs", type=_positive, default=min(4, os.cpu_count() or 1), help="processes of one thread each"
+    )
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=Path, default=Path("configs"), help="folder of all tables")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of all runs")

@@ -12,6 +12,7 @@ from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_probability
 from diffusion_mp.layers import APPNPConv, DiffusionConv
+from diffusion_mp.layers.certified_conv import AllPairs
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp.updates import HeatKernel
@@ -82,6 +83,8 @@ class HeatNetwork(nn.Module):
 def without_attention(model: nn.Module, ablation: str) -> bool:
     """Puts the identity, or the mean over all nodes, in the place of every attention over pairs of a model.
 
+    In a `CertifiedConv` only the identity: pairs that cost nothing. There `penalty="quadratic"` weighs them all alike.
+
     Args:
         model: is changed.
         ablation: "identity" or "uniform".
@@ -89,12 +92,13 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
     Returns:
         Whether there was one.
     """
+    certified = (AllPairs,) if ablation == "identity" else ()
     found = [
-        (parent, name)
+        (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, QueryKeyDiffusivity)
+        if isinstance(child, (QueryKeyDiffusivity, *certified))
     ]
-    for parent, name in found:
-        setattr(parent, name, ABLATIONS[ablation]())
+    for parent, name, child in found:
+        setattr(parent, name, None if isinstance(child, AllPairs) else ABLATIONS[ablation]())
     return bool(found)

@@ -150,10 +150,8 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
         f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
         f"without a better validation score. All of it took {hours:.1f} hours of one core."
     )
-    picture = f"![differences](images/results-{table.name}.png)\n" if table.baselines else ""
-    return "\n".join(
-        part for part in [f"## {table.title}\n", notes, how + "\n", markdown(table, found) + "\n", picture] if part
-    )
+    parts = [f"## {table.title}\n", notes, how + "\n", markdown(table, found) + "\n"]
+    return "\n".join(part for part in parts if part)
 
 
 def _counted(number: object, what: str) -> str:
@@ -185,7 +183,9 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
         notes = configs / path.stem / "notes.md"
         sections.append(section(table, rows, notes.read_text() if notes.is_file() else ""))
         if table.baselines:
-            draw_differences(docs / "images" / f"results-{table.name}.png", table, rows)
+            picture = f"images/results-{table.name}.png"
+            draw_differences(docs / picture, table, rows)
+            sections.append(f"![how far each row is ahead]({picture})\n")
     page = docs / "results.md"
     page.write_text("\n".join([_HEAD, *sections]))
     return page

@@ -49,8 +49,8 @@ class Search:
         self.row, self.split = row, split
         self.splits = [split] if split is not None else list(range(int(table.tuning)))
         space = table.space(row)
-        told = [table.config(row, {}), space.declared, self.splits, table.metric.name]
-        name = f"{row.name} {digest({'told': told, 'data': table.data})}"
+        told = [digest(table.config(row, {})), space.declared, self.splits, table.metric.name]
+        name = f"{row.name} {digest({'told': told})}"
         self.study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         count = table.trials if space.axes else 1
         for number in range(len(self.study.get_trials(deepcopy=False)), count):

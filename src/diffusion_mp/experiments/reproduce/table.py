@@ -163,7 +163,8 @@ def digest(config: Any) -> str:
 def load_table(folder: Path, root: str | None = None) -> Table:
     """The table of a folder, its rows in the order of `rows` in table.yaml; `root` is where its data lie instead.
 
-    With `like: TABLE` it may name rows of that other one, and what table.yaml does not say is as it is there.
+    With `like: TABLE` it may name rows of that other one, and what table.yaml does not say is as it is there. With
+    `like: ROW` a row is that other one, but for its title, its own arguments and its own axes.
 
     Raises:
         FileNotFoundError: no such table; the sentence names those that there are.
@@ -182,7 +183,7 @@ def load_table(folder: Path, root: str | None = None) -> Table:
             f"{folder / 'table.yaml'} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
             f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
         )
-    rows = tuple(_made(Row, {"name": name, **_read(files[name])}, files[name]) for name in names)
+    rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, files[name]) for name in names)
     content["metric"] = _made(Metric, content.get("metric", {}), folder / "table.yaml")
     content["baselines"] = tuple(content.get("baselines", ()))
     table = _made(Table, {"name": folder.name, "rows": rows, **content}, folder / "table.yaml")
@@ -208,6 +209,22 @@ def _read(path: Path) -> Config:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold names and values; got {type(content).__name__}.")
     return content
+
+
+def _read_row(files: Mapping[str, Path], name: str) -> Config:
+    own = _read(files[name])
+    if "like" not in own:
+        return own
+    if (like := own.pop("like")) not in files or like == name:
+        raise ValueError(f"{files[name]} is like {like}, which is no other row of this table.")
+    other = _read_row(files, like)
+    row = {**other, **own}
+    for part in {"model", "predictor"} & own.keys() & other.keys():
+        arguments = {**other[part].get("init_args", {}), **own[part].get("init_args", {})}
+        row[part] = {**other[part], **own[part], "init_args": arguments}
+    for part in ("optimizer", "data", "search"):
+        row[part] = {**other.get(part, {}), **own.get(part, {})}
+    return row
 
 
 def _made(kind: Any, content: Config, path: Path) -> Any:

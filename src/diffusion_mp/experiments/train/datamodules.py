@@ -130,7 +130,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         super().__init__()
         numbered = isinstance(split, int) and not isinstance(split, bool)
         if not numbered and split not in ("random", "public"):
-            raise ValueError(f'split must be "random", "public" or a number, got {split!r}.')
+            raise ValueError(f'split must be a number, "random" or "public", got {split!r}.')
         check_seed(split if isinstance(split, int) else seed, "split" if numbered else "seed")
         check_flags(tuning=tuning, sparse=sparse)
         if tuning and not numbered:
