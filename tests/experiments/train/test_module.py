@@ -149,7 +149,7 @@ def test_unknown_split():
 
 
 def test_tuning_needs_a_split_by_number():
-    with pytest.raises(ValueError, match="tuning needs a number as split, .* got 'random'"):
+    with pytest.raises(ValueError, match=r"tuning needs a number as split, .* got 'random'"):
         PlanetoidDataModule(tuning=True)
 
 
