@@ -13,11 +13,12 @@ import numpy as np
 from hostile import Format, check_data
 from scipy.io import savemat
 from scipy.sparse import csr_matrix
-from small_sets import make_heterophilous, make_mnist, make_synmol
+from small_sets import make_facebook, make_heterophilous, make_mnist, make_synmol
 
 from diffusion_mp.experiments.graphs import (
     PeptidesFunctional,
     SBMDataset,
+    load_facebook,
     load_heterophilous,
     load_mnist,
     load_planetoid,
@@ -149,6 +150,7 @@ FORMATS = [
     ),
     Format("synmol", make_synmol, load_molecules),
     Format("mnist", make_mnist, load_images),
+    Format("facebook", make_facebook, lambda folder: check_data(load_facebook(folder, "small"))),
 ]
 if find_spec("rdkit") is not None:
     FORMATS.append(Format("peptides", make_peptides, load_peptides))

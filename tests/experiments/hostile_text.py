@@ -88,7 +88,7 @@ def _csv(rows: np.ndarray) -> bytes:
     return gzip.compress("".join(",".join(map(str, row)) + "\n" for row in rows.tolist()).encode(), mtime=0)
 
 
-def _make_ogb(name: str) -> Callable[[Path], list[Path]]:
+def make_ogb(name: str) -> Callable[[Path], list[Path]]:
     rng = np.random.default_rng(0)
     edges = rng.integers(0, 4, (5, 2))
     if name == "ogbn-arxiv":
@@ -128,7 +128,7 @@ def _make_ogb(name: str) -> Callable[[Path], list[Path]]:
 
 
 def _make_ogb_cache(folder: Path) -> list[Path]:
-    sources = _make_ogb("ogbn-arxiv")(folder)
+    sources = make_ogb("ogbn-arxiv")(folder)
     load_ogb(folder, "ogbn-arxiv", progress=False)
     for source in sources:
         source.unlink()
@@ -245,8 +245,8 @@ FORMATS = [
     Format("pokec text", _make_pokec, _load_pokec),
     Format("pokec text gzipped", _make_pokec_gz, _load_pokec),
     Format("pokec cache", _make_pokec_cache, _load_pokec_cache),
-    Format("ogbn-arxiv", _make_ogb("ogbn-arxiv"), _load_ogb("ogbn-arxiv")),
-    Format("ogbn-proteins", _make_ogb("ogbn-proteins"), _load_ogb("ogbn-proteins")),
+    Format("ogbn-arxiv", make_ogb("ogbn-arxiv"), _load_ogb("ogbn-arxiv")),
+    Format("ogbn-proteins", make_ogb("ogbn-proteins"), _load_ogb("ogbn-proteins")),
     Format("ogbn-arxiv cache", _make_ogb_cache, lambda folder: _load_ogb_cache(folder, "ogbn-arxiv")),
     Format("imdb archive", _make_tar, _load_imdb("aclImdb.tar")),
     Format("imdb archive gzipped", _make_tar_gz, _load_imdb("aclImdb_v1.tar.gz")),

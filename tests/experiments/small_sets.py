@@ -10,6 +10,8 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+from scipy.io import savemat
+from scipy.sparse import csc_matrix
 
 
 def make_heterophilous(folder: Path, **other) -> Path:
@@ -24,6 +26,18 @@ def make_heterophilous(folder: Path, **other) -> Path:
     }
     np.savez(folder / "small.npz", **{**arrays, **other})
     return folder / "small.npz"
+
+
+def make_facebook(folder: Path, **other) -> list[Path]:
+    """Six students: gender in the second column, and four friendships."""
+    people = np.array([[1, 2, 0, 7], [1, 1, 3, 7], [2, 0, 3, 9], [1, 2, 4, 9], [6, 1, 0, 0], [2, 2, 3, 7]], np.uint16)
+    pairs = np.array([[0, 1, 1, 4], [1, 2, 5, 3]])
+    rows, columns = np.concatenate([pairs, pairs[::-1]], 1)
+    friends = csc_matrix((np.ones(8), (rows, columns)), (6, 6))
+    raw = folder / "small" / "raw"
+    raw.mkdir(parents=True)
+    savemat(raw / "data.mat", {"A": friends, "local_info": people, **other}, do_compression=True)
+    return [raw / "data.mat"]
 
 
 def make_mnist(folder: Path, count: int = 7) -> list[Path]:

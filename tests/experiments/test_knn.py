@@ -50,6 +50,7 @@ def test_the_data_stay_and_a_copy_has_the_edges():
     assert repr(KNNGraph(3, "cosine")) == "KNNGraph(k=3, metric='cosine')"
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         KNNGraph(0)

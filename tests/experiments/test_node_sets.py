@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from hostile import check_data
-from small_sets import GROUPS, make_heterophilous, make_mnist, make_newsgroups
-from torch_geometric.datasets import HeterophilousGraphDataset
+from small_sets import GROUPS, make_facebook, make_heterophilous, make_mnist, make_newsgroups
+from torch_geometric.datasets import HeterophilousGraphDataset, LINKXDataset
+from torch_geometric.utils import coalesce
 
-from diffusion_mp.experiments.graphs import load_heterophilous, load_mnist, load_newsgroups
+from diffusion_mp.experiments.graphs import load_facebook, load_heterophilous, load_mnist, load_newsgroups
 from diffusion_mp.experiments.graphs.newsgroups import TEN_GROUPS
 
 # ---------------------------------------------------------------- heterophilous graphs
@@ -79,6 +80,58 @@ def test_chameleon_has_its_known_sizes(data_root):
     data = load_heterophilous(data_root / "heterophilous_npz", "chameleon_filtered")
     assert (data.num_nodes, data.num_edges, data.num_features, data.test_mask.size(1)) == (890, 17_708, 2325, 10)
     assert (data.train_mask.int() + data.val_mask.int() + data.test_mask.int() == 1).all()
+
+
+# ---------------------------------------------------------------- Facebook100
+
+
+def test_small_facebook(tmp_path):
+    make_facebook(tmp_path)
+    data = load_facebook(tmp_path, "small")
+    check_data(data)
+    assert data.y.tolist() == [1, 0, -1, 1, 0, 1]
+    values = [[1, 2, 6], [0, 3, 4], [0, 7, 9]]  # of the columns beside gender
+    people = [(1, 0, 7), (1, 3, 7), (2, 3, 9), (1, 4, 9), (6, 0, 0), (2, 3, 7)]
+    assert data.x.tolist() == [
+        [float(value == own) for own, column in zip(person, values, strict=True) for value in column]
+        for person in people
+    ]
+    both = {(0, 1), (1, 0), (1, 2), (2, 1), (1, 5), (5, 1), (3, 4), (4, 3)}
+    assert set(map(tuple, data.edge_index.t().tolist())) == both
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"local_info": np.ones((6, 1), np.uint16)}, "its local_info is no table of whole numbers"),
+        ({"local_info": np.ones((6, 4))}, "its local_info is no table of whole numbers"),
+        ({"local_info": np.ones((5, 4), np.uint16)}, "its A is no sparse matrix of 5 people"),
+        ({"A": np.eye(6)}, "its A is no sparse matrix"),
+        ({"local_info": np.full((6, 4), 3, np.uint16)}, "its column of gender must hold 0"),
+    ],
+)
+def test_students_that_are_none(tmp_path, other, said):
+    make_facebook(tmp_path, **other)
+    with pytest.raises(ValueError, match=said):
+        load_facebook(tmp_path, "small")
+
+
+def test_a_university_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing data\.mat\. Fetch it as data\.mat from the folder"):
+        load_facebook(tmp_path, "small")
+
+
+@pytest.mark.data
+def test_johnshopkins_is_that_of_pyg(data_root, tmp_path):
+    raw = tmp_path / "johnshopkins55" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "data.mat").symlink_to((data_root / "LINKXDataset" / "johnshopkins55" / "raw" / "data.mat").resolve())
+    expected = LINKXDataset(str(tmp_path), "johnshopkins55")[0]
+    found = load_facebook(data_root / "LINKXDataset", "johnshopkins55")
+    assert (found.num_nodes, found.num_edges, found.num_features) == (5180, 373_172, 2406)
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(found.y, expected.y)
+    assert torch.equal(found.edge_index, coalesce(expected.edge_index))
 
 
 # ---------------------------------------------------------------- MNIST

@@ -17,8 +17,10 @@ from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TABLES = sorted(path.parent.name for path in CONFIGS.glob("*/table.yaml"))
-# Those that have their rows from others have nothing more to build.
-OWN = [name for name in TABLES if not (CONFIGS / name / "table.yaml").read_text().startswith("like:")]
+# Those that say nothing of rows or axes have nothing more to build.
+OWN = [
+    name for name in TABLES if {"rows", "search"} & yaml.safe_load((CONFIGS / name / "table.yaml").read_text()).keys()
+]
 
 
 class Ring(FullGraphDataModule):
@@ -33,10 +35,11 @@ def test_tables_were_found():
 def test_every_row_is_built_and_runs(name):
     table, ring = load_table(CONFIGS / name), torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
     for row in table.rows:
-        for settings in Search(replace(table, trials=2, tuning=1), row, InMemoryStorage()).settings:
+        for settings in Search(replace(table, trials=1, tuning=1), row, InMemoryStorage()).settings:
             module = made_module(table.config(row, settings), Ring())
-            if row.model is not None and "task" not in row.model.get("init_args", {}):
-                assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (9, 3)
+            if row.model is not None:
+                predicted = 1 if settings.get("model.task") == "graph" else 9
+                assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (predicted, 3)
 
 
 def test_settings_are_put_where_their_paths_say(tmp_path):
@@ -166,3 +169,36 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
     other = Search(table, table.row("difformer"), open_storage(tmp_path / "a.log"))
     assert [settings["lr"] for settings in other.settings] == [settings["lr"] for settings in first.settings]
     assert len(Search(table, table.row("constant"), open_storage(tmp_path / "a.log")).settings) == 1
+
+
+def test_rows_and_axes_reach_the_data(tmp_path):
+    write_table(tmp_path)
+    path = tmp_path / "digits"
+    content = yaml.safe_load((path / "table.yaml").read_text())
+    content["search"]["data.k"] = {"choice": [3, 4]}
+    (path / "table.yaml").write_text(yaml.safe_dump(content))
+    labels = yaml.safe_load((path / "labels.yaml").read_text())
+    (path / "labels.yaml").write_text(yaml.safe_dump({**labels, "data": {"per_class": 7}}))
+    table = load_table(path)
+    assert "data.k" in table.space(table.row("gcn")).axes
+    assert set(table.space(table.row("labels")).axes) == {"predictor.alpha", "data.k"}
+    told = table.config(table.row("labels"), {"data.k": 4})["data"]["init_args"]
+    assert told == {**table.data["init_args"], "per_class": 7, "k": 4}
+    assert table.config(table.row("gcn"), {})["data"] == table.data
+
+
+def test_a_table_like_one_that_is_like_another(tmp_path):
+    write_table(tmp_path)
+    for name, like, more in (
+        ("second", "digits", "rows: [gcn, own]\nbaselines: [gcn]"),
+        ("third", "second", "title: third"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "table.yaml").write_text(f"like: {like}\n{more}\n")
+    (tmp_path / "second" / "own.yaml").write_text("like: gcn\ntitle: own\n")
+    first, second, third = (load_table(tmp_path / name) for name in ("digits", "second", "third"))
+    assert [row.name for row in third.rows] == ["gcn", "own"]
+    assert (third.title, third.data, third.rows) == ("third", first.data, second.rows)
+    (tmp_path / "second" / "table.yaml").write_text("like: digits\nrows: [gcn]\n")
+    with pytest.raises(ValueError, match="must list its rows: the other files there, own"):
+        load_table(tmp_path / "second")

@@ -3,18 +3,23 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from small_sets import make_chickenpox, make_heterophilous, make_series, make_synmol, make_tu
+from hostile_text import make_ogb
+from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_series, make_synmol, make_tu
 from torch import nn
 from torch_geometric.data import Data
 
-from diffusion_mp.experiments.graphs import fit_forecast, load_heterophilous, load_snapshots
+from diffusion_mp.experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
 from diffusion_mp.experiments.graphs.splits import visible_labels
+from diffusion_mp.experiments.reproduce.predictors import GraphConstant, NoCorrection
 from diffusion_mp.experiments.train import (
+    FacebookDataModule,
     Forecaster,
     GraphClassifier,
     HeterophilousDataModule,
     KNNDataModule,
     NodeClassifier,
+    OgbDataModule,
+    Score,
     SnapshotDataModule,
     SynMolDataModule,
     TUDataModule,
@@ -77,6 +82,43 @@ def test_several_labels_of_a_node_are_learned():
         trainer.fit(module, datamodule=data)
     (found,) = trainer.test(module, datamodule=data, verbose=False)
     assert found["test_roc_auc"] > 0.9
+
+
+def test_features_of_edges_are_summed_where_they_end(generator):
+    edges, attr = torch.randint(5, (2, 30), generator=generator), torch.randn(30, 3, generator=generator)
+    data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
+    expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
+    torch.testing.assert_close(data.x, expected.float())
+    assert (data.x[5] == 0).all()
+
+
+def test_proteins_and_papers_in_the_format_of_ogb(tmp_path):
+    make_ogb("ogbn-proteins")(tmp_path)
+    make_ogb("ogbn-arxiv")(tmp_path)
+    module = OgbDataModule(str(tmp_path), "ogbn-proteins")
+    graph = load_ogb(tmp_path, "ogbn-proteins")
+    assert (module.num_features, module.num_classes) == (8, 112)
+    expected = torch.zeros(4, 8).index_add(0, graph.edge_index[1], graph.edge_attr)
+    torch.testing.assert_close(module.data.x, expected)
+    with seeded(0):
+        classifier = NodeClassifier(DiffusionGNN(8, 4, 112, conv="gcn"))
+        loss = classifier.loss(*classifier.compared(module.data, "train"))
+    assert loss.isfinite()
+    logits = torch.randn(4, 112, generator=torch.Generator().manual_seed(0))
+    both = (graph.y.min(0).values == 0) & (graph.y.max(0).values == 1)
+    assert 0 < int(both.sum()) < 112  # some tasks have one answer only
+    assert 0 < float(Score("roc_auc")(logits, graph.y)) < 1
+    papers = OgbDataModule(str(tmp_path), "ogbn-arxiv", tuning=True)
+    assert papers.data.is_undirected()
+    assert papers.num_classes == 40
+    assert torch.equal(papers.data.test_mask, papers.data.val_mask)
+
+
+def test_a_university_in_parts(tmp_path):
+    make_facebook(tmp_path)
+    data = FacebookDataModule(str(tmp_path), "small", train=0.5, val=0.25).data
+    sides = [visible_labels(data.y, side) >= 0 for side in (False, True)]
+    assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
 
 
 # ---------------------------------------------------------------- batches
@@ -204,3 +246,26 @@ def test_what_was_validated_first_can_be_trained_on(tmp_path, make):
         trainer = quiet_trainer(max_epochs=1)
         trainer.validate(module, datamodule=data, verbose=False)
         trainer.fit(module, datamodule=data)
+
+
+# ---------------------------------------------------------------- predictors
+
+
+def test_the_base_of_a_forecast_is_a_row_of_a_table(tmp_path):
+    make_chickenpox(tmp_path, FX=make_series(54))
+    data = SnapshotDataModule(str(tmp_path), base="own")
+    predictor = NoCorrection()
+    predictor.fit(data)
+    (found,) = quiet_trainer().test(Forecaster(predictor), datamodule=data, verbose=False)
+    train, _, test = data.parts()
+    own = torch.stack([snapshot.y for snapshot in train]).mean(0)
+    expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
+    assert found["test_mse"] == pytest.approx(float(expected))
+
+
+def test_the_shares_of_classes_are_a_row_of_a_table():
+    data = Sizes(batch_size=4, split=0, tuning=False)
+    predictor = GraphConstant()
+    predictor.fit(data)
+    (batch, *_) = data.test_dataloader()
+    assert predictor(batch.x, batch.graph).tolist() == [[0.5, 0.5]] * 4

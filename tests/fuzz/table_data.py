@@ -356,6 +356,20 @@ def knn_graph(d: Draw) -> None:
     d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", x))
 
 
+def edge_sums(d: Draw) -> None:
+    """Features of edges, summed."""
+    d.sizes = None
+    e = len(d.edges)
+    wrong = [*NOT_DATA, Wrong("Data(edge_index=torch.zeros(2, 3).long(), num_nodes=1)", "without features")]
+    wrong += [
+        Wrong("Data(edge_index=torch.zeros(2, 3).long(), edge_attr=torch.ones(2, 2), num_nodes=1)", "too few rows"),
+        Wrong("Data(edge_index=torch.zeros(2, 1), edge_attr=torch.ones(1, 2), num_nodes=1)", "edges that are floats"),
+        Wrong("Data(edge_index=torch.zeros(2, 1).long(), edge_attr='abc', num_nodes=1)", "features of letters"),
+    ]
+    given = f"Data(edge_index={edge_list(d)}, edge_attr=torch.randn({e}, 2), num_nodes={d.nodes})"
+    d.call("out", "graphs.SumEdgeFeatures()({data}).x", data=Arg(given, wrong))
+
+
 def forecast(d: Draw) -> None:
     """A forecast of drawn snapshots."""
     wrong = [Wrong("[]", "empty"), Wrong("3", "a number"), Wrong("[1, 2]", "numbers"), Wrong("None", "None")]
@@ -392,6 +406,8 @@ DATA: dict[str, Strategy] = {
     ),
     "graphs.load_ogb": reader("graphs.load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
     "graphs.KNNGraph": knn_graph,
+    "graphs.SumEdgeFeatures": edge_sums,
+    "graphs.load_facebook": reader("graphs.load_facebook", "root", name=_name),
     "graphs.fit_forecast": forecast,
     "graphs.load_heterophilous": reader("graphs.load_heterophilous", "root", name=_name),
     "graphs.load_mnist": reader("graphs.load_mnist", "root", num_images=lambda d: count(d, 9, optional=True)),
@@ -468,7 +484,7 @@ def score(d: Draw) -> None:
     """A score by name."""
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
     given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
-    d.call("metric", "train.Score({args})", name=Arg(repr(name), choice(d, name).wrong))
+    d.call("metric", "train.Score({args})", metric=Arg(repr(name), choice(d, name).wrong))
     d.call("out", f"metric({given})")
 
 
@@ -634,6 +650,8 @@ TRAIN: dict[str, Strategy] = {
     "train.Forecaster": batch_learner("Forecaster", 1, base="torch.zeros({n})"),
     "train.Score": score,
     "train.HeterophilousDataModule": table_module("HeterophilousDataModule", name=_name, normalize_features=flag),
+    "train.FacebookDataModule": table_module("FacebookDataModule", name=_name),
+    "train.OgbDataModule": table_module("OgbDataModule", name=lambda d: choice(d, "ogbn-arxiv", "ogbn-proteins")),
     "train.KNNDataModule": table_module(
         "KNNDataModule",
         name=lambda d: choice(d, "MNIST", "20Newsgroups"),

@@ -88,6 +88,7 @@ def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, genera
         make("link")(x, edges)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_an_unknown_task(make):
     with pytest.raises(ValueError, match="task must be one of 'node', 'graph', 'link'; got 'edge'"):
         make("edge")

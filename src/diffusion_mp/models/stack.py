@@ -15,7 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
-from diffusion_mp.models.heads import HEADS, Task
+from diffusion_mp.models.heads import HEADS, Head, Task
 
 Encodings = Tensor | tuple[Tensor, ...]
 
@@ -125,7 +125,7 @@ class BlockStack(GraphModel):
                 x = recorded(record, block, x, graph)
             else:
                 x, edges = recorded(record, block, x, graph, edge_attr=edges)
-        return self.head(x, graph, edge_label_index)
+        return cast("Head", self.head)(x, graph, edge_label_index)
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         """The states with the positional encoding beside them."""

@@ -106,5 +106,5 @@ def test_however_it_is_cut(name, generator):
 
 
 def test_an_unknown_score():
-    with pytest.raises(ValueError, match="name must be one of 'acc', 'macro_f1'"):
+    with pytest.raises(ValueError, match="metric must be one of 'acc', 'macro_f1'"):
         Score("accuracy")

@@ -1,6 +1,8 @@
 """Graphs of the papers, read from published files or drawn; nothing is downloaded unless asked for."""
 
 from diffusion_mp.experiments.graphs.digits import load_digits
+from diffusion_mp.experiments.graphs.edge_sums import SumEdgeFeatures
+from diffusion_mp.experiments.graphs.facebook import load_facebook
 from diffusion_mp.experiments.graphs.forecasts import fit_forecast
 from diffusion_mp.experiments.graphs.heterophilous import load_heterophilous
 from diffusion_mp.experiments.graphs.knn import KNNGraph
@@ -20,8 +22,10 @@ __all__ = [
     "KNNGraph",
     "PeptidesFunctional",
     "SBMDataset",
+    "SumEdgeFeatures",
     "fit_forecast",
     "load_digits",
+    "load_facebook",
     "load_heterophilous",
     "load_mnist",
     "load_newsgroups",

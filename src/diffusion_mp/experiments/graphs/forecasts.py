@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import check_choice, check_kind, check_state
 from diffusion_mp.extras import needed_by
 
 ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
@@ -20,13 +20,11 @@ _PENALTIES = np.logspace(-3, 3, 13)
 def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
     """A forecast ŷ [N] of a snapshot's lags x [N, L], fitted to earlier snapshots.
 
-    With m_i, the mean of y_i over the snapshots that are given:
-
     - "zero": 0, the mean of a standardised series.
     - "last": the latest lag.
-    - "mean": the mean of the lags.
-    - "own": m_i, whatever the lags are.
-    - "pooled": m_i plus the mean over all nodes and lags of x_jl − m_j: everybody departs from the usual as all do.
+    - "mean": x̄_i, the mean of the lags.
+    - "pooled": x̄_i + (1/N) Σ_j (x_jL − x̄_j): on top of its mean, every node departs from it as all do on average.
+    - "own": the mean of y_i over the snapshots that are given, whatever the lags are.
     - "ridge": a linear autoregression, the same for all nodes (Hoerl & Kennard 1970), its penalty chosen by leaving one
       out.
 
@@ -35,6 +33,11 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
         ModuleNotFoundError: scikit-learn, which fits the ridge, is not installed.
     """
     check_choice(name, "name", get_args(ForecastName))
+    check_kind(snapshots, "snapshots", (list, tuple), "a list of Data")
+    for snapshot in snapshots:
+        check_kind(snapshot, "snapshots", Data, "a list of Data")
+        check_state(snapshot.x, "x of snapshots")
+        check_kind(snapshot.y, "y of snapshots", Tensor, "a tensor [N]")
     if not snapshots:
         raise ValueError("snapshots must hold at least one snapshot to learn from; got none.")
     own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
@@ -46,7 +49,7 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
         case "own":
             return lambda x: own
         case "pooled":
-            return lambda x: own + (x.mean(1) - own).mean()
+            return lambda x: x.mean(1) + (x[:, -1] - x.mean(1)).mean()
         case "ridge":
             return _ridge(snapshots)
     return lambda x: torch.zeros_like(x[:, 0])

@@ -66,5 +66,5 @@ def _check(x: Tensor, y: Tensor, edges: Tensor, masks: list[Tensor]) -> None:
     for name, mask in zip(_MASKS, masks, strict=True):
         if mask.dtype != torch.bool or mask.dim() != 2 or mask.shape != (len(masks[0]), len(x)) or not len(mask):
             raise ValueError(f"{name}_masks must be bools [splits, {len(x)}], got {list(mask.shape)} of {mask.dtype}")
-    if (sum(mask.int() for mask in masks) > 1).any():
+    if (torch.stack(masks).sum(0) > 1).any():
         raise ValueError("a node is in two parts of a split")

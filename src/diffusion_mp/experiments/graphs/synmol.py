@@ -64,8 +64,8 @@ def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
     """Raise ValueError unless the arrays are graphs."""
     nodes, edges, y = arrays["num_nodes"], arrays["num_edges"], arrays["y"]
     total, pairs, graphs = len(arrays["atom_type"]), len(edge_feat), len(y)
-    shapes = dict.fromkeys(("atom_type", "node_label"), (total,))
-    shapes |= dict.fromkeys(("y", "num_nodes", "num_edges"), (graphs,)) | {"edge_index_local": (2, pairs)}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("atom_type", "node_label"), (total,))
+    shapes |= {**dict.fromkeys(("num_nodes", "num_edges"), (graphs,)), "edge_index_local": (2, pairs)}
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
             found = list(arrays[name].shape)

@@ -178,12 +178,8 @@ def load_table(folder: Path, root: str | None = None) -> Table:
             f"There is no table {folder.name!r}: {folder / 'table.yaml'} does not exist. "
             + (f"Tables there are {', '.join(found)}." if found else "Run this in a clone, or give its --configs.")
         )
-    content = _read(folder / "table.yaml")
-    like = folder.parent / content.pop("like", folder.name)
-    files = {path.stem: path for place in (like, folder) for path in place.glob("*.yaml") if path.stem != "table"}
-    content = {**_read(like / "table.yaml"), **content}
-    names = content.pop("rows", [])
-    own = {path.stem for path in folder.glob("*.yaml")} - {"table"}
+    content, files = _gathered(folder)
+    names, own = content.pop("rows", []), {name for name, path in files.items() if path.parent == folder}
     if not isinstance(names, list) or not own <= set(names) <= set(files):
         raise ValueError(
             f"{folder / 'table.yaml'} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
@@ -194,6 +190,16 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     content["baselines"] = tuple(content.get("baselines", ()))
     table = _made(Table, {"name": folder.name, "rows": rows, **content}, folder / "table.yaml")
     return table if root is None else replace(table, data=_with(table.data, root=root))
+
+
+def _gathered(folder: Path) -> tuple[Config, dict[str, Path]]:
+    """What table.yaml says and the files of rows by name, after those of the table that it is like."""
+    content = _read(folder / "table.yaml")
+    own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
+    if "like" not in content:
+        return content, own
+    other, files = _gathered(folder.parent / content.pop("like"))
+    return {**other, **content}, {**files, **own}
 
 
 def _with(config: Config, **arguments: Any) -> Config:

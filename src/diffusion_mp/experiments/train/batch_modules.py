@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
-from diffusion_mp.errors import check_counts, check_flags, check_number, check_seed
+from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_number, check_seed
 from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
 from diffusion_mp.experiments.graphs.forecasts import ForecastName
@@ -54,7 +55,7 @@ class BatchDataModule(pl.LightningDataModule):
     @property
     def num_classes(self) -> int:
         """Number of classes, or of tasks: the out_channels of a model."""
-        labels = [graph.y for graph in self._part(0)]
+        labels = [graph.y for number in range(3) for graph in self._part(number)]
         return labels[0].size(1) if labels[0].dim() == 2 else int(torch.cat(labels).max()) + 1
 
     def train_dataloader(self) -> Iterable[Data]:
@@ -114,6 +115,7 @@ class TUDataModule(BatchDataModule):
         tuning: bool = False,
     ) -> None:
         super().__init__(batch_size, split, tuning)
+        check_kind(name, "name", str, "the name of a data set, like MUTAG")
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
     def parts(self) -> tuple[Sequence[Data], Sequence[Data], Sequence[Data]]:
@@ -189,6 +191,8 @@ class SnapshotDataModule(BatchDataModule):
         tuning: bool = False,
     ) -> None:
         super().__init__(batch_size, split, tuning)
+        check_choice(name, "name", get_args(TemporalName))
+        check_choice(base, "base", get_args(ForecastName))
         for key, share in (("train", train), ("val", val)):
             check_number(share, key)
         if not (train > 0 and val > 0 and train + val < 1):
@@ -196,7 +200,8 @@ class SnapshotDataModule(BatchDataModule):
         check_counts(windows=windows)
         if tuning and not 0 <= split < windows:
             raise ValueError(f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {split}.")
-        self.root, self.name, self.lags, self.base = as_path(root, "root"), name, lags, base
+        self.root, self.name, self.base = as_path(root, "root"), name, base
+        self.lags = None if lags is None else as_whole(lags, "lags")
         self.train, self.val, self.windows = train, val, windows
 
     @property

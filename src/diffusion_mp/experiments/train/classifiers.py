@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -101,7 +103,7 @@ class GraphClassifier(_Classifier):
 
     def forward(self, batch: Data) -> Tensor:
         """Logits [B, C] of every graph."""
-        check_kind(batch, "batch", Data, "a torch_geometric Data or Batch with a graph")
+        _check_batch(batch, "graph")
         logits: Tensor = self.model(batch.x, batch.graph)
         return logits
 
@@ -141,7 +143,7 @@ class Forecaster(Supervised):
 
     def forward(self, batch: Data) -> Tensor:
         """ŷ [N]."""
-        check_kind(batch, "batch", Data, "a torch_geometric Data or Batch with a graph and a base")
+        _check_batch(batch, "graph", "base")
         correction: Tensor = self.model(batch.x, batch.graph)
         if correction.shape != (len(batch.base), 1):
             raise ValueError(
@@ -158,6 +160,14 @@ class Forecaster(Supervised):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `mean_squared_error`."""
         return mean_squared_error(outputs, targets)
+
+
+def _check_batch(batch: object, *parts: str) -> None:
+    """Raise unless a batch of graphs has these attributes."""
+    check_kind(batch, "batch", Data, f"a torch_geometric Data or Batch with {' and '.join(parts)}")
+    missing = [part for part in parts if part not in cast("Data", batch)]
+    if missing:
+        raise ValueError(f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all.")
 
 
 class SequenceClassifier(_Classifier):

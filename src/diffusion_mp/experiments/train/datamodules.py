@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,17 +12,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
-from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
-from diffusion_mp.data import Split, random_split_per_class
-from diffusion_mp.errors import check_choice, check_flags, check_seed
+from diffusion_mp.data import Split, random_split, random_split_per_class
+from diffusion_mp.errors import check_choice, check_flags, check_kind, check_seed
 from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import (
     KNNGraph,
+    SumEdgeFeatures,
     load_digits,
+    load_facebook,
     load_heterophilous,
     load_mnist,
     load_newsgroups,
+    load_ogb,
     load_planetoid,
 )
 from diffusion_mp.experiments.graphs.knn import Metric
@@ -173,6 +177,7 @@ class HeterophilousDataModule(FullGraphDataModule):
         normalize_features: bool = False,
     ) -> None:
         super().__init__()
+        check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
         check_seed(split, "split")
         check_flags(tuning=tuning, normalize_features=normalize_features)
         self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
@@ -185,6 +190,76 @@ class HeterophilousDataModule(FullGraphDataModule):
         split = split._replace(test=split.val) if self.tuning else split
         data = split.apply_to(data)
         return NormalizeFeatures()(data) if self.normalize_features else data
+
+
+class FacebookDataModule(FullGraphDataModule):
+    """A university of Facebook100 in random parts (see `load_facebook`).
+
+    Args:
+        root, name: see `load_facebook`.
+        train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
+        split: draws the parts.
+        tuning: draw them from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
+    """
+
+    def __init__(
+        self,
+        root: str = "data/LINKXDataset",
+        name: str = "johnshopkins55",
+        train: float = 0.5,
+        val: float = 0.25,
+        split: int = 0,
+        tuning: bool = False,
+    ) -> None:
+        super().__init__()
+        check_kind(name, "name", str, "the name of a university, like johnshopkins55")
+        check_seed(split, "split")
+        check_flags(tuning=tuning)
+        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
+        self.train, self.val = train, val
+
+    def load(self) -> Data:
+        """The graph with the masks of this split."""
+        data = _facebook(self.root, self.name)
+        labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
+        return random_split(labels, self.train, self.val, generator).apply_to(data)
+
+
+class OgbDataModule(FullGraphDataModule):
+    """ogbn-arxiv or ogbn-proteins with its published split (see `load_ogb`).
+
+    Papers are joined in both directions; proteins have the sums of their edges' features (`SumEdgeFeatures`) and 112
+    labels, for which `metric="roc_auc"` is the published score.
+
+    Args:
+        root, name, cache: see `load_ogb`.
+        split: of no consequence, for there is one; of a table it is the number of a run.
+        tuning: let the validation nodes stand in for the test nodes.
+    """
+
+    def __init__(
+        self,
+        root: str = "data",
+        name: Literal["ogbn-arxiv", "ogbn-proteins"] = "ogbn-arxiv",
+        cache: str | None = None,
+        split: int = 0,
+        tuning: bool = False,
+    ) -> None:
+        super().__init__()
+        check_choice(name, "name", ("ogbn-arxiv", "ogbn-proteins"))
+        check_seed(split, "split")
+        check_flags(tuning=tuning)
+        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
+        self.cache = None if cache is None else as_path(cache, "cache")
+
+    def load(self) -> Data:
+        """The graph with its masks."""
+        data = load_ogb(self.root, self.name, cache=self.cache, progress=False)
+        data = SumEdgeFeatures()(data) if self.name == "ogbn-proteins" else ToUndirected()(data)
+        data.edge_attr = None  # nobody reads it any more
+        if self.tuning:
+            data.test_mask = data.val_mask
+        return data
 
 
 class KNNDataModule(FullGraphDataModule):
@@ -215,19 +290,29 @@ class KNNDataModule(FullGraphDataModule):
         check_choice(name, "name", _FEATURES)
         check_seed(split, "split")
         check_flags(tuning=tuning)
-        self.name, self.root, self.transform = name, as_path(root, "root"), (k, metric)
+        joins = KNNGraph(k, metric)
+        self.name, self.root, self.k, self.metric = name, as_path(root, "root"), joins.k, joins.metric
         self.per_class, self.num_val, self.split, self.tuning = per_class, num_val, split, tuning
 
     def load(self) -> Data:
         """The graph with the masks of this split."""
-        data = _joined(self.name, self.root, *self.transform)
+        data = _joined(self.name, self.root, self.k, self.metric)
         labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
         return random_split_per_class(labels, self.per_class, self.num_val, None, generator).apply_to(data)
 
 
-_FEATURES = {"MNIST": load_mnist, "20Newsgroups": load_newsgroups, "digits": lambda root: load_digits()}
+_FEATURES: dict[str, Callable[[Path], Data]] = {
+    "MNIST": load_mnist,
+    "20Newsgroups": load_newsgroups,
+    "digits": lambda root: load_digits(),
+}
 # Many models are trained on one graph, in one process: the graph is made once.
-_heterophilous, _features = lru_cache(2)(load_heterophilous), lru_cache(2)(lambda name, root: _FEATURES[name](root))
+_heterophilous, _facebook = lru_cache(2)(load_heterophilous), lru_cache(2)(load_facebook)
+
+
+@lru_cache(2)
+def _features(name: str, root: Path) -> Data:
+    return _FEATURES[name](root)
 
 
 @lru_cache(4)

@@ -34,24 +34,24 @@ class Score(Metric):
     - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
 
     Args:
-        name: which one.
+        metric: which one.
     """
 
     full_state_update = False
     outputs: list[Tensor]
     targets: list[Tensor]
 
-    def __init__(self, name: str = "acc") -> None:
+    def __init__(self, metric: str = "acc") -> None:
         super().__init__()
-        check_choice(name, "name", _SCORES)
-        self.name = name
+        check_choice(metric, "metric", _SCORES)
+        self.metric = metric
         for state in ("outputs", "targets"):
             self.add_state(state, [], "cat")
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
         """Its direction."""
-        return self.name not in ("mse", "mae")
+        return self.metric not in ("mse", "mae")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Takes notice of what a model said and what is true."""
@@ -63,7 +63,7 @@ class Score(Metric):
         outputs, targets = (
             torch.cat(part) if isinstance(part, list) else part for part in (self.outputs, self.targets)
         )
-        return _SCORES[self.name](outputs, targets)
+        return _SCORES[self.metric](outputs, targets)
 
 
 def _per_column(measure: Any) -> Callable[[Tensor, Tensor], Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -17,7 +17,6 @@ from diffusion_mp.experiments.train.resume import FiniteLoss, Resumable
 
 OptimizerName = Literal["adam", "adamw"]
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-B = TypeVar("B")
 
 
 class Supervised(pl.LightningModule):

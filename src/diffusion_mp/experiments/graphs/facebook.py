@@ -1,0 +1,71 @@
+"""Friendships at one university (Facebook100), in MATLAB's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from scipy.io import loadmat
+from scipy.sparse import issparse
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce
+
+from diffusion_mp.errors import check_kind
+from diffusion_mp.experiments.files.reading import as_path, check_present, reading
+
+_ROWS, _COLUMNS = "A", "local_info"
+_GENDER = 1  # which column of local_info
+_LARGEST = 1 << 27  # numbers of x; that of johnshopkins55 has 12 million
+_WAY_OUT = "Fetch it anew, from the folder data/facebook100 of https://github.com/CUAI/Non-Homophily-Large-Scale."
+
+
+def load_facebook(root: str | Path, name: str) -> Data:
+    """Students of one university and who is a friend of whom (Traud et al. 2012; Lim et al. 2021), johnshopkins55 say.
+
+    Reads `root/<name>/raw/data.mat`, where PyG's `LINKXDataset` puts it, and writes nothing. The graph is the one that
+    PyG makes of it: gender is the label, and the other columns, one-hot, are the features.
+
+    Args:
+        root: the folder that holds the folder `<name>`.
+        name: of the university.
+
+    Returns:
+        The graph with x [N, C], edge_index [2, E] in both directions, and y [N] in −1 (unknown), 0 and 1.
+
+    Raises:
+        TypeError: name is no name.
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged.
+    """
+    check_kind(name, "name", str, "the name of a university, like johnshopkins55")
+    path = as_path(root, "root") / name / "raw" / "data.mat"
+    check_present(name, path.parent, [path], _WAY_OUT.replace("Fetch it anew,", "Fetch it as data.mat"))
+    with reading(path, _WAY_OUT):
+        content = loadmat(path, variable_names=[_ROWS, _COLUMNS])
+        friends, people = content[_ROWS], content[_COLUMNS]
+        if people.ndim != 2 or people.dtype.kind not in "iu" or people.shape[1] <= _GENDER:
+            raise ValueError(f"its {_COLUMNS} is no table of whole numbers but {people.dtype} {people.shape}")
+        if not issparse(friends) or friends.shape != (len(people), len(people)):
+            raise ValueError(f"its {_ROWS} is no sparse matrix of {len(people)} people")
+        people = people.astype(np.int64)
+        x, pairs = _one_hot(np.delete(people, _GENDER, 1)), friends.tocoo()
+        edge_index = torch.from_numpy(np.stack([pairs.row, pairs.col]).astype(np.int64))
+        y = torch.from_numpy(people[:, _GENDER]) - 1
+        if len(y) == 0 or int(y.min()) < -1 or int(y.max()) > 1:
+            raise ValueError("its column of gender must hold 0, for not known, 1 and 2")
+        return Data(x=x, edge_index=coalesce(edge_index, num_nodes=len(y)), y=y)
+
+
+def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
+    """Every column as one of its values; 0, for not known, is a value too."""
+    places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
+    sizes = [int(place.max()) + 1 for place in places]
+    if len(columns) * sum(sizes) > _LARGEST:
+        raise ValueError(f"its {_COLUMNS} has {sum(sizes)} different values of {len(columns)} people")
+    x = torch.zeros(len(columns), sum(sizes))
+    for place, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
+        x[torch.arange(len(columns)), torch.from_numpy(place) + start] = 1
+    return x
