@@ -343,8 +343,10 @@ class Operation(Generic[T]):
         if self._without_grad:
             ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
 
-    def _backward(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients that are wanted, by the formulas."""
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
         values |= zip(self._grads, grads, strict=True)
         if self._signature.several:
