@@ -17,7 +17,7 @@ def run(row, split, test, seed=0, **more):
 
 
 def search(row, trials=3):
-    tried = [{"settings": {}, "value": 0.5}] * trials
+    tried = [{"settings": {"lr": k / 3, "model.conv": "gcn"}, "value": 0.5 if k else None} for k in range(trials)]
     return {"kind": "search", "row": row, "split": None, "trials": tried, "seconds": 60.0}
 
 
@@ -100,6 +100,8 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     before = page.read_text()
     assert "| DIFFormer-s | 70.0 ± 14.1 |" in before
     assert "](images/results-digits.png)" in before
+    assert "](images/results-digits-search.png)" in before
+    assert "- GCN: lr 0.333, model.conv gcn" in before
     page.unlink()
     assert main(["results", *words]) == 0
     assert page.read_text() == before

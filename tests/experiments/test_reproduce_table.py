@@ -119,6 +119,7 @@ def test_a_row_like_another_says_how_it_differs(tmp_path):
         ({"epoch": 3}, "says epoch; known are"),
         ({"splits": 0}, "splits must"),
         ({"baselines": ["gat"]}, "gat are not"),
+        ({"quick": {"epoch": 3}}, "quick says how much less"),
         ({"metric": {"name": "acc", "kind": 1}}, "says kind"),
     ],
 )

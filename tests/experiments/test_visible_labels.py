@@ -29,12 +29,14 @@ def test_splits_of_the_two_sides_have_no_node_in_common():
     assert not any((used(False, seed) & tuned).any() for seed in range(5))
 
 
+@pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
 def test_a_share_is_a_part(share):
     with pytest.raises(ValueError, match="share must"):
         visible_labels(Y, True, share)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_labels_are_whole_numbers():
     with pytest.raises(TypeError, match="y must"):
         visible_labels(torch.rand(5), True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diffusion_mp.experiments.reproduce.records import Record
 from diffusion_mp.experiments.reproduce.table import Table
 
 if TYPE_CHECKING:
@@ -37,10 +38,34 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
             label=f"ahead of {titles[name]}",
         )
     axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_xscale("symlog", linthresh=table.metric.scale / 50)  # a constant is far behind, and others close together
     axes.set_yticks(range(len(lines)), [line.title for line in lines])
     axes.invert_yaxis()
     axes.grid(axis="x", linewidth=0.3)
     axes.set(xlabel=f"difference in {table.metric.title}, split by split, ± 2 standard errors", title=table.title)
     figure.legend(loc="outside lower center", ncols=len(baselines), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
+    """What every trial of every row came to on the tuning splits; with nested tuning, of every split."""
+    from matplotlib.figure import Figure
+
+    values: dict[str, list[float]] = {}
+    for record in records:
+        if record["kind"] == "search":
+            tried = [trial["value"] for trial in record["trials"] if trial["value"] is not None]
+            values.setdefault(record["row"], []).extend(table.metric.sign * table.metric.scale * each for each in tried)
+    shown = [row for row in table.rows if values.get(row.name)]
+    figure = Figure(figsize=(9, 1.2 + 0.26 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(shown):
+        trials = values[row.name]
+        axes.plot(trials, [place] * len(trials), "|", color=_COLOURS[0], markersize=8)
+    axes.set_yticks(range(len(shown)), [row.title for row in shown])
+    axes.invert_yaxis()
+    axes.grid(axis="x", linewidth=0.3)
+    axes.set(xlabel=f"validation {table.metric.title}, one mark per trial", title=f"{table.title}: the search")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

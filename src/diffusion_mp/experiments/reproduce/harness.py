@@ -93,16 +93,14 @@ class _Harness:
             key=lambda trial: trial[0],
         )
         reported = len(rows) * self.table.splits * self.table.seeds
-        before = len(self.done)
-        with tqdm(total=len(trials) + reported, unit="run", desc=self.table.name) as bar:
+        with tqdm(total=len(trials) + reported, unit="run", desc=self.table.name, smoothing=0) as bar:
             self.run([run for _, run in trials], jobs, bar)
             for row in rows:
                 for search in self.searches(row):
                     search.tell(self.values(search))
             self.run([run for row in rows for run in self.reported(row)], jobs, bar)
         results = [record for row in self.table.rows for record in self.results(row)]
-        if len(self.done) > before or not (self.out / "results.jsonl").exists():
-            write(results, self.out / "results.jsonl")
+        write(results, self.out / "results.jsonl")
         return results
 
     def trials(self, search: Search) -> Iterator[tuple[int, Run]]:
@@ -124,10 +122,11 @@ class _Harness:
         return Run(row.name, settings, config, self.table.metric.name, split, seed, tuning)
 
     def run(self, runs: Sequence[Run], jobs: int, bar: tqdm[Any]) -> None:
-        """Those that are not done."""
+        """Makes those that are not done."""
         left = {run.key: (run,) for run in runs if run.key not in self.done}
-        bar.update(len(runs) - len(left))
-        bar.unpause()  # the time left is that of runs, not of finding them done
+        bar.n += len(runs) - len(left)
+        bar.initial += len(runs) - len(left)  # which say nothing about the time that is left
+        bar.refresh()
         for (run,), result in each(_train, list(left.values()), jobs):
             record = {"table": self.table.name, "row": run.row, "config": digest(run.config)}
             record |= {"split": run.split, "seed": run.seed, "tuning": run.tuning, "settings": run.settings, **result}

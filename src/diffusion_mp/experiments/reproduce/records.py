@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -29,7 +30,10 @@ class Records:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(file, line)
+            if os.write(file, line) < len(line):
+                raise OSError(
+                    errno.ENOSPC, f"{self.path} cannot be written: its disk is full. Make room, and start again"
+                )
             os.fsync(file)
         finally:
             os.close(file)

@@ -154,6 +154,22 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     return "\n".join(part for part in parts if part)
 
 
+def chosen(table: Table, records: Iterable[Record]) -> str:
+    """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
+    found = ["What the searches chose:\n"]
+    titles = {row.name: row.title for row in table.rows}
+    for record in records:
+        if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
+            tried = [trial for trial in record["trials"] if trial["value"] is not None]
+            settings = max(tried, key=lambda trial: trial["value"])["settings"]
+            told = (
+                f"{path} {value:.3g}" if isinstance(value, float) else f"{path} {value}"
+                for path, value in settings.items()
+            )
+            found.append(f"- {titles[record['row']]}: {', '.join(told)}")
+    return "\n".join(found) if len(found) > 1 else ""
+
+
 def _counted(number: object, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
@@ -161,10 +177,12 @@ def _counted(number: object, what: str) -> str:
 def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
     """Writes docs/results.md and its figures from `results/*.jsonl`; first takes over what was `made` by `reproduce`.
 
+    What `configs/TABLE/notes.md` says, if there is one, stands above that table.
+
     Raises:
         FileNotFoundError: there are no results.
     """
-    from diffusion_mp.experiments.reproduce.figures import draw_differences
+    from diffusion_mp.experiments.reproduce.figures import draw_differences, draw_search
 
     for path in sorted(made.glob("*/results.jsonl")) if made else []:
         if (configs / path.parent.name / "table.yaml").is_file():
@@ -179,13 +197,17 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
     sections = []
     for path in found:
         table = load_table(configs / path.stem)
-        rows = lines(table, parsed(path.read_text(), path))
+        records = parsed(path.read_text(), path)
+        rows = lines(table, records)
         notes = configs / path.stem / "notes.md"
         sections.append(section(table, rows, notes.read_text() if notes.is_file() else ""))
         if table.baselines:
             picture = f"images/results-{table.name}.png"
             draw_differences(docs / picture, table, rows)
             sections.append(f"![how far each row is ahead]({picture})\n")
+        picture = f"images/results-{table.name}-search.png"
+        draw_search(docs / picture, table, records)
+        sections.append(f"![what the trials came to]({picture})\n\n{chosen(table, records)}\n")
     page = docs / "results.md"
     page.write_text("\n".join([_HEAD, *sections]))
     return page

@@ -101,6 +101,8 @@ class Table:
             "epochs": self.epochs,
         }
         check_counts(**counts, patience=self.patience, **({} if self.nested else {"tuning": self.tuning}))
+        if not self.quick.keys() <= self.__dataclass_fields__.keys():
+            raise ValueError(f"quick says how much less there is of what a table has; got {self.quick}.")
         unknown = sorted(set(self.baselines) - {row.name for row in self.rows})
         if unknown:
             raise ValueError(f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not.")
