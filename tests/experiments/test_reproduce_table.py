@@ -175,15 +175,15 @@ def test_rows_and_axes_reach_the_data(tmp_path):
     write_table(tmp_path)
     path = tmp_path / "digits"
     content = yaml.safe_load((path / "table.yaml").read_text())
-    content["search"]["data.k"] = {"choice": [3, 4]}
+    content["search"]["data.metric"] = {"choice": ["euclidean", "cosine"]}
     (path / "table.yaml").write_text(yaml.safe_dump(content))
     labels = yaml.safe_load((path / "labels.yaml").read_text())
     (path / "labels.yaml").write_text(yaml.safe_dump({**labels, "data": {"per_class": 7}}))
     table = load_table(path)
-    assert "data.k" in table.space(table.row("gcn")).axes
-    assert set(table.space(table.row("labels")).axes) == {"predictor.alpha", "data.k"}
-    told = table.config(table.row("labels"), {"data.k": 4})["data"]["init_args"]
-    assert told == {**table.data["init_args"], "per_class": 7, "k": 4}
+    assert "data.metric" in table.space(table.row("gcn")).axes
+    assert set(table.space(table.row("labels")).axes) == {"predictor.alpha", "data.metric"}
+    told = table.config(table.row("labels"), {"data.metric": "cosine"})["data"]["init_args"]
+    assert told == {**table.data["init_args"], "per_class": 7, "metric": "cosine"}
     assert table.config(table.row("gcn"), {})["data"] == table.data
 
 

@@ -105,12 +105,3 @@ def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
     with seeded(0):
         model.reset_parameters()
     torch.testing.assert_close(dict(model.head.state_dict()), before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", ["DIFFormer", "GIN"])
-def test_graphs_compile_as_a_whole(name, generator):
-    model = MODELS[name](task="graph").eval()
-    x, edges, batch = joined(molecules(generator))
-    expected = model(x.float(), edges, batch=batch)
-    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
-    torch.testing.assert_close(compiled(x.float(), Graph(len(x), edges, batch=batch)), expected)

@@ -15,6 +15,8 @@ from diffusion_mp.experiments.files.reading import as_path, check_present
 from diffusion_mp.experiments.files.text_tables import count_lines, number_blocks
 from diffusion_mp.experiments.graphs.mapped_graph import mapped_graph
 
+OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
+
 
 @dataclass(frozen=True)
 class _Table:
@@ -67,7 +69,7 @@ _BENCHMARKS = {
 
 def load_ogb(
     root: str | Path,
-    name: Literal["ogbn-arxiv", "ogbn-proteins"],
+    name: OgbName,
     *,
     cache: str | Path | None = None,
     progress: bool = True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -29,6 +29,7 @@ from diffusion_mp.experiments.graphs import (
     load_planetoid,
 )
 from diffusion_mp.experiments.graphs.knn import Metric
+from diffusion_mp.experiments.graphs.ogb import OgbName
 from diffusion_mp.experiments.graphs.splits import visible_labels
 from diffusion_mp.experiments.train.classifiers import NodeClassifier
 
@@ -240,16 +241,17 @@ class OgbDataModule(FullGraphDataModule):
     def __init__(
         self,
         root: str = "data",
-        name: Literal["ogbn-arxiv", "ogbn-proteins"] = "ogbn-arxiv",
+        name: OgbName = "ogbn-arxiv",
         cache: str | None = None,
         split: int = 0,
         tuning: bool = False,
     ) -> None:
         super().__init__()
-        check_choice(name, "name", ("ogbn-arxiv", "ogbn-proteins"))
+        check_choice(name, "name", get_args(OgbName))
         check_seed(split, "split")
         check_flags(tuning=tuning)
-        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
+        self.root, self.split, self.tuning = as_path(root, "root"), split, tuning
+        self.name: OgbName = name
         self.cache = None if cache is None else as_path(cache, "cache")
 
     def load(self) -> Data:
