@@ -95,12 +95,9 @@ class Table:
 
     def __post_init__(self) -> None:
         counts: dict[str, Any] = {
-            "splits": self.splits,
-            "seeds": self.seeds,
-            "trials": self.trials,
-            "epochs": self.epochs,
+            name: getattr(self, name) for name in ("splits", "seeds", "trials", "epochs", "patience")
         }
-        check_counts(**counts, patience=self.patience, **({} if self.nested else {"tuning": self.tuning}))
+        check_counts(**counts if self.nested else counts | {"tuning": self.tuning})
         if not self.quick.keys() <= self.__dataclass_fields__.keys():
             raise ValueError(f"quick says how much less there is of what a table has; got {self.quick}.")
         unknown = sorted(set(self.baselines) - {row.name for row in self.rows})
