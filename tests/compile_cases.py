@@ -200,12 +200,11 @@ def test_changing_batches_are_captured_once(build: Callable[[], nn.Module], also
     [
         pytest.param(lambda: DIFFormer(8, 6, 3, 1), marks=pytest.mark.exhaustive),
         lambda: DIFFormer(8, 6, 3, 1, task="graph"),
-        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gin", task="graph"), marks=pytest.mark.exhaustive),
         pytest.param(lambda: SGFormer(8, 6, 3, normalize="frobenius"), marks=pytest.mark.slow),
         lambda: SFiFormer(8, 6, 3, 1, heads=2),
         pytest.param(lambda: SFiFormer(8, 6, 3, 1, heads=2, task="graph"), marks=pytest.mark.slow),
     ],
-    ids=["difformer", "difformer-graph-task", "gin-graph-task", "sgformer", "sfi-former", "sfi-former-graph-task"],
+    ids=["difformer", "difformer-graph-task", "sgformer", "sfi-former", "sfi-former-graph-task"],
 )
 def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
     module = seeded(build).eval()

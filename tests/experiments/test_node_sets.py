@@ -105,8 +105,8 @@ def test_small_facebook(tmp_path):
     [
         ({"local_info": np.ones((6, 1), np.uint16)}, "its local_info is no table of whole numbers"),
         ({"local_info": np.ones((6, 4))}, "its local_info is no table of whole numbers"),
-        ({"local_info": np.ones((5, 4), np.uint16)}, "its A is no sparse matrix of 5 people"),
-        ({"A": np.eye(6)}, "its A is no sparse matrix"),
+        ({"local_info": np.ones((5, 4), np.uint16)}, r"its A is a matrix \(6, 6\) of 5 people"),
+        ({"A": np.eye(6)}, "A is no sparse matrix"),
         ({"local_info": np.full((6, 4), 3, np.uint16)}, "its column of gender must hold 0"),
     ],
 )

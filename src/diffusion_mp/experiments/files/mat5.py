@@ -1,4 +1,4 @@
-"""Matrices of numbers from MATLAB's files (level 5, as versions 5 to 7 and `scipy.io.savemat` write them), mapped.
+"""Matrices of numbers from MATLAB's files (level 5, as versions 5 to 7 and `scipy.io.savemat` write them).
 
 Written after "MAT-File Format" of The MathWorks. A file is a header and a row of elements, each a tag (its type and
 size) and data; an element that is a matrix consists of elements again: flags, lengths, name and numbers. What stands in
@@ -20,11 +20,21 @@ from jaxtyping import Shaped
 
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15  # types of elements
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-_NUMBERS = range(6, 16)  # classes of matrices: double to uint64
+_SPARSE, _NUMBERS = 5, range(6, 16)  # classes of matrices: double to uint64
 _COMPLEX = 8  # a flag
 _MOST = 10_000  # variables
 _HEAD = 1 << 12  # bytes that hold everything of a variable but its numbers
 _BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Header:
+    """Class and shape of a variable, whether it is complex, and where its numbers begin within its element."""
+
+    kind: int
+    complex: bool
+    shape: tuple[int, ...]
+    start: int
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,7 @@ def map_variable(path: Path, name: str, scratch: Path) -> Shaped[np.ndarray, "ro
     with path.open("rb") as file:
         for kind, size in _elements(file):
             start = file.tell()
-            head = struct.pack("<II", kind, size) + file.read(min(size, _HEAD))
-            if kind == _COMPRESSED:
-                head = zlib.decompressobj().decompress(head[8:], _HEAD)
+            head = _content(file, kind, size, _HEAD)
             variable = _variable(head, name)
             if variable is not None:
                 place, offset = path, start - 8
@@ -60,6 +68,56 @@ def map_variable(path: Path, name: str, scratch: Path) -> Shaped[np.ndarray, "ro
                 return _mapped(place, offset + variable.start, variable)
             file.seek(start + size)
     raise ValueError(f"it has no {name}")
+
+
+def read_pattern(path: Path, name: str, largest: int) -> tuple[Shaped[np.ndarray, "2 entries"], tuple[int, ...]]:
+    """Rows and columns of the entries of the sparse matrix `name`, column by column, and its shape.
+
+    Raises:
+        ValueError, struct.error, zlib.error: there is no such matrix, it takes more than `largest` bytes, or the file
+            is damaged; use it within `reading`.
+    """
+    with path.open("rb") as file:
+        for kind, size in _elements(file):
+            start = file.tell()
+            header = _header(_content(file, kind, size, _HEAD), name)
+            if header is not None:
+                file.seek(start)
+                return _pattern(_content(file, kind, size, largest), header, name), header.shape
+            file.seek(start + size)
+    raise ValueError(f"it has no {name}")
+
+
+def _pattern(content: bytes, header: _Header, name: str) -> Shaped[np.ndarray, "2 entries"]:
+    """Of a matrix with the rows of all entries, and how many entries there are before each column."""
+    if header.kind != _SPARSE:
+        raise ValueError(f"{name} is no sparse matrix")
+    rows, after = _integers(content, header.start, name)
+    before, _ = _integers(content, after, name)
+    height, width = header.shape
+    counts = np.diff(before)
+    if len(before) != width + 1 or before[0] or (counts < 0).any() or before[-1] > len(rows):
+        raise ValueError(f"the columns of {name} do not divide its entries")
+    rows = rows[: before[-1]]
+    if len(rows) and not 0 <= rows.min() <= rows.max() < height:
+        raise ValueError(f"{name} has entries beyond its {height} rows")
+    return np.stack([rows, np.arange(width).repeat(counts)])
+
+
+def _integers(content: bytes, at: int, name: str) -> tuple[Shaped[np.ndarray, " n"], int]:
+    """The whole numbers of the element at a place, and where the next begins."""
+    kind, size, start, after = _tag(content, at)
+    if _TYPES.get(kind, "f")[0] == "f":
+        raise ValueError(f"{name} has no places of its entries")
+    dtype = np.dtype(f"<{_TYPES[kind]}")
+    return np.frombuffer(content, dtype, size // dtype.itemsize, start).astype(np.int64), after
+
+
+def _content(file: BufferedReader, kind: int, size: int, most: int) -> bytes:
+    """The element of a variable with its tag, whose content comes next in the file, or the beginning of it."""
+    if kind == _COMPRESSED:
+        return zlib.decompressobj().decompress(file.read(min(size, most)), most)
+    return struct.pack("<II", kind, size) + file.read(min(size, most))
 
 
 def _elements(file: BufferedReader) -> Iterator[tuple[int, int]]:
@@ -80,8 +138,8 @@ def _elements(file: BufferedReader) -> Iterator[tuple[int, int]]:
     raise ValueError(f"it has more than {_MOST} variables")
 
 
-def _variable(head: bytes, name: str) -> _Variable | None:
-    """The variable that begins with `head`, if it has this name."""
+def _header(head: bytes, name: str) -> _Header | None:
+    """Of the variable that begins with `head`, if it has this name."""
     flags, lengths, called = 8, 0, 0
     kind, size, flags, lengths = _tag(head, flags)
     if kind != _UINT32 or size != 8:
@@ -90,14 +148,25 @@ def _variable(head: bytes, name: str) -> _Variable | None:
     name_kind, name_size, letters, numbers = _tag(head, called)
     if name_kind != _INT8 or head[letters : letters + name_size] != name.encode():
         return None
-    if head[flags] not in _NUMBERS or head[flags + 1] & _COMPLEX:
-        raise ValueError(f"{name} is no full matrix of real numbers")
     if dims_kind != _INT32 or dims_size != 8:
         raise ValueError(f"{name} is no matrix with rows and columns")
     shape = struct.unpack_from("<2i", head, dims)
-    kind, size, start, _ = _tag(head, numbers)
-    if kind not in _TYPES or min(shape) < 0:
+    if min(shape) < 0:
         raise ValueError(f"{name} has no numbers")
+    return _Header(head[flags], bool(head[flags + 1] & _COMPLEX), shape, numbers)
+
+
+def _variable(head: bytes, name: str) -> _Variable | None:
+    """The full matrix of real numbers that begins with `head`, if it has this name."""
+    header = _header(head, name)
+    if header is None:
+        return None
+    if header.kind not in _NUMBERS or header.complex:
+        raise ValueError(f"{name} is no full matrix of real numbers")
+    kind, size, start, _ = _tag(head, header.start)
+    if kind not in _TYPES:
+        raise ValueError(f"{name} has no numbers")
+    shape = header.shape
     dtype = np.dtype(f"<{_TYPES[kind]}")
     if math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"{size} bytes do not fill {name}, a matrix {dtype} of shape {shape}")

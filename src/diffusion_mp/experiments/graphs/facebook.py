@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from jaxtyping import Shaped
-from scipy.io import loadmat
-from scipy.sparse import issparse
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 from diffusion_mp.errors import check_kind
+from diffusion_mp.experiments.files.mat5 import map_variable, read_pattern
 from diffusion_mp.experiments.files.reading import as_path, check_present, reading
 
 _ROWS, _COLUMNS = "A", "local_info"
 _GENDER = 1  # which column of local_info
-_LARGEST = 1 << 27  # numbers of x; that of johnshopkins55 has 12 million
+_LARGEST = 1 << 27  # numbers of x, and bytes of the friendships; johnshopkins55 has 12 million and 4
 _WAY_OUT = "Fetch it anew, from the folder data/facebook100 of https://github.com/CUAI/Non-Homophily-Large-Scale."
 
 
@@ -44,17 +44,17 @@ def load_facebook(root: str | Path, name: str) -> Data:
     path = as_path(root, "root") / name / "raw" / "data.mat"
     check_present(name, path.parent, [path], _WAY_OUT.replace("Fetch it anew,", "Fetch it as data.mat"))
     with reading(path, _WAY_OUT):
-        content = loadmat(path, variable_names=[_ROWS, _COLUMNS])
-        friends, people = content[_ROWS], content[_COLUMNS]
-        if people.ndim != 2 or people.dtype.kind not in "iu" or people.shape[1] <= _GENDER:
-            raise ValueError(f"its {_COLUMNS} is no table of whole numbers but {people.dtype} {people.shape}")
-        if not issparse(friends) or friends.shape != (len(people), len(people)):
-            raise ValueError(f"its {_ROWS} is no sparse matrix of {len(people)} people")
-        people = people.astype(np.int64)
-        x, pairs = _one_hot(np.delete(people, _GENDER, 1)), friends.tocoo()
-        edge_index = torch.from_numpy(np.stack([pairs.row, pairs.col]).astype(np.int64))
+        with TemporaryDirectory() as scratch:
+            table = map_variable(path, _COLUMNS, Path(scratch))
+            if table.dtype.kind not in "iu" or table.shape[1] <= _GENDER or not len(table):
+                raise ValueError(f"its {_COLUMNS} is no table of whole numbers but {table.dtype} {table.shape}")
+            people = np.array(table, np.int64)
+        pairs, shape = read_pattern(path, _ROWS, _LARGEST)
+        if shape != (len(people), len(people)):
+            raise ValueError(f"its {_ROWS} is a matrix {shape} of {len(people)} people")
+        x, edge_index = _one_hot(np.delete(people, _GENDER, 1)), torch.from_numpy(pairs)
         y = torch.from_numpy(people[:, _GENDER]) - 1
-        if len(y) == 0 or int(y.min()) < -1 or int(y.max()) > 1:
+        if int(y.min()) < -1 or int(y.max()) > 1:
             raise ValueError("its column of gender must hold 0, for not known, 1 and 2")
         return Data(x=x, edge_index=coalesce(edge_index, num_nodes=len(y)), y=y)
 
