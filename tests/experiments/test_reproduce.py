@@ -180,7 +180,7 @@ def test_what_diverged_is_not_chosen(tmp_path, monkeypatch):
 def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     configs, out = tmp_path / "configs", tmp_path / "out"
     write_table(configs)
-    words = ["reproduce", "digits", "--configs", str(configs), "--out", str(out), "--quick"]
+    words = ["reproduce", "digits", "--configs", str(configs), "--out", str(out), "--quick", "--jobs=1"]
     assert main([*words, "--only", "constant", "labels"]) == 0
     said = capsys.readouterr().out
     assert "| labels |" in said

@@ -94,10 +94,10 @@ class Table:
     quick: Config = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counts: dict[str, Any] = {
-            name: getattr(self, name) for name in ("splits", "seeds", "trials", "epochs", "patience")
-        }
-        check_counts(**counts if self.nested else counts | {"tuning": self.tuning})
+        check_counts(splits=self.splits, seeds=self.seeds, trials=self.trials)
+        check_counts(epochs=self.epochs, patience=self.patience)
+        if self.tuning != "nested":
+            check_counts(tuning=self.tuning)
         if not self.quick.keys() <= self.__dataclass_fields__.keys():
             raise ValueError(f"quick says how much less there is of what a table has; got {self.quick}.")
         unknown = sorted(set(self.baselines) - {row.name for row in self.rows})
