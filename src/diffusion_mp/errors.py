@@ -344,11 +344,11 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     check_device(mask, name, x.device, "x")
 
 
-def check_edge_rows(edge_attr: Tensor, num_edges: int) -> None:
+def check_edge_rows(edge_attr: Tensor, num_edges: int, name: str = "edge_attr") -> None:
     """Raise unless ``edge_attr`` has a row for every edge."""
-    check_kind(edge_attr, "edge_attr", Tensor, "a tensor [num_edges, channels], one row per edge")
+    check_kind(edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge")
     if not edge_attr.dim() or edge_attr.size(0) != num_edges:
-        raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
+        raise ValueError(f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}.")
 
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
