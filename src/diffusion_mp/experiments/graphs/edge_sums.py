@@ -29,10 +29,10 @@ class SumEdgeFeatures(BaseTransform):
     def forward(self, data: Any) -> Data:
         """The (shallow) copy of data that PyG hands over, with its features."""
         check_kind(data, "data", Data, "a torch_geometric Data")
-        check_kind(data.edge_index, "edge_index", Tensor, "a tensor [2, E]")
+        check_kind(data.edge_index, "data.edge_index", Tensor, "a tensor [2, E]")
         check_kind(data.edge_attr, "data.edge_attr", Tensor, "a tensor [E, D] with the features of the edges")
         attr, nodes = data.edge_attr, int(data.num_nodes or 0)
-        edges = check_pairs(data.edge_index, "edge_index", nodes, attr.device)
+        edges = check_pairs(data.edge_index, "data.edge_index", nodes, attr.device)
         check_edge_rows(attr, edges.size(1), "data.edge_attr")
         check_state(attr, "data.edge_attr")
         x = torch.zeros(nodes, attr.size(1), dtype=torch.float64, device=attr.device)
