@@ -315,7 +315,7 @@ def read_backward(
 def _apart(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sums of which a state consists, but for the number of nodes."""
     parts = state[:, :-1, :-1], state[:, :-1, -1:], state[:, -1:, :-1]
-    outer, left, right = (part.contiguous() for part in parts)
+    outer, left, right = (part.clone(memory_format=torch.contiguous_format) for part in parts)  # results share nothing
     return outer, left, right
 
 
