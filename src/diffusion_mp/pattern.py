@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -38,7 +38,6 @@ class Compressed:
         self, node: Int[Tensor, " E"], opposite: Int[Tensor, " E"], num_nodes: int, ptr: Tensor | None = None
     ) -> None:
         self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
-        self._order: Tensor | None = None
         if ptr is not None:
             self.parts = (ptr, None, opposite.to(ptr.dtype))
 
@@ -46,12 +45,12 @@ class Compressed:
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
         return self.parts[0]
 
-    @property
+    @once
     def order(self) -> Int[Tensor, " E"]:
         ptr, moved, other = self.parts
-        if moved is None and self._order is None:
-            self._order = kept(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
-        return cast("Tensor", self._order if moved is None else moved)
+        if moved is None:
+            return kept(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
+        return moved
 
     @property
     def moved(self) -> Int[Tensor, " E"] | None:

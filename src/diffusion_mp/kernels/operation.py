@@ -32,7 +32,7 @@ from torch import Tensor
 
 from diffusion_mp.graph_ops import values_only
 from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
-from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.kernels.precision import ALREADY, without_autocast
 
 __all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]
 
@@ -60,9 +60,6 @@ SCHEMA = {
 
 #: What arguments are when nobody traces: no subclasses of tensors, and no symbols.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
-
-#: ``Wide`` and ``Narrow`` arguments that all have one of these dtypes stay as they are.
-ALREADY = (torch.float32, torch.float64)
 
 Formula = Callable[..., Any]
 

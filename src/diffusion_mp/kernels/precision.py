@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Tensors of these dtypes, and no others among them, are brought to no other.
-ALREADY = ({torch.float32}, {torch.float64})
+#: Tensors that all have one of these dtypes stay as they are.
+ALREADY = (torch.float32, torch.float64)
 
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Bring ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
     dtype = tensors[-1].dtype
-    if {tensor.dtype for tensor in tensors} in ALREADY:
+    if dtype in ALREADY and {tensor.dtype for tensor in tensors} == {dtype}:
         return [*tensors], dtype
     dtype = torch.float32
     for tensor in tensors:
