@@ -14,14 +14,21 @@ import pytest
 from reproduce_tables import write_table
 
 from diffusion_mp.experiments.reproduce import harness
+from diffusion_mp.experiments.reproduce.figures import draw_curves
 from diffusion_mp.experiments.reproduce.harness import key, reproduce
 from diffusion_mp.experiments.reproduce.records import Records, parsed
+from diffusion_mp.experiments.reproduce.report import lines, section
 from diffusion_mp.experiments.reproduce.table import load_table
 from diffusion_mp.experiments.train.cli import main
 
 # The checker of shapes draws from Python's random state, and is not in the processes that are killed.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
-RUNS = {"constant": 1 + 2, "labels": 3 + 2, "gcn": 3 + 2, "difformer": 3 + 2}  # trials on one tuning split, two splits
+RUNS = {
+    "constant": 2,
+    "labels": 3 + 2,
+    "gcn": 3 + 2,
+    "difformer": 3 + 2,
+}  # trials on one tuning split, two splits; a constant has nothing to try
 
 
 def outcome(path):
@@ -197,3 +204,19 @@ def test_two_processes_do_not_share_a_folder(whole):
     _, table, out = whole
     with FileLock(out / "lock"), pytest.raises(ValueError, match="Another process is at work"):
         reproduce(table, out)
+
+
+def test_a_sweep_trains_every_row_at_every_value(tmp_path):
+    sweep = {"path": "model.tau", "values": [0.25, 1.0], "title": "τ"}
+    table = load_table(write_table(tmp_path, sweep=sweep, trials=1, baselines=[]))
+    results = reproduce(table, tmp_path / "out", only=["difformer"])
+    runs = [line for line in results if line["kind"] == "run"]
+    assert [(run["row"], run["split"]) for run in runs] == [
+        ("difformer@0.25", 0), ("difformer@0.25", 1), ("difformer@1.0", 0), ("difformer@1.0", 1)
+    ]  # fmt: skip
+    assert [len(run["states"]["rank"]) for run in runs] == [3] * 4  # before any layer, and after each
+    text = section(table, lines(table, results))
+    assert "| τ | 0.25 | 1.0 |" in text
+    assert text.count("| DIFFormer-s |") == 3  # the score, and how far apart and in how many directions nodes lie
+    draw_curves(tmp_path / "curves.png", table, lines(table, results))
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

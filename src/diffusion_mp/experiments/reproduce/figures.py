@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusion_mp.experiments.reproduce.records import Record
+from diffusion_mp.experiments.reproduce.states import MEASURES
 from diffusion_mp.experiments.reproduce.table import Table
 
 if TYPE_CHECKING:
     from diffusion_mp.experiments.reproduce.report import Line
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73")  # of Okabe and Ito, told apart by everybody
-_MARKERS = ("o", "s", "^")
+# Of Okabe and Ito, told apart by everybody; with more curves than colours the lines differ, too.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_STYLES = ("-", "--")
 
 
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
@@ -30,8 +33,8 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
             [mean for _, (mean, _) in shown],
             [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown],
             xerr=[2 * error for _, (_, error) in shown],
-            fmt=_MARKERS[k % 3],
-            color=_COLOURS[k % 3],
+            fmt=_MARKERS[k],
+            color=_COLOURS[k],
             markersize=4,
             capsize=2,
             linewidth=1,
@@ -67,5 +70,51 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", linewidth=0.3)
     axes.set(xlabel=f"validation {table.metric.title}, one mark per trial", title=f"{table.title}: the search")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
+    """The metric, and how far apart and in how many directions the last states lie, along the sweep of a table."""
+    from matplotlib.figure import Figure
+
+    sweep, by_name = table.sweep, {line.row: line for line in lines}
+    assert sweep is not None
+    measures = [name for name in ("spread", "rank") if any(line.states.get(name) for line in lines)]
+    figure = Figure(figsize=(4.2 * (1 + len(measures)) + 1, 4.4), layout="constrained")
+    panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
+    places = range(len(sweep.values))
+    for k, (curve, title) in enumerate(table.curves.items()):
+        points = [by_name.get(row.name) for row in table.rows if row.curve == curve]
+        look = {
+            "color": _COLOURS[k % len(_COLOURS)],
+            "marker": _MARKERS[k % len(_MARKERS)],
+            "linestyle": _STYLES[k // len(_COLOURS) % 2],
+            "markersize": 4,
+            "linewidth": 1.2,
+        }
+        known = [(place, point) for place, point in zip(places, points, strict=True) if point is not None]
+        if not known:
+            continue
+        panels[0].errorbar(
+            [place for place, _ in known],
+            [point.score[0] for _, point in known],
+            yerr=[point.score[1] for _, point in known],
+            capsize=2,
+            label=title,
+            **look,
+        )
+        for panel, name in zip(panels[1:], measures, strict=True):
+            told = [(place, point.states[name][-1]) for place, point in known if point.states.get(name)]
+            panel.plot([place for place, _ in told], [value for _, value in told], **look)
+    labels = [f"{table.metric.title}, ± 1 sd", *(MEASURES[name] for name in measures)]
+    for panel, label in zip(panels, labels, strict=True):
+        panel.set_xticks(places, [str(value) for value in sweep.values])
+        panel.set(xlabel=sweep.title, ylabel=label)
+        panel.grid(linewidth=0.3)
+    if "spread" in measures:
+        panels[1 + measures.index("spread")].set_yscale("log")
+    figure.suptitle(table.title)
+    figure.legend(loc="outside lower center", ncols=min(3, len(table.curves)), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

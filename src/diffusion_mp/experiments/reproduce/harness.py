@@ -60,14 +60,11 @@ def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) 
         ValueError: no such row, or another process is at work in this folder.
         OSError: the folder cannot be written to.
     """
-    unknown = sorted(set(only) - {row.name for row in table.rows})
-    if unknown:
-        names = ", ".join(row.name for row in table.rows)
-        raise ValueError(f"{table.name} has no row {', '.join(unknown)}; it has {names}.")
+    rows = table.named(only)
     check_writable(out)
     try:
         with FileLock(out / "lock", timeout=0):
-            return _Harness(table, out).make([row for row in table.rows if not only or row.name in only], jobs)
+            return _Harness(table, out).make(rows, jobs)
     except Timeout as error:
         raise ValueError(f"Another process is at work in {out}; wait for it, or give another --out.") from error
 
@@ -154,14 +151,16 @@ class _Harness:
             return []
         searches = self.searches(row)
         values = [self.values(search) for search in searches]
-        if any(len(known) < len(search.settings) for search, known in zip(searches, values, strict=True)):
+        if any(
+            len(known) < len(search.settings) and search.splits for search, known in zip(searches, values, strict=True)
+        ):
             return []
         runs = [self.done.get(run.key) for run in self.reported(row)]
         if None in runs:
             return []
         lines = [{"kind": "run", **run} for run in runs if run is not None]
         for search, known in zip(searches, values, strict=True):
-            tried = [{"settings": settings, "value": known[k]} for k, settings in enumerate(search.settings)]
+            tried = [{"settings": settings, "value": known.get(k)} for k, settings in enumerate(search.settings)]
             seconds = sum(self.done[run.key]["seconds"] for _, run in self.trials(search))
             where = {"table": self.table.name, "row": row.name, "split": search.split, "tuning": search.splits}
             lines.append({"kind": "search", **where, "trials": tried, "seconds": round(seconds, 1)})

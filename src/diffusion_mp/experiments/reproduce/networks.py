@@ -14,7 +14,7 @@ from diffusion_mp.errors import check_probability
 from diffusion_mp.layers import APPNPConv, DiffusionConv
 from diffusion_mp.layers.certified_conv import AllPairs
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.models import DiffusionGNN
+from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.updates import HeatKernel
 
 ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uniform": UniformDiffusivity}
@@ -78,6 +78,31 @@ class HeatNetwork(nn.Module):
         x = relu(self.encoder(dropout(x, self.dropout, self.training)))
         x = self.heat(x, edge_index, edge_weight)
         return self.decoder(dropout(x, self.dropout, self.training))
+
+
+class DropoutSeenDIFFormer(DIFFormer):
+    """`DIFFormer` whose dropout acts on the state before every layer, as published: its attention reads what is left.
+
+    In the library dropout acts on what is propagated only (docs/errata.md, D20); this is for comparison.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, options: as there.
+        dropout: rate, of every state.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        *,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
+        check_probability(dropout, "dropout")
+        self.norms = nn.ModuleList(nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms)
 
 
 def without_attention(model: nn.Module, ablation: str) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffusion_mp.experiments.reproduce.records import Record, parsed, write
+from diffusion_mp.experiments.reproduce.states import MEASURES
 from diffusion_mp.experiments.reproduce.table import Table, load_table
 
 Estimate = tuple[float, float]
@@ -41,6 +42,7 @@ class Line:
     validation: float
     differences: Mapping[str, Estimate]
     ablated: Mapping[str, float]
+    states: Mapping[str, list[float]]
     splits: int
     trials: int
     seconds: float
@@ -67,6 +69,7 @@ def lines(table: Table, records: Iterable[Record]) -> list[Line]:
                 statistics.fmean(_by_split(table, runs, row.name, "validation").values()),
                 {name: difference for name, difference in against.items() if difference},
                 _ablated(table, mine),
+                _states(mine),
                 len({record["split"] for record in mine}),
                 max((len(record["trials"]) for record in search), default=0),
                 sum(record["seconds"] for record in [*mine, *search]),
@@ -105,6 +108,15 @@ def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
     }
 
 
+def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
+    """The mean over runs of every measure, state by state; nothing where runs differ in their number of states."""
+    known = [run["states"] for run in runs if run.get("states")]
+    names = dict.fromkeys(name for states in known for name in states)
+    values = {name: [states[name] for states in known if name in states] for name in names}
+    alike = {name: found for name, found in values.items() if len({len(states) for states in found}) == 1}
+    return {name: [statistics.fmean(each) for each in zip(*found, strict=True)] for name, found in alike.items()}
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation (n − 1), nan for one value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
@@ -133,6 +145,30 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
+def curves(table: Table, found: Sequence[Line]) -> str:
+    """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
+    assert table.sweep is not None
+    digits, by_name = 1 if table.metric.scale == 100 else 3, {line.row: line for line in found}
+    head = "| " + " | ".join([table.sweep.title, *map(str, table.sweep.values)]) + " |"
+    rule = "|" + " --- |" * (1 + len(table.sweep.values))
+
+    def matrix(cell: Callable[[Line], str]) -> str:
+        rows = []
+        for curve, title in table.curves.items():
+            points = [by_name.get(row.name) for row in table.rows if row.curve == curve]
+            if any(points):
+                rows.append([title, *("" if point is None else cell(point) for point in points)])
+        return "\n".join([head, rule, *("| " + " | ".join(cells) + " |" for cells in rows)])
+
+    metric = table.metric.title[:1].upper() + table.metric.title[1:]
+    parts = [f"{metric}:\n\n{matrix(lambda line: _spread(line.score, digits))}"]
+    for name in ("spread", "rank"):
+        if any(line.states.get(name) for line in found):
+            told = matrix(lambda line, name=name: f"{line.states[name][-1]:.3g}" if line.states.get(name) else "")
+            parts.append(f"Of the last state of the trained model {MEASURES[name]}:\n\n{told}")
+    return "\n\n".join(parts)
+
+
 def _spread(value: Estimate, digits: int) -> str:
     return f"{value[0]:.{digits}f}" + ("" if math.isnan(value[1]) else f" ± {value[1]:.{digits}f}")
 
@@ -150,7 +186,8 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
         f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
         f"without a better validation score. All of it took {hours:.1f} hours of one core."
     )
-    parts = [f"## {table.title}\n", notes, how + "\n", markdown(table, found) + "\n"]
+    shown = markdown(table, found) if table.sweep is None else curves(table, found)
+    parts = [f"## {table.title}\n", notes, how + "\n", shown + "\n"]
     return "\n".join(part for part in parts if part)
 
 
@@ -160,7 +197,7 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
     titles = {row.name: row.title for row in table.rows}
     for record in records:
         if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
-            tried = [trial for trial in record["trials"] if trial["value"] is not None]
+            tried = [trial for trial in record["trials"] if trial["value"] is not None] or record["trials"]
             settings = max(tried, key=lambda trial: trial["value"])["settings"]
             told = (
                 f"{path} {value:.3g}" if isinstance(value, float) else f"{path} {value}"
@@ -182,7 +219,7 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
     Raises:
         FileNotFoundError: there are no results.
     """
-    from diffusion_mp.experiments.reproduce.figures import draw_differences, draw_search
+    from diffusion_mp.experiments.reproduce.figures import draw_curves, draw_differences, draw_search
 
     for path in sorted(made.glob("*/results.jsonl")) if made else []:
         if (configs / path.parent.name / "table.yaml").is_file():
@@ -201,6 +238,11 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
         rows = lines(table, records)
         notes = configs / path.stem / "notes.md"
         sections.append(section(table, rows, notes.read_text() if notes.is_file() else ""))
+        if table.sweep is not None:
+            picture = f"images/results-{table.name}.png"
+            draw_curves(docs / picture, table, rows)
+            sections.append(f"![{table.metric.title} along {table.sweep.title}]({picture})\n")
+            continue
         if table.baselines:
             picture = f"images/results-{table.name}.png"
             draw_differences(docs / picture, table, rows)

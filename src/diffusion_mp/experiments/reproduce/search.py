@@ -34,7 +34,7 @@ class _NoLock:
 
 
 class Search:
-    """As many trials as the table says, each tried on all tuning splits; one trial where nothing is searched.
+    """As many trials as the table says, each tried on all tuning splits; where there is one, there is nothing to try.
 
     The settings of trial k are drawn with the seed k, whoever asks: so a search that was stopped goes on as it would
     have, and rows draw the same values of the axes that they have in common.
@@ -47,9 +47,9 @@ class Search:
 
     def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:
         self.row, self.split = row, split
-        self.splits = [split] if split is not None else list(range(int(table.tuning)))
+        splits = [split] if split is not None else list(range(int(table.tuning)))
         space = table.space(row)
-        told = [digest(table.config(row, {})), space.declared, self.splits, table.metric.name]
+        told = [digest(table.config(row, {})), space.declared, splits, table.metric.name]
         name = f"{row.name} {digest({'told': told})}"
         self.study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         count = table.trials if space.axes else 1
@@ -58,6 +58,8 @@ class Search:
             drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(space.axes).params
             self.study.add_trial(create_trial(state=TrialState.RUNNING, params=drawn, distributions=space.axes))
         self.settings: list[dict[str, Any]] = [trial.params for trial in self.study.get_trials(deepcopy=False)[:count]]
+        #: On which the settings are tried.
+        self.splits = splits if count > 1 else []
 
     def tell(self, values: Mapping[int, float | None]) -> None:
         """What trials came to, more being better; ``None``: it diverged. What was told before stays."""
@@ -73,6 +75,8 @@ class Search:
         Raises:
             ValueError: all of them diverged.
         """
+        if not self.splits:
+            return self.settings[0]
         known = {number: value for number, value in values.items() if value is not None}
         if not known:
             raise ValueError(f"All trials of row {self.row.name!r} diverged; lower its learning rates.")

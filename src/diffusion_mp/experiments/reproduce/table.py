@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +44,8 @@ class Row:
         data: further arguments of the data module.
         attention: "identity" or "uniform": the model with its attention replaced, trained and tested so.
         search: axes of this row beside those of the table; one of the table that is null here is left out.
+        fixed: values by the paths of axes, which stand where a search would put them.
+        curve, at: in a table with a sweep the row that this is a point of, and where.
     """
 
     name: str
@@ -54,12 +56,37 @@ class Row:
     data: Config = field(default_factory=dict)
     attention: Literal["identity", "uniform"] | None = None
     search: Config = field(default_factory=dict)
+    fixed: Config = field(default_factory=dict)
+    curve: str = ""
+    at: float | str | None = None
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.predictor is None):
             raise ValueError(f"row {self.name!r} must have either a model or a predictor.")
         if self.attention is not None:
             check_choice(self.attention, "attention", ["identity", "uniform"])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One axis along which every row of a table is trained, so that rows are curves.
+
+    Attributes:
+        path: what is set, as a path of a search.
+        values: to what, in the order of the curve.
+        title: for readers.
+    """
+
+    path: str
+    values: list[float | str | None]
+    title: str
+
+    def points(self, row: Row) -> Iterator[Row]:
+        """The row at every value."""
+        for value in self.values:
+            told = {**row.fixed, self.path: value}
+            title = f"{row.title}, {self.title} {value}"
+            yield replace(row, name=f"{row.name}@{value}", title=title, fixed=told, curve=row.name, at=value)
 
 
 @dataclass(frozen=True)
@@ -75,6 +102,8 @@ class Table:
         epochs, patience: at most so many, and so many without a better validation score.
         search: the axes that all models have in common; predictors have those of the data module (`data.k`) too.
         baselines: rows that the others are compared with, split by split.
+        sweep: an axis that makes every row a curve.
+        curves: with a sweep, the title of every curve.
     """
 
     name: str
@@ -92,6 +121,8 @@ class Table:
     search: Config = field(default_factory=dict)
     baselines: tuple[str, ...] = ()
     quick: Config = field(default_factory=dict)
+    sweep: Sweep | None = None
+    curves: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_counts(splits=self.splits, seeds=self.seeds, trials=self.trials)
@@ -108,6 +139,17 @@ class Table:
     def nested(self) -> bool:
         """Whether every reported split has settings of its own."""
         return self.tuning == "nested"
+
+    def named(self, names: Sequence[str]) -> list[Row]:
+        """The rows of these names, or the points of these curves; all of them without names.
+
+        Raises:
+            ValueError: no such row.
+        """
+        known = dict.fromkeys(row.curve or row.name for row in self.rows)
+        if unknown := sorted(set(names) - known.keys()):
+            raise ValueError(f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}.")
+        return [row for row in self.rows if not names or (row.curve or row.name) in names]
 
     def row(self, name: str) -> Row:
         """The row of that name."""
@@ -131,7 +173,7 @@ class Table:
         """
         kind = "model" if row.model is not None else "predictor"
         told = deepcopy({**row.optimizer, kind: row.model or row.predictor, "data": _with(self.data, **row.data)})
-        for path, value in settings.items():
+        for path, value in {**row.fixed, **settings}.items():
             _put(told, path.split("."), value, row.name)
         schedule = {"epochs": self.epochs, "patience": self.patience} if row.model is not None else {}
         ablation = {} if row.attention is None else {"attention": row.attention}
@@ -185,6 +227,10 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, files[name]) for name in names)
     content["metric"] = _made(Metric, content.get("metric", {}), folder / "table.yaml")
     content["baselines"] = tuple(content.get("baselines", ()))
+    if (sweep := content.get("sweep")) is not None:
+        content["sweep"] = sweep = _made(Sweep, sweep, folder / "table.yaml")
+        content["curves"] = {row.name: row.title for row in rows}
+        rows = tuple(point for row in rows for point in sweep.points(row))
     table = _made(Table, {"name": folder.name, "rows": rows, **content}, folder / "table.yaml")
     return table if root is None else replace(table, data=_with(table.data, root=root))
 
@@ -221,7 +267,7 @@ def _read_row(files: Mapping[str, Path], name: str) -> Config:
     for part in {"model", "predictor"} & own.keys() & other.keys():
         arguments = {**other[part].get("init_args", {}), **own[part].get("init_args", {})}
         row[part] = {**other[part], **own[part], "init_args": arguments}
-    for part in ("optimizer", "data", "search"):
+    for part in ("optimizer", "data", "search", "fixed"):
         row[part] = {**other.get(part, {}), **own.get(part, {})}
     return row
 

@@ -24,7 +24,9 @@ from torchmetrics import Metric
 
 from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.experiments.reproduce.networks import ABLATIONS, without_attention
+from diffusion_mp.experiments.reproduce.states import measured
 from diffusion_mp.experiments.train.many_runs import quiet_lightning, versions
+from diffusion_mp.models import CertifiedDIFFormer
 
 #: A LightningDataModule that has `num_features`, `num_classes` and, as `trains`, the LightningModule for its data.
 DataModule = Any
@@ -42,6 +44,7 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
     Returns:
         validation and, but for tuning, test metric of the epoch with the best validation score; that epoch, how many
         there were and why no more; the test metric with the attention of the trained model replaced, where it has one;
+        measures of its states (`MEASURES`) and, of a certified one, the energy F at every state;
         hash of the data, versions, seconds and peak memory of the process in MB.
     """
     start = time.perf_counter()
@@ -181,8 +184,12 @@ def _measured(
 
     result: dict[str, Any] = {"validation": value("val")}
     if not tuning:
-        result["test"] = value("test")
         trained: Any = module.model
+        with measured(trained) as states:
+            result["test"] = value("test")
+        result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
+        if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
+            result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
         result["ablated"] = {}
         for ablation in ABLATIONS:
             module.model = model = deepcopy(trained)
