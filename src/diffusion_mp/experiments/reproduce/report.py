@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from diffusion_mp.experiments.reproduce.records import Record, parsed, write
@@ -164,9 +165,13 @@ def curves(table: Table, found: Sequence[Line]) -> str:
     parts = [f"{metric}:\n\n{matrix(lambda line: _spread(line.score, digits))}"]
     for name in ("spread", "rank"):
         if any(line.states.get(name) for line in found):
-            told = matrix(lambda line, name=name: f"{line.states[name][-1]:.3g}" if line.states.get(name) else "")
+            told = matrix(partial(_last, name))
             parts.append(f"Of the last state of the trained model {MEASURES[name]}:\n\n{told}")
     return "\n\n".join(parts)
+
+
+def _last(name: str, line: Line) -> str:
+    return f"{line.states[name][-1]:.3g}" if line.states.get(name) else ""
 
 
 def _spread(value: Estimate, digits: int) -> str:
