@@ -319,13 +319,18 @@ def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[floa
     return [statistics.mean(layer) for layer in zip(*(report[part][column] for report in reports), strict=True)]
 
 
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
+
+
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its estimate."""
     quantities = ("relative_roughness", "commutator", "estimate")
     tasks = list(dict.fromkeys(run.task for run in results))
     figure, axes = plt.subplots(
-        len(tasks), len(quantities), figsize=(15, 4.2 * len(tasks)), squeeze=False, layout="constrained"
+        len(tasks), len(quantities), figsize=(17, 4.2 * len(tasks)), squeeze=False, layout="constrained"
     )
+    for ax in axes.flat:  # of Okabe and Ito, told apart by everybody
+        ax.set_prop_cycle(color=COLOURS)
     for (task, placement), found in grouped(results, "task", "placement"):
         report = PlacementReport(**found[0]["report"])
         for ax, quantity in zip(axes[tasks.index(task)], quantities, strict=True):

@@ -55,14 +55,16 @@ class PlacementReport:
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
         ax = axis(ax)
         drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
-        for name in drawn:
+        colour = None  # one for all lines of a report, the next of the axis
+        for name, style in zip(drawn, ("-", "--", ":"), strict=False):
             values = [float("nan") if value is None else value for value in table[name]]
             title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
-            ax.plot(range(len(values)), values, marker="o", label=title)
+            (line,) = ax.plot(range(len(values)), values, marker="o", linestyle=style, color=colour, label=title)
+            colour = line.get_color()
         if len(drawn) > 1:
             ax.set_yscale("log")
         if len(ax.lines) > 1:
-            ax.legend()
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # beside the data
         ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
         return ax

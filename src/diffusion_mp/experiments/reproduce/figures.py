@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diffusion_mp.experiments.reproduce.records import Record
 from diffusion_mp.experiments.reproduce.states import MEASURES
@@ -74,6 +74,36 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     figure.savefig(path, dpi=120)
 
 
+def _looks() -> Iterator[dict[str, Any]]:
+    """A colour, a marker and a style of line for every curve."""
+    for style in _STYLES:
+        for colour, marker in zip(_COLOURS, _MARKERS, strict=True):
+            yield {"color": colour, "marker": marker, "linestyle": style, "markersize": 4, "linewidth": 1.2}
+
+
+def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
+    """Every measure of the states, layer by layer, at the last value of the sweep of a table."""
+    from matplotlib.figure import Figure
+
+    by_name, sweep = {line.row: line for line in lines}, table.sweep
+    assert sweep is not None
+    figure = Figure(figsize=(4.2 * len(MEASURES) + 1, 4.4), layout="constrained")
+    panels = figure.subplots(1, len(MEASURES))
+    for (curve, title), look in zip(table.curves.items(), _looks(), strict=False):
+        last = by_name.get(next(row.name for row in reversed(table.rows) if row.curve == curve))
+        for panel, name in zip(panels, MEASURES, strict=True):
+            if last is not None and last.states.get(name):
+                told = {**look, "markersize": 2, "label": title if panel is panels[0] else None}
+                panel.plot(range(len(last.states[name])), last.states[name], **told)
+    for panel, (name, label) in zip(panels, MEASURES.items(), strict=True):
+        panel.set(xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log")
+        panel.grid(linewidth=0.3)
+    figure.suptitle(f"{table.title}: states of the trained models, {sweep.title} {sweep.values[-1]}")
+    figure.legend(loc="outside lower center", ncols=min(3, len(table.curves)), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
 def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """The metric, and how far apart and in how many directions the last states lie, along the sweep of a table."""
     from matplotlib.figure import Figure
@@ -84,15 +114,8 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure = Figure(figsize=(4.2 * (1 + len(measures)) + 1, 4.4), layout="constrained")
     panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
     places = range(len(sweep.values))
-    for k, (curve, title) in enumerate(table.curves.items()):
+    for (curve, title), look in zip(table.curves.items(), _looks(), strict=False):
         points = [by_name.get(row.name) for row in table.rows if row.curve == curve]
-        look = {
-            "color": _COLOURS[k % len(_COLOURS)],
-            "marker": _MARKERS[k % len(_MARKERS)],
-            "linestyle": _STYLES[k // len(_COLOURS) % 2],
-            "markersize": 4,
-            "linewidth": 1.2,
-        }
         known = [(place, point) for place, point in zip(places, points, strict=True) if point is not None]
         if not known:
             continue

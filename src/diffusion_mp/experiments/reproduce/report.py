@@ -224,7 +224,7 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
     Raises:
         FileNotFoundError: there are no results.
     """
-    from diffusion_mp.experiments.reproduce.figures import draw_curves, draw_differences, draw_search
+    from diffusion_mp.experiments.reproduce.figures import draw_curves, draw_differences, draw_search, draw_states
 
     for path in sorted(made.glob("*/results.jsonl")) if made else []:
         if (configs / path.parent.name / "table.yaml").is_file():
@@ -247,6 +247,10 @@ def write_page(configs: Path, results: Path, docs: Path, made: Path | None = Non
             picture = f"images/results-{table.name}.png"
             draw_curves(docs / picture, table, rows)
             sections.append(f"![{table.metric.title} along {table.sweep.title}]({picture})\n")
+            if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
+                picture = f"images/results-{table.name}-states.png"
+                draw_states(docs / picture, table, rows)
+                sections.append(f"![states of the trained models, layer by layer]({picture})\n")
             continue
         if table.baselines:
             picture = f"images/results-{table.name}.png"
