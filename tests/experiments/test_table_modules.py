@@ -269,3 +269,13 @@ def test_the_shares_of_classes_are_a_row_of_a_table():
     predictor.fit(data)
     (batch, *_) = data.test_dataloader()
     assert predictor(batch.x, batch.graph).tolist() == [[0.5, 0.5]] * 4
+
+
+def test_a_neighbour_graph_in_random_parts_is_whole_where_it_validates():
+    module = KNNDataModule("digits", k=4, per_class=3, num_val=50, num_parts=5)
+    parts = list(module.train_dataloader())
+    assert len(parts) == 5
+    assert sum(part.num_nodes for part in parts) == module.data.num_nodes
+    assert sum(int(part.train_mask.sum()) for part in parts) == 30
+    (whole,) = module.val_dataloader()
+    assert whole.num_nodes == module.data.num_nodes

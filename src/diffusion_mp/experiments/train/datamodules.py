@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
-from diffusion_mp.data import Split, random_split, random_split_per_class
-from diffusion_mp.errors import check_choice, check_flags, check_kind, check_seed
+from diffusion_mp.data import RandomPartitionLoader, Split, random_split, random_split_per_class
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_seed
 from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import (
     KNNGraph,
@@ -275,6 +275,8 @@ class KNNDataModule(FullGraphDataModule):
         num_val: validation nodes; all others are test nodes.
         split: draws the split.
         tuning: draw it from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
+        num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`); the whole
+            graph validates and tests.
     """
 
     def __init__(
@@ -287,14 +289,23 @@ class KNNDataModule(FullGraphDataModule):
         num_val: int = 1000,
         split: int = 0,
         tuning: bool = False,
+        num_parts: int = 1,
     ) -> None:
         super().__init__()
+        check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)
         check_seed(split, "split")
         check_flags(tuning=tuning)
         joins = KNNGraph(k, metric)
         self.name, self.root, self.k, self.metric = name, as_path(root, "root"), joins.k, joins.metric
         self.per_class, self.num_val, self.split, self.tuning = per_class, num_val, split, tuning
+        self.num_parts = num_parts
+
+    def train_dataloader(self) -> DataLoader[Data]:
+        """The graph, or its parts."""
+        if self.num_parts == 1:
+            return self._loader()
+        return RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
 
     def load(self) -> Data:
         """The graph with the masks of this split."""
