@@ -30,27 +30,22 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     it. Nothing is recorded of a batch of graphs, nor of a second pass.
     """
     found: dict[str, list[float]] = {name: [] for name in MEASURES}
-    layers = declared(model, "is_diffusion_layer")
-    last: list[dict[str, float]] = []
-    ended = [False]
+    seen: list[tuple[Tensor, Graph]] = []
 
     def look(name: str, x: Any, graph: Any, out: Any) -> None:
-        out = out[0] if isinstance(out, tuple) else out
-        if ended[0] or not isinstance(graph, Graph) or graph.segments is not None or x.layout is not torch.strided:
-            return
-        for key, value in state_measures(x, graph).items():
-            found[key].append(value)
-        last[:] = [state_measures(out, graph)]
+        if isinstance(graph, Graph) and graph.segments is None and x.layout is torch.strided:
+            out = out[0] if isinstance(out, tuple) else out
+            seen[-1:] = [(x, graph), (out, graph)]  # what a layer reads takes the place of what the last one gave
 
     def end(*_: Any) -> None:
-        if last and not ended[0]:
-            for key, value in last[0].items():
-                found[key].append(value)
-        ended[0] = True
+        for state, graph in [] if found["energy"] else seen:
+            for name, value in state_measures(state, graph).items():
+                found[name].append(value)
+        seen.clear()
 
     handle = model.register_forward_hook(end)
     try:
-        with hooked(layers, look):
+        with hooked(declared(model, "is_diffusion_layer"), look):
             yield found
     finally:
         handle.remove()
