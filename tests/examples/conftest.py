@@ -26,6 +26,11 @@ def pde_transformer():
 
 
 @pytest.fixture
+def inside():
+    return importlib.import_module("inside")
+
+
+@pytest.fixture
 def pokec():
     return importlib.import_module("pokec")
 
