@@ -81,8 +81,14 @@ class Run:
     layers: int
     heads: int
     alpha: float
+    strides: tuple[int, ...]
     dropout: float
     lr: float
+
+    @property
+    def diffusion(self) -> dict[str, Any]:
+        """Options of the diffusion; alpha is shared out evenly among the strides."""
+        return {"strides": self.strides, "alpha": self.alpha / len(self.strides)}
 
     @property
     def name(self) -> str:
@@ -163,7 +169,7 @@ def make_model(run: Run) -> PDETransformer:
         run.heads,
         max_length=TASKS[run.task].max_length,
         placement=run.placement if placed else None,
-        diffusion={"alpha": run.alpha} if placed else None,
+        diffusion=run.diffusion if placed else None,
         dropout=run.dropout,
     )
 
@@ -172,9 +178,10 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
     """Trains, or goes on from the last epoch, or reads the result of a run that is done."""
     folder = out / run.name
     settings, done = folder / "run.json", folder / "result.json"
-    if settings.exists() and json.loads(settings.read_text()) != asdict(run):
+    told = json.dumps(asdict(run))
+    if settings.exists() and settings.read_text() != told:
         raise SystemExit(f"{folder} was made with other settings; use another --out or delete it.")
-    replace_file(settings, json.dumps(asdict(run)).encode())
+    replace_file(settings, told.encode())
     if done.exists():
         return json.loads(done.read_text())
     batches = loaders(run, out, imdb_path)
@@ -234,10 +241,10 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
     inputs = [tensor[:PROBES] for tensor in batch[:-1]]
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     cheap = {"points": 2, "tol": 1e-2}
-    smoothing = PDEDiffusion1d(run.channels, alpha=run.alpha).double()
+    smoothing = PDEDiffusion1d(run.channels, **run.diffusion).double()
     found = {"report": diagnose(model, *inputs, diffusion=smoothing, **cheap).to_dict()}
     if run.placement == "none":
-        across = PDEDiffusion1d(run.channels // run.heads, alpha=run.alpha).double()
+        across = PDEDiffusion1d(run.channels // run.heads, **run.diffusion).double()
         found["inserted"] = {place: {"truth": 0.0, "estimate": 0.0} for place in SITES}
         for place, (name, site) in product(SITES, model.named_modules()):
             if name.split(".")[-1] in SITES[place]:
@@ -341,6 +348,11 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def strides(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, between commas."""
+    return tuple(count(part) for part in text.split(","))
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/pde_transformer"), help="keeps checkpoints and results")
@@ -357,6 +369,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=count, default=2)
     parser.add_argument("--heads", type=count, default=4)
     parser.add_argument("--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2")
+    parser.add_argument("--strides", type=strides, default=(1,), help="of the diffusion, such as 1,4,16; alpha in all")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
