@@ -314,10 +314,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"coupling and graph must have the same nodes; got 4 and 5",
     ),
     "values of rank two": (
-        lambda: IdentityCoupling(4) @ X,
+        lambda: LowRankCoupling(torch.rand(4, 2, 3), torch.rand(4, 2, 3)) @ X,
         ValueError,
         r"v must have three dimensions.*unsqueeze\(1\)",
     ),
+    "a state of another N": (lambda: IdentityCoupling(5) @ X, ValueError, r"v must have 5 rows"),
     "values of another N": (lambda: IdentityCoupling(5) @ V, ValueError, r"v must have 5 rows"),
     "values of other heads": (
         lambda: LowRankCoupling(torch.rand(4, 2, 3), torch.rand(4, 2, 3)) @ torch.rand(4, 3, 3),

@@ -251,6 +251,20 @@ def test_a_users_own_coupling_inherits_the_rest() -> None:
     assert ring().at(torch.tensor([[0, 6], [1, 0]])).flatten().tolist() == [1, 1]
 
 
+def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:
+    q, k, other = randn(7, 1, 3, seed=1), randn(7, 1, 3, seed=2), UniformCoupling(7, dtype=torch.float64)
+    coupling = LowRankCoupling(q, k)
+    dense = coupling.to_dense()[0]
+    assert coupling.shape == coupling.to_dense().shape
+    for v in (randn(7), randn(7, 4), randn(7, 0)):
+        close(coupling @ v, dense @ v)
+    close((coupling - other).to_dense()[0], dense - other.to_dense()[0])
+    close((-coupling) @ randn(7), -dense @ randn(7))
+    assert not (-coupling).nonnegative
+    with pytest.raises(TypeError, match="can only be added to a coupling"):
+        coupling - 1.0  # type: ignore[operator]
+
+
 def test_adding_couplings_of_different_sizes_or_heads_is_refused() -> None:
     with pytest.raises(ValueError, match="same nodes; got 3 and 4 nodes"):
         IdentityCoupling(3) + IdentityCoupling(4)

@@ -145,7 +145,7 @@ def _values(d: Draw, heads: str) -> Arg:
     right = [f"torch.randn({d.nodes}, {heads}, 2, dtype={dtype})", f"torch.ones({d.nodes}, 1, 3, dtype={dtype})"]
     return Arg(
         d.pick(right), [w for w in wrong_tensors(d.nodes, 1, 2, meta=None) if w.what != "a longer last dimension"]
-    )
+    ).unsure("a lower rank")  # which a coupling of one head takes as a state
 
 
 def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:

@@ -187,9 +187,16 @@ class Coupling(ABC):
         degree = moved[:, :, -1:]
         return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
 
-    def __matmul__(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """``S @ v``, the same as :meth:`matmul`."""
+    def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
+        """``S @ v``: :meth:`matmul`; a coupling of one head takes a vector [N] or a state [N, C], too, and gives one."""
+        if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
+            return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
         return self.matmul(v)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[H, N, N], that of :meth:`to_dense`."""
+        return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
     def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """S v; ``v`` is [N, H, D]. A single head on either side broadcasts.
@@ -340,6 +347,12 @@ class Coupling(ABC):
         return ScaledCoupling(scale, self)
 
     __rmul__ = __mul__
+
+    def __neg__(self) -> Coupling:
+        return self * -1.0
+
+    def __sub__(self, other: Coupling) -> Coupling:
+        return self + (-other if isinstance(other, Coupling) else other)
 
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
