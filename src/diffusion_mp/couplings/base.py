@@ -188,7 +188,7 @@ class Coupling(ABC):
         return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """``S @ v``: :meth:`matmul`; a coupling of one head takes a vector [N] or a state [N, C], too, and gives one."""
+        """``S @ v``: :meth:`matmul`; with one head also of a vector [N] or a state [N, C], which it then gives."""
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
         return self.matmul(v)
