@@ -42,6 +42,7 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
         )
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=table.metric.scale / 50)  # a constant is far behind, and others close together
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yticks(range(len(lines)), [line.title for line in lines])
     axes.invert_yaxis()
     axes.grid(axis="x", linewidth=0.3)
