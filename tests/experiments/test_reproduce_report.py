@@ -81,7 +81,7 @@ def test_a_section_says_how_it_was_made(table):
     text = section(table, lines(table, RECORDS), "Some notes.")
     assert text.startswith("## Digits\n\nSome notes.\n")
     assert "2 splits, tuned on 1 other; at most 6 epochs" in text
-    assert "took 0.1 hours of one core" in text
+    assert "took 0.1 hours of one core. Not made yet: constant; labels.\n" in text
 
 
 def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path, table, capsys):

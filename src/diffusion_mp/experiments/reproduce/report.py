@@ -191,6 +191,9 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
         f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
         f"without a better validation score. All of it took {hours:.1f} hours of one core."
     )
+    made = {line.row for line in found}
+    if missing := [row.title for row in table.rows if row.name not in made]:
+        how += f" Not made yet: {'; '.join(missing)}."
     shown = markdown(table, found) if table.sweep is None else curves(table, found)
     parts = [f"## {table.title}\n", notes, how + "\n", shown + "\n"]
     return "\n".join(part for part in parts if part)
