@@ -2,6 +2,7 @@
 so that graphs with them are captured whole."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from scipy.sparse import csc_array
@@ -11,6 +12,9 @@ from diffusion_mp.errors import check_range
 
 #: A number of rows, or what stands for one while torch traces.
 Size = int | torch.SymInt
+
+# torch 2.6 does not say it: there a dimension that torch.export is to leave open needs a maximum, 2**30.
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 @torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
@@ -42,7 +46,7 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
     that holds N and E.
     """
     make = _counted if values_only() and not node.is_meta else _compress
-    return make(node, opposite, num_nodes)
+    return make(node, opposite, num_nodes, _narrowest(node.numel(), num_nodes))
 
 
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
@@ -53,12 +57,11 @@ def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
     return ptr
 
 
-def _counted(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
-    dtype = _narrowest(node.numel(), num_nodes)
     if node.device.type != "cpu":
         ordered, order = torch.sort(node, stable=True)
-        return bounds(ordered, num_nodes), order.to(dtype), opposite[order].to(dtype)
+        return bounds(ordered, num_nodes).to(dtype), order.to(dtype), opposite[order].to(dtype)
     _check(node, num_nodes)
     columns = torch.arange(node.numel() + 1, dtype=dtype)
     by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
@@ -74,7 +77,9 @@ def _check(node: Tensor, num_nodes: int) -> None:
 
 
 def _narrowest(num_edges: Size, num_nodes: Size) -> torch.dtype:
-    """The smallest dtype of indices that holds both."""
+    """The smallest dtype of indices that holds both; an exported program is for graphs of all sizes."""
+    if _exporting():
+        return torch.int64
     # Not of the larger one: that torch.compile would capture again for graphs where the other one is.
     return torch.int32 if num_edges < 1 << 31 and num_nodes < 1 << 31 else torch.int64
 
@@ -83,13 +88,13 @@ _compress = torch.library.custom_op(
     "diffusion_mp::compress",
     _counted,
     mutates_args=(),
-    schema="(Tensor node, Tensor opposite, SymInt num_nodes) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor node, Tensor opposite, SymInt num_nodes, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
 )
 
 
 @_compress.register_fake
-def _(node: Tensor, opposite: Tensor, num_nodes: Size) -> tuple[Tensor, Tensor, Tensor]:
-    order = node.new_empty(node.numel(), dtype=_narrowest(node.numel(), num_nodes))
+def _(node: Tensor, opposite: Tensor, num_nodes: Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    order = node.new_empty(node.numel(), dtype=dtype)
     return order.new_empty(num_nodes + 1), order, torch.empty_like(order)
 
 
