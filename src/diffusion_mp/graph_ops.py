@@ -2,7 +2,6 @@
 so that graphs with them are captured whole."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from scipy.sparse import csc_array
@@ -12,9 +11,6 @@ from diffusion_mp.errors import check_range
 
 #: A number of rows, or what stands for one while torch traces.
 Size = int | torch.SymInt
-
-# torch 2.6 does not say it: there a dimension that torch.export is to leave open needs a maximum, 2**30.
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 @torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
@@ -43,10 +39,11 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
     """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
     Edges keep their order within a node. All are int32, which torch's sparse products take and are faster with, where
-    that holds N and E.
+    that holds N and E; and int64 where torch traces, for then neither is known.
     """
-    make = _counted if values_only() and not node.is_meta else _compress
-    return make(node, opposite, num_nodes, _narrowest(node.numel(), num_nodes))
+    if not values_only() or node.is_meta:
+        return _compress(node, opposite, num_nodes)
+    return _counted(node, opposite, num_nodes, _narrowest(node.numel(), num_nodes))
 
 
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
@@ -76,25 +73,23 @@ def _check(node: Tensor, num_nodes: int) -> None:
         check_range(node, "edge_index", num_nodes)
 
 
-def _narrowest(num_edges: Size, num_nodes: Size) -> torch.dtype:
-    """The smallest dtype of indices that holds both; an exported program is for graphs of all sizes."""
-    if _exporting():
-        return torch.int64
-    # Not of the larger one: that torch.compile would capture again for graphs where the other one is.
-    return torch.int32 if num_edges < 1 << 31 and num_nodes < 1 << 31 else torch.int64
+def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
+    """The smallest dtype of indices that holds both."""
+    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
 
 
-_compress = torch.library.custom_op(
+@torch.library.custom_op(
     "diffusion_mp::compress",
-    _counted,
     mutates_args=(),
-    schema="(Tensor node, Tensor opposite, SymInt num_nodes, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor node, Tensor opposite, SymInt num_nodes) -> (Tensor, Tensor, Tensor)",
 )
+def _compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    return _counted(node, opposite, num_nodes, torch.int64)
 
 
 @_compress.register_fake
-def _(node: Tensor, opposite: Tensor, num_nodes: Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    order = node.new_empty(node.numel(), dtype=dtype)
+def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    order = node.new_empty(node.numel(), dtype=torch.int64)
     return order.new_empty(num_nodes + 1), order, torch.empty_like(order)
 
 
