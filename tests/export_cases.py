@@ -31,7 +31,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
-@pytest.mark.parametrize("name", map(marked, MODELS))
+@pytest.mark.parametrize("name", [*map(marked, MODELS)])
 def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict: bool) -> None:
     case = MODELS[name]
     model = case.model().eval()
@@ -45,7 +45,7 @@ def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict
         torch.testing.assert_close(loaded(**inputs), model(**inputs))
 
 
-@pytest.mark.parametrize("name", map(marked, MODELS))
+@pytest.mark.parametrize("name", [*map(marked, MODELS)])
 def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(name: str) -> None:
     """torch.compile takes the first sizes as fixed, and the second ones as a sign that they are not."""
     case = MODELS[name]

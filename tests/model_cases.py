@@ -36,7 +36,7 @@ SIZES: Inputs = {
     "pe": ({0: Dim("nodes")},) * 3,
     "edge_label_index": {1: Dim("pairs")},
 }
-SEQUENCES = {0: Dim("rows"), 1: Dim("length", max=40)}
+SEQUENCES = {0: Dim("rows"), 1: Dim("length", min=1, max=40)}
 
 
 def graphs(num_nodes: int) -> Inputs:
