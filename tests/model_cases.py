@@ -126,7 +126,5 @@ MODELS = {
         lambda: SFiFormer(8, 6, 3, 2, heads=2, edge_dim=4, task="graph", attention={"hops": 2}), (*BATCH, "edge_attr")
     ),
     "label-propagation": Case(lambda: LabelPropagation(3), ("y", "edge_index")),
-    "pde-transformer": Case(
-        lambda: PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"), ("x", "mask")
-    ),
+    "pde-transformer": Case(lambda: PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"), ("x", "mask")),
 }

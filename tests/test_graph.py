@@ -127,9 +127,9 @@ def test_data_with_several_kinds_of_nodes_are_refused_and_taken_when_they_are_on
     data = HeteroData()
     data["author"].x, data["paper"].x = torch.rand(3, 2), torch.rand(2, 2)
     data["author", "writes", "paper"].edge_index = torch.tensor([[0, 2], [1, 0]])
-    for given in (data, Batch.from_data_list([data, data])):
+    for several in (data, Batch.from_data_list([data, data])):
         with pytest.raises(TypeError, match=r"kinds of nodes author, paper\. Pass data\.to_homogeneous\(\)"):
-            Graph.from_data(given)
+            Graph.from_data(several)
     assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
 
