@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
@@ -30,6 +31,19 @@ def recorded(record: Record, layer: nn.Module, x: Tensor, graph: Graph, **inputs
     *states, coupling = layer(x, graph, return_coupling=True, **inputs)
     record(coupling)
     return states[0] if len(states) == 1 else tuple(states)
+
+
+def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
+    """``out``, on which every parameter of the model has a gradient, of zero where nothing depends on it.
+
+    Processes that train one model together (DistributedDataParallel) wait for the gradient of every parameter, but an
+    input without edges does not need what reads edges, and nobody reads the edges' state after the last block.
+    """
+    together = distributed.is_available() and distributed.is_initialized()
+    if not (together and torch.is_grad_enabled() and out.requires_grad):
+        return out
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
 
 
 class GraphModel(nn.Module, ABC):
@@ -78,6 +92,7 @@ class GraphModel(nn.Module, ABC):
             check_no_pairs(edge_label_index)
         else:
             logits = self.head(logits, graph, edge_label_index)
+        logits = with_every_gradient(logits, self)
         return (logits, couplings) if return_coupling else logits
 
     def certificate(
