@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
@@ -31,6 +32,19 @@ def recorded(record: Record, layer: nn.Module, x: Tensor, graph: Graph, **inputs
     *states, coupling = layer(x, graph, return_coupling=True, **inputs)
     record(coupling)
     return states[0] if len(states) == 1 else tuple(states)
+
+
+class EdgeMask(MessagePassing):
+    """Where PyG's explainers put the mask [E] of the edges that they learn: it multiplies the weights a_ij."""
+
+    def forward(self, graph: Graph) -> Graph:
+        """The graph, with its weights masked while a model is being explained."""
+        mask = self._edge_mask
+        if not self.explain or mask is None or graph.edge_index is None:
+            return graph
+        mask = mask.sigmoid() if self._apply_sigmoid else mask
+        weight, rows = graph.weights(mask) * mask, {"ptr": graph.segments, "full_degree": graph.full_degree}
+        return Graph(graph.num_nodes, graph.edges, weight, **rows, validate=False)
 
 
 def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
@@ -66,6 +80,7 @@ class GraphModel(nn.Module, ABC):
         check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: Head | None = None
+        self.edge_mask = EdgeMask()
 
     @abstractmethod
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
@@ -85,7 +100,7 @@ class GraphModel(nn.Module, ABC):
         """Logits or scores; with ``return_coupling`` also the operator of every layer."""
         check_flags(return_coupling=return_coupling)
         check_features(x, channels=self.in_channels, module=self)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
         logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
         if self.head is None:

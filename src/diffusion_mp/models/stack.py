@@ -104,7 +104,7 @@ class BlockStack(GraphModel):
         check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
         record = couplings.append if return_coupling else forget
         out = with_every_gradient(self.propagate(x, graph, record, edge_attr, pe, edge_label_index), self)
