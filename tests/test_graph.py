@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, degree
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
@@ -121,6 +121,16 @@ def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
     assert graph.ptr.tolist() == [0, 3, 5]
     assert graph.batch.tolist() == batch.batch.tolist()
     assert not graph.is_single
+
+
+def test_data_with_several_kinds_of_nodes_are_refused_and_taken_when_they_are_one() -> None:
+    data = HeteroData()
+    data["author"].x, data["paper"].x = torch.rand(3, 2), torch.rand(2, 2)
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 2], [1, 0]])
+    for several in (data, Batch.from_data_list([data, data])):
+        with pytest.raises(TypeError, match=r"kinds of nodes author, paper\. Pass data\.to_homogeneous\(\)"):
+            Graph.from_data(several)
+    assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
 
 def test_one_graph_is_the_default() -> None:

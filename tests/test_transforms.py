@@ -52,9 +52,10 @@ def test_checkpointing_changes_no_gradient(layer: nn.Module) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_functional_gradients_of_the_references(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``torch.func`` does not look into operations of ``torch.library``; the references are none."""
-    monkeypatch.setenv(VARIABLE, "reference")
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_functional_gradients(layer: nn.Module, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.func`` does not look into operations of ``torch.library``, but into functions of autograd."""
+    monkeypatch.setenv(VARIABLE, backend)
     x, edges = inputs(layer)
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
     leaf = x.clone().requires_grad_()

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 from diffusion_mp.errors import as_device, check_choice, check_counts, check_device, check_kind, describe
 from diffusion_mp.graph_checks import (
@@ -138,7 +139,12 @@ class Graph:
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
         """From a PyG ``Data`` or ``Batch`` (``edge_index`` or ``adj_t``, one-dimensional ``edge_weight``,
-        ``batch``/``ptr``, ``full_degree``)."""
+        ``batch``/``ptr``, ``full_degree``); nodes and edges are of one kind."""
+        if isinstance(data, HeteroData):
+            raise TypeError(
+                f"data must have nodes and edges of one kind; got a HeteroData with the kinds of nodes "
+                f"{', '.join(data.node_types)}. Pass data.to_homogeneous(), which numbers all nodes in one run."
+            )
         if not hasattr(data, "num_nodes"):
             raise TypeError(f"data must be a torch_geometric Data or Batch; got {type(data).__name__}.")
         if data.num_nodes is None:

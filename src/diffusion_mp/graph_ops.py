@@ -39,10 +39,11 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
     """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
     Edges keep their order within a node. All are int32, which torch's sparse products take and are faster with, where
-    that holds N and E.
+    that holds N and E; and int64 where torch traces, for then neither is known.
     """
-    make = _counted if values_only() and not node.is_meta else _compress
-    return make(node, opposite, num_nodes)
+    if not values_only() or node.is_meta:
+        return _compress(node, opposite, num_nodes)
+    return _counted(node, opposite, num_nodes, _narrowest(node.numel(), num_nodes))
 
 
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
@@ -53,12 +54,11 @@ def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
     return ptr
 
 
-def _counted(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
-    dtype = _narrowest(node.numel(), num_nodes)
     if node.device.type != "cpu":
         ordered, order = torch.sort(node, stable=True)
-        return bounds(ordered, num_nodes), order.to(dtype), opposite[order].to(dtype)
+        return bounds(ordered, num_nodes).to(dtype), order.to(dtype), opposite[order].to(dtype)
     _check(node, num_nodes)
     columns = torch.arange(node.numel() + 1, dtype=dtype)
     by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
@@ -73,23 +73,23 @@ def _check(node: Tensor, num_nodes: int) -> None:
         check_range(node, "edge_index", num_nodes)
 
 
-def _narrowest(num_edges: Size, num_nodes: Size) -> torch.dtype:
+def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
     """The smallest dtype of indices that holds both."""
-    # Not of the larger one: that torch.compile would capture again for graphs where the other one is.
-    return torch.int32 if num_edges < 1 << 31 and num_nodes < 1 << 31 else torch.int64
+    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
 
 
-_compress = torch.library.custom_op(
+@torch.library.custom_op(
     "diffusion_mp::compress",
-    _counted,
     mutates_args=(),
     schema="(Tensor node, Tensor opposite, SymInt num_nodes) -> (Tensor, Tensor, Tensor)",
 )
+def _compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    return _counted(node, opposite, num_nodes, torch.int64)
 
 
 @_compress.register_fake
-def _(node: Tensor, opposite: Tensor, num_nodes: Size) -> tuple[Tensor, Tensor, Tensor]:
-    order = node.new_empty(node.numel(), dtype=_narrowest(node.numel(), num_nodes))
+def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    order = node.new_empty(node.numel(), dtype=torch.int64)
     return order.new_empty(num_nodes + 1), order, torch.empty_like(order)
 
 

@@ -12,6 +12,7 @@ from .arguments import (
     choice,
     count,
     edges,
+    fixed,
     flag,
     generator,
     number,
@@ -282,6 +283,7 @@ def masks(d: Draw, size: int, length: int) -> Arg:
 
 def pde_diffusion(d: Draw) -> None:
     """Diffusion along sequences."""
+    turned = d.maybe(0.2)
     d.call(
         "layer",
         f"mp.PDEDiffusion1d({{args}}){cast(d)}",
@@ -296,14 +298,16 @@ def pde_diffusion(d: Draw) -> None:
             d, "mp.ExplicitEuler(0.5)", wrong=[Wrong("'euler'", "a string"), Wrong("0.5", "a number")], optional=True
         ),
         norm=flag(d),
+        batch_first=fixed(not turned, Wrong("'yes'", "a string"), Wrong("None", "none")),
     )
     if d.maybe(0.4):
         rows = state(d).unsure("a higher rank")  # of three dimensions it is a stack of sequences
         d.call("out", "layer({args})", x=rows, batch=edges(d)["batch"], return_coupling=flag(d))
         return
     size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
-    x = tensor(d, size, length, d.channels).without("a lower rank")
-    d.call("out", "layer({args})", x=x, mask=masks(d, size, length), return_coupling=flag(d))
+    x = tensor(d, *((length, size) if turned else (size, length)), d.channels).without("a lower rank")
+    name = "key_padding_mask" if d.maybe(0.3) else "mask"
+    d.call("out", "layer({args})", x=x, **{name: masks(d, size, length)}, return_coupling=flag(d))
 
 
 def pde_transformer(d: Draw) -> None:

@@ -106,6 +106,21 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
         assert torch.equal(kept[~mask], other[~mask])
 
 
+def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch() -> None:
+    """What its attention takes: padding is true, and the batch comes second."""
+    layer, x, mask = build("heads"), random(4, 10, 4), masks()["anywhere"]
+    assert torch.equal(layer(x, key_padding_mask=~mask), layer(x, mask))
+    second = PDEDiffusion1d(4, **OPTIONS["heads"], batch_first=False).double()
+    second.load_state_dict(layer.state_dict())
+    turned = x.transpose(0, 1).contiguous()
+    for given in (None, mask):
+        assert torch.equal(second(turned, given).transpose(0, 1), layer(x, given))
+    out, coupling = second(turned, key_padding_mask=~mask, return_coupling=True)
+    assert torch.equal(out.transpose(0, 1), layer(x, mask))
+    assert coupling.num_nodes == 40
+    assert torch.equal(second(x[0]), layer(x[0]))
+
+
 @pytest.mark.parametrize("name", ["strides", "heads", "causal", "heat"])
 def test_no_gradient_comes_from_padding(name: str) -> None:
     layer, mask = build(name), masks()["anywhere"]
@@ -278,6 +293,21 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         lambda x: PDEDiffusion1d(4)(x, torch.ones(5, 2, dtype=torch.bool)),
         ValueError,
         r"mask must be \[2, 5\].*\[5, 2\]",
+    ),
+    "the order of dimensions": (
+        lambda x: PDEDiffusion1d(4)(x, torch.ones(5, 2, dtype=torch.bool)),
+        ValueError,
+        r"If x is \[length, batch, channels\], build the layer with batch_first=False",
+    ),
+    "padding of floats": (
+        lambda x: PDEDiffusion1d(4)(x, key_padding_mask=torch.zeros(2, 5)),
+        TypeError,
+        r"key_padding_mask must be a bool tensor, true where there is padding",
+    ),
+    "two masks": (
+        lambda x: PDEDiffusion1d(4)(x, torch.ones(2, 5).bool(), key_padding_mask=torch.zeros(2, 5).bool()),
+        ValueError,
+        r"mask and key_padding_mask say the same thing.*pass one",
     ),
     "mask with rows": (
         lambda x: PDEDiffusion1d(4)(x[0], torch.ones(5).bool()),

@@ -1,11 +1,23 @@
 """What models with a ``task`` predict for graphs and for pairs of nodes, beside what they predict for nodes."""
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
 
 from diffusion_mp import Graph
-from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import (
+    GPS,
+    CertifiedDIFFormer,
+    DFiFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GatedGCN,
+    NodeFormer,
+    SFiFormer,
+    SGFormer,
+)
 from diffusion_mp.testing.laws import seeded
 
 MODELS = {
@@ -105,3 +117,8 @@ def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
     with seeded(0):
         model.reset_parameters()
     torch.testing.assert_close(dict(model.head.state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [CertifiedDIFFormer, DiffusionGNN, GatedGCN, GPS, DFiFormer, SFiFormer, SGFormer])
+def test_help_says_what_a_task_is(kind):
+    assert '\n    task: ``"node"``' in inspect.getdoc(kind)

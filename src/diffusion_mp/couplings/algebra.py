@@ -19,7 +19,7 @@ from diffusion_mp.errors import check_flags, describe
 def check_scale(scale: object, heads: int) -> None:
     """Raise unless ``scale`` is a finite number, or a tensor of one number or of one per head."""
     if not isinstance(scale, Tensor):
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
             raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
         if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a number may be a symbol there
             raise ValueError(f"scale must be a finite number; got {scale}.")
@@ -47,8 +47,8 @@ class ScaledCoupling(Coupling):
         check_coupling_kind(coupling)
         check_scale(scale, coupling.heads)
         check_flags(nonnegative=nonnegative)
-        one = not isinstance(scale, Tensor) and scale == 1
-        positive = nonnegative if isinstance(scale, Tensor) else scale >= 0
+        one = not isinstance(scale, Tensor) and bool(scale == 1)  # of a symbol these would be symbols
+        positive = nonnegative if isinstance(scale, Tensor) else bool(scale >= 0)
         super().__init__(
             coupling.num_nodes,
             max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,

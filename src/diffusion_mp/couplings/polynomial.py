@@ -45,8 +45,8 @@ class PolynomialCoupling(Coupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
         inner = coefficients[-1] * v
-        for c in coefficients[:-1].flip(0):
-            inner = c * v + self.coupling._product(inner)
+        for p in range(coefficients.size(0) - 2, -1, -1):
+            inner = coefficients[p] * v + self.coupling._product(inner)
         return self.coupling._product(inner)
 
     def _transpose(self) -> Coupling:

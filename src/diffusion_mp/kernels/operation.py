@@ -3,7 +3,7 @@
     @operation(
         "spmm",                       # its name in torch.ops.diffusion_mp
         family="spmm",                # the name by which its backend can be chosen in the environment
-        reference=reference.spmm,     # plain torch: the truth, and what torch.func can look into
+        reference=reference.spmm,     # plain torch: the truth, and what torch.func can vectorise
         cpu=compressed.spmm,          # the fast paths, which torch does not look into
         dtype="v",                    # the argument whose dtype the result gets
     )
@@ -260,6 +260,8 @@ class Operation(Generic[T]):
         seen = not plain and (not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta)
         derived = not (plain or seen) and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
         out: Any
+        if seen and self._function and _differentiated_by_func(flat):
+            derived, seen = True, False
         if seen or (derived and self._function is None):
             out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
         elif derived and self._function:
@@ -315,16 +317,18 @@ class Operation(Generic[T]):
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
-        def forward(ctx: Any, *inputs: Any) -> Any:
+        def forward(*inputs: Any) -> Any:
             *flat, backend, args = inputs
             output = self._compute(args, flat[self._tensor], backend)
-            output = tuple(output) if self._signature.several else output
+            return tuple(output) if self._signature.several else output
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             self._keep(ctx, inputs, output)
             # Where one gradient comes it is there, and zeros for the results that have none are not to be made.
             ctx.set_materialize_grads(len(self._grads) - len(self._without_grad) > 1)
-            return output
 
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}
+        functions = {"forward": forward, "setup_context": setup_context, "backward": self._backward}
+        methods = {name: staticmethod(function) for name, function in functions.items()}
         self._function = type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), methods)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -359,6 +363,12 @@ class Operation(Generic[T]):
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
+
+
+def _differentiated_by_func(flat: Sequence[Any]) -> bool:
+    """Whether torch.func wants derivatives, which takes functions of autograd, but no registered operation."""
+    transforming = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+    return transforming and torch._C._any_requires_grad(*flat)
 
 
 def _wanted(formula: Formula) -> list[str]:

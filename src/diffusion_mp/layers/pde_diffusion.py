@@ -16,6 +16,7 @@ from diffusion_mp.errors import (
     check_counts,
     check_flags,
     check_kind,
+    check_mask,
     check_sequences,
     check_state,
     describe,
@@ -38,10 +39,12 @@ class PDEDiffusion1d(nn.Module):
         update: moves the state; ``ExplicitEuler(1.0)``, which is the equation above, by default.
         norm: LayerNorm after the step (Eq. 16). The guarantees are those of the bare step, and none covers the
             composite, unlike the paper says (docs/errata.md, P5).
+        batch_first: sequences are [B, L, C]; ``False``: [L, B, C], as PyTorch's attention has them by default.
         options: of :class:`NeumannDiffusivity`, where α comes from (``strides``, ``boundary``, ``alpha``, ``budget``).
 
     Shapes:
         - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], sorted: the sequence of every row.
+          key_padding_mask: [B, L] in place of the mask (True: padding), as PyTorch's attention takes it.
         - output: that of x. The coupling of ``return_coupling`` is over the B·L rows, those of a row of the batch in
           order, its tokens before its padding.
 
@@ -60,16 +63,18 @@ class PDEDiffusion1d(nn.Module):
         per: Literal["layer", "head", "channel"] = "layer",
         update: StateUpdate | None = None,
         norm: bool = False,
+        batch_first: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
         check_counts(channels=channels, heads=heads)
-        check_flags(norm=norm)
+        check_flags(norm=norm, batch_first=batch_first)
         check_choice(per, "per", ["layer", "head", "channel"])
         check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if channels % heads:
             raise ValueError(f"heads must divide channels={channels}; got {heads}.")
         self.in_channels = self.out_channels = channels
+        self.batch_first = batch_first
         self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
         self.update = ExplicitEuler(1.0) if update is None else update
         self.norm = nn.LayerNorm(channels) if norm else None
@@ -86,22 +91,36 @@ class PDEDiffusion1d(nn.Module):
             self.norm.reset_parameters()
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, batch: Tensor | None = None, *, return_coupling: bool = False
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator that moved it."""
         check_flags(return_coupling=return_coupling)
+        mask = mask if key_padding_mask is None else _not_padding(key_padding_mask, mask)
         self._check(x, mask, batch)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
-        elif mask is None:
-            size, length = x.shape[:2]
-            ends = length * torch.arange(size + 1)
-            out, coupling = self._step(x.flatten(0, 1), Graph(size * length, ptr=ends))
-            out = out.view_as(x)
+        elif self.batch_first:
+            out, coupling = self._stacked(x, mask)
         else:
-            out, coupling = self._masked(x, mask)
+            out, coupling = self._stacked(x.transpose(0, 1), mask)
+            out = out.transpose(0, 1)
         out = out if self.norm is None else self.norm(out)
         return (out, coupling) if return_coupling else out
+
+    def _stacked(self, x: Float[Tensor, "B L C"], mask: Tensor | None) -> tuple[Float[Tensor, "B L C"], Coupling]:
+        """The step of sequences that are stacked."""
+        if mask is not None:
+            return self._masked(x, mask)
+        size, length = x.shape[:2]
+        ends = length * torch.arange(size + 1)
+        out, coupling = self._step(x.flatten(0, 1), Graph(size * length, ptr=ends))
+        return out.view_as(x), coupling
 
     def _step(self, x: Float[Tensor, "N C"], graph: Graph) -> tuple[Float[Tensor, "N C"], Coupling]:
         coupling = self.diffusivity(x, graph)
@@ -120,7 +139,8 @@ class PDEDiffusion1d(nn.Module):
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
         if x.dim() == 3:
-            check_sequences(x, mask, self.in_channels, self.norm)
+            check_sequences(x, None, self.in_channels, self.norm)
+            self._check_mask(x if self.batch_first else x.transpose(0, 1), mask)
             if batch is not None:
                 raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
             return
@@ -128,8 +148,28 @@ class PDEDiffusion1d(nn.Module):
         if mask is not None:
             raise ValueError(f"mask goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
 
+    def _check_mask(self, x: Tensor, mask: Tensor | None) -> None:
+        turned = isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]
+        if turned and self.batch_first:
+            raise ValueError(
+                f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
+                f"[length, batch, channels], build the layer with batch_first=False."
+            )
+        check_mask(mask, x)
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}"
+
+
+def _not_padding(key_padding_mask: Tensor, mask: Tensor | None) -> Tensor:
+    """The mask of the tokens, from PyTorch's of the padding."""
+    if mask is not None:
+        raise ValueError("mask and key_padding_mask say the same thing, one is the inverse of the other; pass one.")
+    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+        raise TypeError(
+            f"key_padding_mask must be a bool tensor, true where there is padding; got {describe(key_padding_mask)}."
+        )
+    return ~key_padding_mask
 
 
 def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:

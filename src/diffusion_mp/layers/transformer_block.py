@@ -110,7 +110,7 @@ class SelfAttention(nn.Module):
         """Heads [B, H, L, D] mixed to [B, L, C]."""
         batch, length = heads.size(0), heads.size(2)
         tokens = heads.transpose(1, 2).flatten(0, 1)
-        return self.mix(self.on_heads(tokens).reshape(batch, length, self.channels))
+        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (batch, length))
 
     def _senders(self, mask: Tensor) -> Tensor:
         """Who may send to whom, true or false; no row is empty, for a softmax over nothing would be NaN."""

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
@@ -32,6 +34,32 @@ def recorded(record: Record, layer: nn.Module, x: Tensor, graph: Graph, **inputs
     return states[0] if len(states) == 1 else tuple(states)
 
 
+class EdgeMask(MessagePassing):
+    """Where PyG's explainers put the mask [E] of the edges that they learn: it multiplies the weights a_ij."""
+
+    def forward(self, graph: Graph) -> Graph:
+        """The graph, with its weights masked while a model is being explained."""
+        mask = self._edge_mask
+        if not self.explain or mask is None or graph.edge_index is None:
+            return graph
+        mask = mask.sigmoid() if self._apply_sigmoid else mask
+        weight, rows = graph.weights(mask) * mask, {"ptr": graph.segments, "full_degree": graph.full_degree}
+        return Graph(graph.num_nodes, graph.edges, weight, **rows, validate=False)
+
+
+def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
+    """``out``, on which every parameter of the model has a gradient, of zero where nothing depends on it.
+
+    Processes that train one model together (DistributedDataParallel) wait for the gradient of every parameter, but an
+    input without edges does not need what reads edges, and nobody reads the edges' state after the last block.
+    """
+    together = distributed.is_available() and distributed.is_initialized()
+    if not (together and torch.is_grad_enabled() and out.requires_grad):
+        return out
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
+
+
 class GraphModel(nn.Module, ABC):
     """A model in PyG's calling convention; a new one writes :meth:`propagate`.
 
@@ -52,6 +80,7 @@ class GraphModel(nn.Module, ABC):
         check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: Head | None = None
+        self.edge_mask = EdgeMask()
 
     @abstractmethod
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
@@ -71,13 +100,14 @@ class GraphModel(nn.Module, ABC):
         """Logits or scores; with ``return_coupling`` also the operator of every layer."""
         check_flags(return_coupling=return_coupling)
         check_features(x, channels=self.in_channels, module=self)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
         logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
         if self.head is None:
             check_no_pairs(edge_label_index)
         else:
             logits = self.head(logits, graph, edge_label_index)
+        logits = with_every_gradient(logits, self)
         return (logits, couplings) if return_coupling else logits
 
     def certificate(

@@ -21,7 +21,8 @@ class GatedGCN(BlockStack):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         norm, dropout: of every layer.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
+        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class GPS(BlockStack):
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout: of the blocks.
         attention_dropout: on the values that the attention propagates.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``, ``task``).
+        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class DFiFormer(GPS):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         adjacency: the term Ã.
-        options: further ones of :class:`GPS`, but for ``lam``.
+        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        options: further ones of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …), but for ``lam``.
     """
 
     def __init__(
@@ -117,7 +120,9 @@ class SFiFormer(GPS):
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         lam: λ*.
         adjacency: the term Ã (Table 3 compares).
-        options: further ones of :class:`GPS`; α, frictions and γ in ``attention={"alpha": ...}``.
+        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        options: further ones of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
+            ``attention={"alpha": ...}``.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_kind, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
-from diffusion_mp.models.base import GraphModel, Record, forget, recorded
+from diffusion_mp.models.base import GraphModel, Record, forget, recorded, with_every_gradient
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import HEADS, Head, Task
 
@@ -104,10 +104,10 @@ class BlockStack(GraphModel):
         check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
         record = couplings.append if return_coupling else forget
-        out = self.propagate(x, graph, record, edge_attr, pe, edge_label_index)
+        out = with_every_gradient(self.propagate(x, graph, record, edge_attr, pe, edge_label_index), self)
         return (out, couplings) if return_coupling else out
 
     def propagate(

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
@@ -33,12 +34,13 @@ class Segments:
         return self._reduce(entries, "amax")
 
     def best(self, entries: Tensor) -> Tensor:
-        number = torch.arange(len(entries), device=entries.device).unsqueeze(1)
+        number = torch.arange(entries.size(0), device=entries.device).unsqueeze(1)
         largest = entries == self.spread(self.top(entries))
-        return self._reduce(number.where(largest, len(entries) - 1), "amin")  # of NaN none is the largest
+        return self._reduce(number.where(largest, entries.size(0) - 1), "amin")  # of NaN none is the largest
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        return entries.gather(0, place) if len(entries) else self.zeros
+        # One more entry, so that there is one; how many there are, torch.compile may not know.
+        return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
         return entries.masked_fill(self.is_at(place), 0.0)
@@ -51,7 +53,7 @@ class Segments:
 
     def is_at(self, place: Tensor) -> Tensor:
         """Which entries stand at the place of their row."""
-        return self.spread(place) == torch.arange(len(self.target), device=place.device).unsqueeze(1)
+        return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
 
     def _reduce(self, entries: Tensor, how: str) -> Tensor:
         index = self.target.unsqueeze(1).expand_as(entries)

@@ -1,0 +1,56 @@
+"""torch.export of every model, strict and not, for graphs of all sizes, and what is made of exported programs.
+
+Run by `models/test_export.py` in a process without the runtime shape checks, whose wrappers cannot be captured.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.export import export
+
+from model_cases import MODELS
+
+# What the quick run exports, and what it leaves to .ci/run.
+QUICK = ("difformer", "certified", "gat")
+
+
+def marked(name: str) -> Any:
+    return pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+@pytest.mark.parametrize("name", [*map(marked, MODELS)])
+def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict: bool) -> None:
+    case = MODELS[name]
+    model = case.model().eval()
+    program = export(model, (), case.inputs(12), dynamic_shapes=case.sizes, strict=strict)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for size in (12, 23, 40):
+        inputs = case.inputs(size)
+        torch.testing.assert_close(loaded(**inputs), model(**inputs))
+
+
+@pytest.mark.parametrize("name", [*map(marked, MODELS)])
+def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(name: str) -> None:
+    """torch.compile takes the first sizes as fixed, and the second ones as a sign that they are not."""
+    case = MODELS[name]
+    compiled = torch.compile(case.model().eval(), fullgraph=True, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    for size in (12, 23, 40, 33):
+        compiled(**case.inputs(size))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
