@@ -241,6 +241,7 @@ class Operation(Generic[T]):
         )
         self._registered.register_fake(self._fake)
         self._function: type[torch.autograd.Function] | None = None
+        self._for_func: type[torch.autograd.Function] | None = None
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
         """The result, by the backend that was named, or the environment names, or the first that does not decline.
@@ -259,13 +260,13 @@ class Operation(Generic[T]):
         plain = backend in self._plain or len(self._plain) == len(self._table)
         seen = not plain and (not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta)
         derived = not (plain or seen) and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
-        out: Any
-        if seen and self._function and _differentiated_by_func(flat):
-            derived, seen = True, False
-        if seen or (derived and self._function is None):
+        function, out = self._function, None
+        if seen and function and _differentiated_by_func(flat):
+            function, derived, seen = self._for_func, True, False
+        if seen or (derived and function is None):
             out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
-        elif derived and self._function:
-            out = self._function.apply(*flat, backend, args)
+        elif derived and function:
+            out = function.apply(*flat, backend, args)
         else:
             out = self._compute(args, tensor, backend)
         if not self._signature.several:
@@ -317,19 +318,30 @@ class Operation(Generic[T]):
         self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
-        def forward(*inputs: Any) -> Any:
+        # Where one gradient comes it is there, and zeros for the results that have none are not to be made.
+        materialize = len(self._grads) - len(self._without_grad) > 1
+
+        def computed(*inputs: Any) -> Any:
             *flat, backend, args = inputs
             output = self._compute(args, flat[self._tensor], backend)
             return tuple(output) if self._signature.several else output
 
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             self._keep(ctx, inputs, output)
-            # Where one gradient comes it is there, and zeros for the results that have none are not to be made.
-            ctx.set_materialize_grads(len(self._grads) - len(self._without_grad) > 1)
+            ctx.set_materialize_grads(materialize)
 
-        functions = {"forward": forward, "setup_context": setup_context, "backward": self._backward}
-        methods = {name: staticmethod(function) for name, function in functions.items()}
-        self._function = type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), methods)
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = computed(*inputs)
+            keep(ctx, inputs, output)
+            return output
+
+        def function(**methods: Callable[..., Any]) -> type[torch.autograd.Function]:
+            static = {name: staticmethod(method) for name, method in methods.items()}
+            return type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), static)
+
+        # The form that torch.func takes binds its arguments anew in every call, which small graphs would feel.
+        self._function = function(forward=forward, backward=self._backward)
+        self._for_func = function(forward=computed, setup_context=keep, backward=self._backward)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""
