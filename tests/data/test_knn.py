@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp.experiments.graphs import KNNGraph
+from diffusion_mp.data import KNNGraph, knn_graph
 
 
 def neighbours(distance, k):
