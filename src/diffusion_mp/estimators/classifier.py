@@ -20,6 +20,7 @@ from diffusion_mp.data.knn import Metric, mutual, nearest
 from diffusion_mp.errors import check_choice, check_positive, check_probability
 from diffusion_mp.estimators.rest import at_rest
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.models import CertifiedDIFFormer
 
 
@@ -115,7 +116,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """The labels [M] of new rows X [M, n_features]."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        numbers = self.predict_proba(X).argmax(1)
+        return self.classes_[numbers]
 
     @torch.no_grad()
     def predict_proba(self, X: Any) -> Any:
@@ -154,8 +156,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for _ in range(self.max_iter):
                 optimizer.zero_grad()
                 source = model.encoder(features)
-                state = rest(source - source.mean(0))
-                cross_entropy(model.decoder(state[labelled]), targets).backward()
+                # Constants are at rest, so the decoder may come first: there are fewer classes than channels.
+                logits = rest(model.decoder(source - source.mean(0)))
+                cross_entropy(logits[labelled], targets).backward()
                 optimizer.step()
         self.model_ = model.eval()
         with torch.no_grad():
@@ -169,8 +172,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
         if not issparse(X):
             return torch.from_numpy((X - self._centre) / self._scale)
-        parts = (torch.from_numpy(part) for part in (X.indptr.astype(np.int64), X.indices.astype(np.int64), X.data))
-        return torch.sparse_csr_tensor(*parts, size=X.shape) / self._scale
+        rows = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data / self._scale))
+        return matrix(*rows, width=X.shape[1])
 
     def _probabilities(self, states: Tensor) -> Any:
         return self.model_.decoder(states).softmax(1).numpy()
