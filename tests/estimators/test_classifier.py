@@ -46,27 +46,31 @@ def test_scikit_learn_finds_nothing(max_iter: int) -> None:
 def test_the_rows_are_where_the_network_comes_to_rest(metric: Any) -> None:
     found = fitted(metric=metric, mu=30.0)
     assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(X), 4, metric))
+    rows = X if metric == "euclidean" else X / np.linalg.norm(X, axis=1, keepdims=True)
+    square = torch.from_numpy(((rows[:, None] - rows) ** 2).sum(2))
+    reach = square.kthvalue(5, dim=1).values.sqrt()  # the first of the five is the row itself
+    adjacency = (-8 * square / reach.outer(reach)).exp()
+    adjacency *= torch.zeros(41, 41).index_put(tuple(found.edge_index_), torch.ones(()))
     features = torch.from_numpy((X - X.mean(0)) / (X - X.mean(0)).std())
     with torch.no_grad():
-        logits = found.model_(features, found.edge_index_)
-        adjacency = torch.zeros(41, 41, dtype=torch.float64)
-        adjacency[tuple(found.edge_index_)] = 1
+        logits = found.model_(features, found.edge_index_, found.edge_weight_)
         weights = adjacency / (adjacency.sum(0).outer(adjacency.sum(1))).sqrt()
         source = found.model_.encoder(features)
         system = torch.eye(41) + 30 * (weights.sum(1).diag() - weights)
         dense = found.model_.decoder(torch.linalg.solve(system, source - source.mean(0)))
     np.testing.assert_allclose(logits.softmax(1), found.label_distributions_, atol=1e-9)
     np.testing.assert_allclose(dense.softmax(1), found.label_distributions_, atol=1e-9)
-    assert certify(found.model_, Data(x=features, edge_index=found.edge_index_))
-    assert (found.model_.energies(features, found.edge_index_).diff() < 0).all()
+    assert certify(found.model_, Data(x=features, edge_index=found.edge_index_, edge_weight=found.edge_weight_))
+    assert (found.model_.energies(features, found.edge_index_, found.edge_weight_).diff() < 0).all()
 
 
 @pytest.mark.parametrize("factored", [0, 41])
 def test_the_rest_is_that_of_the_step_with_its_gradient(factored: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "_FACTORED", factored)
     generator = torch.Generator().manual_seed(0)
-    edges = torch.randint(37, (2, 90), generator=generator)  # directed, with loops, repeats and isolated nodes
-    graph = Graph(41, edges, torch.rand(90, generator=generator, dtype=torch.float64))
+    edges = knn_graph(torch.randn(37, 2, generator=generator), 3)  # four rows have no neighbour
+    source, target = edges
+    graph = Graph(41, edges, 0.1 + (source * target % 5).double())
     conv = CertifiedConv(6, penalty=None, constraint=None, beta=0.7, mu=50.0).double().requires_grad_(False)
     source = torch.randn(41, 6, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(41, 6, generator=generator, dtype=torch.float64)
@@ -82,13 +86,16 @@ def test_a_new_row_goes_where_its_energy_is_least() -> None:
     new = RNG.normal(size=(7, 5)) + 1
     states = []
     for row in new:
-        near = np.linalg.norm(X - row, axis=1).argsort()[:4]
-        degree = np.bincount(found.edge_index_[1], minlength=41)[near]
+        distance = np.linalg.norm(X - row, axis=1)
+        near = distance.argsort()[:4]
+        reach = np.sort(np.linalg.norm(X[near][:, None] - X, axis=2), axis=1)[:, 4]
+        alike = np.exp(-8 * distance[near] ** 2 / (distance[near].max() * reach))
+        degree = np.bincount(found.edge_index_[1], found.edge_weight_, 41)[near]
         features = torch.from_numpy((np.vstack([X, row]) - X.mean(0)) / (X - X.mean(0)).std())
         with torch.no_grad():
             source = found.model_.encoder(features)
         source = source[41] - source[:41].mean(0)
-        pull = torch.from_numpy(1 / np.sqrt(4 * degree))
+        pull = torch.from_numpy(alike / np.sqrt(alike.sum() * degree))
         z = torch.zeros(64, dtype=torch.float64, requires_grad=True)
         heard = torch.from_numpy(found._states[near])
         energy = (z - source).square().sum() + 20 * (pull.unsqueeze(1) * (z - heard).square()).sum()
@@ -102,7 +109,7 @@ def test_a_new_row_goes_where_its_energy_is_least() -> None:
 def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:
     empty = np.abs(X) * (np.arange(41) != 40)[:, None]
     found = fitted(empty, metric="cosine")
-    assert 40 not in found.edge_index_
+    assert 40 not in found.edge_index_  # nobody is near
     assert np.isfinite(found.label_distributions_).all()
     assert np.isfinite(found.predict_proba(np.zeros((1, 5)))).all()
 
@@ -125,6 +132,15 @@ def test_units_of_all_columns_together_do_not_matter() -> None:
     np.testing.assert_allclose(
         fitted(1000 * X + 7).label_distributions_, fitted().label_distributions_, rtol=0, atol=1e-6
     )
+
+
+def test_copies_of_rows_and_a_row_far_outside() -> None:
+    rows = np.concatenate([X[:20], X[:20], X[:20], [[1e6] * 5]])
+    found = fitted(rows, np.concatenate([Y[:20], Y[:20], Y[:20], [-1]]), n_neighbors=2)
+    assert np.isfinite(found.label_distributions_).all()
+    assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(rows), 2))
+    np.testing.assert_array_equal(found.transduction_[:20], found.transduction_[20:40])
+    assert np.isfinite(found.predict_proba([[1e9] * 5])).all()
 
 
 def test_labels_are_names_in_a_frame() -> None:
@@ -165,11 +181,9 @@ def test_what_y_cannot_be() -> None:
 
 def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
     torch.manual_seed(5)
-    np.random.seed(5)
-    before = torch.get_rng_state(), np.random.get_state()[1]
+    before = torch.get_rng_state()
     first, again, other = fitted(), fitted(), fitted(random_state=1)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    np.testing.assert_array_equal(np.random.get_state()[1], before[1])
+    assert torch.equal(torch.get_rng_state(), before)
     np.testing.assert_array_equal(first.label_distributions_, again.label_distributions_)
     assert not np.array_equal(first.label_distributions_, other.label_distributions_)
 

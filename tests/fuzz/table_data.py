@@ -350,6 +350,14 @@ def _part(d: Draw) -> Arg:
 
 def knn_graph(d: Draw) -> None:
     """Neighbours of drawn points."""
+    wrong = [*NOT_A_TENSOR, Wrong("torch.ones(9)", "of rank one"), Wrong("None", "None")]
+    wrong += [Wrong("torch.full((9, 3), math.nan)", "NaN"), Wrong("torch.ones(2, 3)", "too few")]
+    x = Arg("torch.randn(9, 3)", wrong)
+    d.call("out", "data.knn_graph({args})", x=x, k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
+
+
+def knn_transform(d: Draw) -> None:
+    """Neighbours of drawn points, as a transform."""
     x = [Wrong("Data(x=torch.ones(9))", "of rank one"), Wrong("Data(x=torch.ones(9, 2).long())", "integers")]
     x += [*NOT_DATA[:6], Wrong("Data(x=torch.randn(2, 2))", "too few")]
     d.call("transform", "data.KNNGraph({args})", k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))

@@ -23,8 +23,8 @@ _FEW = 64  # channels up to which a tree is quick enough
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
     """The edges {(i, j): j is among the k nearest of i, or i among those of j}, in both directions.
 
-    That is the graph on which labels, or any model here, spread over images, texts and tables (Zhou et al., 2004), found
-    by scikit-learn's neighbours, without compiled extensions of PyG. By "cosine" nobody is joined whose features have
+    On this graph labels spread over images, texts and tables (Zhou et al., 2004), and so does the state of any model.
+    It is found by scikit-learn, without compiled extensions of PyG. By "cosine" nobody is joined whose features have
     nothing in common, an angle of 90° or more: so an empty document has no neighbours instead of arbitrary ones.
 
     >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0], [7.0]]), k=1)
@@ -71,27 +71,28 @@ class KNNGraph(BaseTransform):
         return f"{type(self).__name__}(k={self.k}, metric={self.metric!r})"
 
 
-def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> csr_array:
-    """A matrix [M, N] with a one where a row of ``x`` [N, C] is among the k nearest of a row of ``of`` [M, C].
+def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs (i, j) where row j of ``x`` [N, C] is among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-    Without ``of`` of every row of x among the others. Arrays or sparse matrices of SciPy.
+    Without ``of`` of every row of x among the others. Arrays or sparse matrices of SciPy; by "cosine" of length one.
     """
     with needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.neighbors import NearestNeighbors
-
     # A tree takes no matrix product: distances of whole numbers are exact, so ties fall the same way everywhere.
     tree = metric == "euclidean" and isinstance(x, np.ndarray) and x.shape[1] <= _FEW
     search = NearestNeighbors(n_neighbors=k, metric=metric, algorithm="kd_tree" if tree else "brute").fit(x)
-    found = search.kneighbors_graph(of, mode="distance").tocoo()
-    near = found.data < 1 if metric == "cosine" else np.ones(found.nnz, dtype=bool)
-    row, column = found.row[near], found.col[near]
-    return csr_array((np.ones(len(row)), (row, column)), shape=found.shape)
+    distance, column = (found.ravel() for found in search.kneighbors(of))
+    row = np.arange(len(column)) // k
+    if metric == "euclidean":
+        return row, column, distance**2
+    near = distance < 1
+    return row[near], column[near], 2 * distance[near]
 
 
-def mutual(near: csr_array) -> Int64[Tensor, "2 E"]:
-    """The edges, in both directions, of whoever is near to whom; sorted."""
-    source, target = (near + near.T).tocsr().sorted_indices().nonzero()
-    return torch.stack([torch.from_numpy(ends).long() for ends in (source, target)])
+def mutual(near: csr_array) -> tuple[Int64[Tensor, "2 E"], Tensor]:
+    """The entries of a matrix [N, N] as edges in both directions, sorted; the larger of two entries is the weight."""
+    found = near.maximum(near.T).tocsr().sorted_indices().tocoo()
+    return torch.from_numpy(np.stack([found.row, found.col])).long(), torch.from_numpy(found.data)
 
 
 def _options(k: int, metric: Metric) -> tuple[int, Metric]:
@@ -107,4 +108,6 @@ def _edges(x: Tensor, k: int, metric: Metric, name: str) -> Tensor:
     if k >= len(x):
         raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
     check_finite(x, name)
-    return mutual(nearest(x.detach().cpu().double().numpy(), k, metric)).to(x.device)
+    row, column, _ = nearest(x.detach().cpu().double().numpy(), k, metric)
+    edges, _ = mutual(csr_array((np.ones(len(row)), (row, column)), shape=(len(x), len(x))))
+    return edges.to(x.device)

@@ -7,7 +7,7 @@ from typing import Any
 from diffusion_mp.extras import needed_by
 
 # scikit-learn is loaded with the first of these, so that the package can be imported without it.
-__all__ = ["DiffusionClassifier"]  # noqa: F822
+__all__ = ["DiffusionClassifier"]
 
 
 def __getattr__(name: str) -> Any:

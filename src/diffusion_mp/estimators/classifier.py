@@ -23,6 +23,9 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.models import CertifiedDIFFormer
 
+# Of the weights; chosen on the digits.
+_SHARPNESS = 8.0
+
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A certified network on the graph of nearest neighbours of the rows, most of which have no label.
@@ -33,7 +36,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
     label, which takes part nevertheless, as a neighbour. What spreads here are not the labels, but what an MLP says of
     the features; the MLP is trained through the spreading. The network is a `CertifiedDIFFormer` at rest with
-    D^-½AD^-½ of `knn_graph` and no attention (Theorem T1 of docs/certified.md). H is centred.
+    D^-½AD^-½ for A, on the edges of `knn_graph`, and no attention (Theorem T1 of docs/certified.md); H is centred. An
+    edge weighs exp(−8 d_ij² / (σ_i σ_j)), where d_ij is how far its ends are from each other, and σ_i how far the
+    farthest of the nearest of i is (local scaling, Zelnik-Manor & Perona, 2004; the 8 is ours).
 
     A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
     of :meth:`fit` keep theirs: so every new row is predicted by itself.
@@ -60,8 +65,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes_: the labels, sorted.
         transduction_: [N], the label of every row of fit.
         label_distributions_: [N, n_classes], the probabilities of these.
-        model_: the network, for ``model_(features, edge_index_)``, `certify` and `EnergyTrace`.
-        edge_index_: its graph.
+        model_: the network, for `certify` and `EnergyTrace`.
+        edge_index_, edge_weight_: its graph.
         X_, n_features_in_, feature_names_in_, n_iter_: as everywhere in scikit-learn.
 
     Shapes:
@@ -74,12 +79,12 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_neighbors: int = 7,
+        n_neighbors: int = 10,
         metric: Metric = "euclidean",
         *,
         hidden_channels: int = 64,
         mu: float = 1000.0,
-        dropout: float = 0.5,
+        dropout: float = 0.2,
         learning_rate: float = 0.01,
         weight_decay: float = 5e-4,
         max_iter: int = 100,
@@ -104,12 +109,15 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.X_ = X
         self._centre = 0.0 if issparse(X) else X.mean(0)
         self._scale = _root_mean_square(X, self._centre)
-        near = nearest(X, min(self.n_neighbors, len(y) - 1), self.metric)
-        self.edge_index_ = mutual(near)
+        row, column, square = nearest(X, min(self.n_neighbors, len(y) - 1), self.metric)
+        self._reach = _farthest(row, square, len(y))
+        near = _similar(row, column, square, self._reach, self._reach)
+        self.edge_index_, self.edge_weight_ = mutual(near)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(seed))
-            self._train(Graph(len(y), self.edge_index_), torch.from_numpy(labelled), torch.from_numpy(targets))
+            graph = Graph(len(y), self.edge_index_, self.edge_weight_)
+            self._train(graph, torch.from_numpy(labelled), torch.from_numpy(targets))
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -126,8 +134,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
-        near = nearest(self.X_, min(self.n_neighbors, len(self._states)), self.metric, X)
-        degree = np.bincount(self.edge_index_[1], minlength=len(self._states))
+        row, column, square = nearest(self.X_, min(self.n_neighbors, len(self._states)), self.metric, X)
+        near = _similar(row, column, square, _farthest(row, square, X.shape[0]), self._reach)
+        degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(self._states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
         source = self.model_.encoder(self._features(X)) - self._mean
         # Of all that the energy says of a row, given the rows that it is joined to: a weighted mean.
@@ -231,6 +240,23 @@ def _root_mean_square(X: Any, centre: Any) -> float:
     """Of the entries of X around their means; one where all are equal."""
     square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - centre) ** 2).mean()
     return float(square**0.5) or 1.0
+
+
+def _farthest(row: Any, square: Any, num_rows: int) -> Any:
+    """The square distance of every row to the farthest of its neighbours."""
+    farthest = np.zeros(num_rows)
+    np.maximum.at(farthest, row, square)
+    return farthest
+
+
+def _similar(row: Any, column: Any, square: Any, reach: Any, other: Any) -> csr_array:
+    """The weights of pairs of neighbours: the closer, compared with the reach of both, the more alike.
+
+    Zero is the weight of nobody: a row far outside hears its neighbours next to nothing, but all alike.
+    """
+    scale = np.sqrt(reach[row] * other[column])
+    exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
+    return csr_array((np.exp(-np.minimum(_SHARPNESS * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
 
 
 def _inverse_root(degree: Any) -> Any:

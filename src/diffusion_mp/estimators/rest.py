@@ -26,6 +26,8 @@ def at_rest(conv: CertifiedConv, graph: Graph) -> Rest:
     The matrix is symmetric and sparse, and the same in every epoch, so it is factored once, and solved with in a
     hundredth of the time that conjugate gradients take. Those remain for graphs of more rows.
 
+    The graph is undirected, without parallel edges.
+
     Shapes: H and what is returned [N, channels], in float64.
     """
     if graph.num_nodes > _FACTORED:
