@@ -27,7 +27,7 @@ from diffusion_mp.models import CertifiedDIFFormer
 _SHARPNESS = 8.0
 
 
-class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     r"""A certified network on the graph of nearest neighbours of the rows, most of which have no label.
 
     .. math:: Z = \arg\min_Z \|Z - H\|^2 + \tfrac{\mu}{2} \sum_{ij} a_{ij} \|z_i - z_j\|^2, \qquad H = \mathrm{MLP}(X),
@@ -70,7 +70,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X_, n_features_in_, feature_names_in_, n_iter_: as everywhere in scikit-learn.
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 where there is no label.
+        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 where there is no label;
+        where there are just -1 and 1 they are two classes, with a warning.
 
     Raises:
         TypeError, ValueError: an option or the data do not fit.
@@ -181,8 +182,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
         if not issparse(X):
             return torch.from_numpy((X - self._centre) / self._scale)
-        rows = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data / self._scale))
-        return matrix(*rows, width=X.shape[1])
+        ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data / self._scale))
+        return matrix(ptr, columns, values, X.shape[1])
 
     def _probabilities(self, states: Tensor) -> Any:
         return self.model_.decoder(states).softmax(1).numpy()
