@@ -39,6 +39,9 @@ def without_extras() -> dict[str, Any]:
         ("EnergyTrace.plot", "matplotlib", "'diffusion-mp[plot]'"),
         ("PlacementReport.plot", "matplotlib", "'diffusion-mp[plot]'"),
         ("load_digits", "sklearn", "'diffusion-mp[train]'"),
+        ("knn_graph", "sklearn", "'diffusion-mp[sklearn]'"),
+        ("KNNGraph", "sklearn", "'diffusion-mp[sklearn]'"),
+        ("DiffusionClassifier", "sklearn", "'diffusion-mp[sklearn]'"),
         ("find_clusters", "pymetis", "diffusion-mp[metis]"),
         ("train.NodeClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
         ("train.SequenceClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
@@ -60,6 +63,7 @@ def test_a_function_names_its_extra(without_extras, function, package, install):
         ("attention.py", "train"),
         ("sfi_former.py", "train"),
         ("pde_transformer.py", "train"),
+        ("classifier.py", "sklearn"),
     ],
 )
 def test_an_example_names_its_extra_and_fails(without_extras, example, extra):

@@ -21,8 +21,9 @@ EXTRAS = (
     "pytest", "hypothesis", "beartype",
 )  # fmt: skip
 PUBLIC = (
-    "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "experiments.graphs",
-    "experiments.sequences", "experiments.train", "layers", "models", "testing", "train", "updates",
+    "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",
+    "experiments.graphs", "experiments.sequences", "experiments.train", "layers", "models", "testing", "train",
+    "updates",
 )  # fmt: skip
 COMMANDS = (["--version"], ["--help"], ["train"], ["fit", "--config=x"], [], ["digits"])
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -37,7 +38,8 @@ for package in PUBLIC:
 import torch  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 
-from diffusion_mp.data import find_clusters  # noqa: E402
+from diffusion_mp import estimators  # noqa: E402
+from diffusion_mp.data import KNNGraph, find_clusters, knn_graph  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
 from diffusion_mp.experiments import train  # noqa: E402
 from diffusion_mp.experiments.graphs import load_digits  # noqa: E402
@@ -76,6 +78,9 @@ functions: dict[str, Callable[[], object]] = {
     "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(diffusion_mp.DIFFormerConv(3, 3)).plot(),
     "PlacementReport.plot": lambda: report.plot(),
     "load_digits": load_digits,
+    "knn_graph": lambda: knn_graph(torch.eye(3), 1),
+    "KNNGraph": lambda: KNNGraph(1)(Data(x=torch.eye(3))),
+    "DiffusionClassifier": lambda: estimators.DiffusionClassifier,
     "find_clusters": lambda: find_clusters(graph, 2),
     **{f"train.{name}": lambda name=name: getattr(train, name) for name in train._LAZY},
 }
@@ -92,6 +97,7 @@ print(
                 "pde_transformer.py": script("pde_transformer.py", "--help"),
                 "cora.py": script("cora.py", "--help"),
                 "pokec.py": script("pokec.py", "--help"),
+                "classifier.py": script("classifier.py", "--help"),
                 "custom_layer.py": script("custom_layer.py", run_name="imported"),
             },
         }

@@ -36,6 +36,11 @@ def pokec():
 
 
 @pytest.fixture
+def classifier():
+    return importlib.import_module("classifier")
+
+
+@pytest.fixture
 def attention():
     return importlib.import_module("attention")
 

@@ -33,6 +33,7 @@ EXEMPT: dict[str, str] = {
     "CouplingMismatchError": "an error: the library raises it, nobody calls it",
     "SingularSystemError": "an error: the library raises it, nobody calls it",
     "distributed.RankLostError": "an error: the library raises it, nobody calls it",
+    "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "testing.TOLERANCES": "a table, read through `tolerance`",
     "train.CheckpointFiles": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",
     "train.Resumable": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",

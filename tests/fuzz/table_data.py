@@ -350,9 +350,17 @@ def _part(d: Draw) -> Arg:
 
 def knn_graph(d: Draw) -> None:
     """Neighbours of drawn points."""
+    wrong = [*NOT_A_TENSOR, Wrong("torch.ones(9)", "of rank one"), Wrong("None", "None")]
+    wrong += [Wrong("torch.full((9, 3), math.nan)", "NaN"), Wrong("torch.ones(2, 3)", "too few")]
+    x = Arg("torch.randn(9, 3)", wrong)
+    d.call("out", "data.knn_graph({args})", x=x, k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
+
+
+def knn_transform(d: Draw) -> None:
+    """Neighbours of drawn points, as a transform."""
     x = [Wrong("Data(x=torch.ones(9))", "of rank one"), Wrong("Data(x=torch.ones(9, 2).long())", "integers")]
     x += [*NOT_DATA[:6], Wrong("Data(x=torch.randn(2, 2))", "too few")]
-    d.call("transform", "graphs.KNNGraph({args})", k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
+    d.call("transform", "data.KNNGraph({args})", k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
     d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", x))
 
 
@@ -386,6 +394,8 @@ DATA: dict[str, Strategy] = {
     "data.random_split": random_split,
     "data.random_split_per_class": random_split_per_class,
     "data.label_mask": label_mask,
+    "data.KNNGraph": knn_transform,
+    "data.knn_graph": knn_graph,
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": add_laplacian_pe,
@@ -405,7 +415,6 @@ DATA: dict[str, Strategy] = {
         "sequences.IMDb", "path", split=_train_or_test, max_length=lambda d: count(d, 9, optional=True)
     ),
     "graphs.load_ogb": reader("graphs.load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
-    "graphs.KNNGraph": knn_graph,
     "graphs.SumEdgeFeatures": edge_sums,
     "graphs.load_facebook": reader("graphs.load_facebook", "root", name=_name),
     "graphs.fit_forecast": forecast,

@@ -1,6 +1,7 @@
-"""What users put under their own data: parts of a large graph, clusters, encodings, splits, padding."""
+"""What users put under their own data: parts of a large graph, clusters, neighbours, encodings, splits, padding."""
 
 from diffusion_mp.data.clusters import find_clusters
+from diffusion_mp.data.knn import KNNGraph, knn_graph
 from diffusion_mp.data.part_of import PartOf
 from diffusion_mp.data.partition_loader import RandomPartitionLoader
 from diffusion_mp.data.positional import AddLaplacianPE
@@ -11,11 +12,13 @@ from diffusion_mp.moved import names_before
 
 __all__ = [
     "AddLaplacianPE",
+    "KNNGraph",
     "PartOf",
     "RandomPartitionLoader",
     "Split",
     "ToDiffusionGraph",
     "find_clusters",
+    "knn_graph",
     "label_mask",
     "pad",
     "random_split",

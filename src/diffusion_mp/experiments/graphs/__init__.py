@@ -5,7 +5,6 @@ from diffusion_mp.experiments.graphs.edge_sums import SumEdgeFeatures
 from diffusion_mp.experiments.graphs.facebook import load_facebook
 from diffusion_mp.experiments.graphs.forecasts import fit_forecast
 from diffusion_mp.experiments.graphs.heterophilous import load_heterophilous
-from diffusion_mp.experiments.graphs.knn import KNNGraph
 from diffusion_mp.experiments.graphs.mnist import load_mnist
 from diffusion_mp.experiments.graphs.newsgroups import load_newsgroups
 from diffusion_mp.experiments.graphs.ogb import load_ogb
@@ -19,7 +18,6 @@ from diffusion_mp.experiments.graphs.temporal import load_snapshots
 from diffusion_mp.experiments.graphs.tu import load_tu
 
 __all__ = [
-    "KNNGraph",
     "PeptidesFunctional",
     "SBMDataset",
     "SumEdgeFeatures",

@@ -6,7 +6,7 @@ import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.experiments.graphs.knn import KNNGraph
+from diffusion_mp.data.knn import KNNGraph
 from diffusion_mp.extras import needed_by
 
 

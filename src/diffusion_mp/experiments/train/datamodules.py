@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
-from diffusion_mp.data import RandomPartitionLoader, Split, random_split, random_split_per_class
+from diffusion_mp.data import KNNGraph, RandomPartitionLoader, Split, random_split, random_split_per_class
+from diffusion_mp.data.knn import Metric
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_seed
 from diffusion_mp.experiments.files.reading import as_path
 from diffusion_mp.experiments.graphs import (
-    KNNGraph,
     SumEdgeFeatures,
     load_digits,
     load_facebook,
@@ -28,7 +28,6 @@ from diffusion_mp.experiments.graphs import (
     load_ogb,
     load_planetoid,
 )
-from diffusion_mp.experiments.graphs.knn import Metric
 from diffusion_mp.experiments.graphs.ogb import OgbName
 from diffusion_mp.experiments.graphs.splits import visible_labels
 from diffusion_mp.experiments.train.classifiers import NodeClassifier

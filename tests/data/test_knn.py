@@ -1,10 +1,10 @@
-"""The kNN transform against distances of all pairs."""
+"""The kNN graph and its transform against distances of all pairs."""
 
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp.experiments.graphs import KNNGraph
+from diffusion_mp.data import KNNGraph, knn_graph
 
 
 def neighbours(distance, k):
@@ -21,6 +21,7 @@ def test_euclidean_neighbours(channels, k, generator):
     x = torch.randn(41, channels, generator=generator)
     data = KNNGraph(k)(Data(x=x))
     assert torch.equal(data.edge_index.t(), neighbours(torch.cdist(x.double(), x.double()), k).nonzero())
+    assert torch.equal(knn_graph(x.requires_grad_(), k), data.edge_index)
     assert data.is_undirected()
 
 
@@ -32,6 +33,7 @@ def test_neighbours_by_angle_have_something_in_common(k, generator):
     distance = (1 - unit @ unit.t()).masked_fill(unit @ unit.t() == 0, float("inf"))
     data = KNNGraph(k, "cosine")(Data(x=x))
     assert torch.equal(data.edge_index.t(), neighbours(distance, k).nonzero())
+    assert torch.equal(knn_graph(x, k, "cosine"), data.edge_index)
     assert 3 not in data.edge_index
 
 
@@ -62,3 +64,13 @@ def test_what_does_not_fit():
         KNNGraph(3)(torch.eye(3))
     with pytest.raises(ValueError, match=r"data\.x must have two dimensions"):
         KNNGraph(3)(Data(x=torch.ones(3)))
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        knn_graph(torch.eye(3), 0)
+    with pytest.raises(ValueError, match="metric must be one of 'euclidean', 'cosine'; got 'manhattan'"):
+        knn_graph(torch.eye(3), 1, "manhattan")
+    with pytest.raises(ValueError, match="k must be below the number of nodes, 3; got 3"):
+        knn_graph(torch.eye(3), 3)
+    with pytest.raises(TypeError, match="x must be a tensor"):
+        knn_graph([[1.0], [2.0]], 1)
+    with pytest.raises(ValueError, match="x must be finite; 3 of its 9 entries"):
+        knn_graph(torch.tensor([[1.0], [float("nan")], [2.0]]).expand(3, 3), 1)

@@ -1,0 +1,19 @@
+"""The library behind scikit-learn's interface (extra `sklearn`): arrays in, labels out, and no graph to bring along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusion_mp.extras import needed_by
+
+# scikit-learn is loaded with the first of these, so that the package can be imported without it.
+__all__ = ["DiffusionClassifier"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needed_by(name, "diffusion-mp[sklearn]"):
+        from diffusion_mp.estimators import classifier
+
+        return getattr(classifier, name)

@@ -1,0 +1,232 @@
+"""``DiffusionClassifier`` against scikit-learn's own checks, formulas, and the network that is inside."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+from torch.autograd import grad
+from torch_geometric.data import Data
+
+from diffusion_mp import CertifiedConv, Graph, certify
+from diffusion_mp.data import knn_graph
+from diffusion_mp.estimators import DiffusionClassifier, classifier, rest
+
+RNG = np.random.default_rng(0)
+TRUTH = np.arange(41) % 3
+X = RNG.normal(size=(41, 5)) + 3 * np.eye(5)[TRUTH]
+Y = np.where(np.arange(41) < 9, TRUTH, -1)
+
+
+def fitted(x: Any = X, y: Any = Y, **options: Any) -> DiffusionClassifier:
+    return DiffusionClassifier(**{"n_neighbors": 4, "max_iter": 20, "random_state": 0} | options).fit(x, y)
+
+
+@pytest.mark.parametrize("max_iter", [25, pytest.param(100, marks=pytest.mark.slow)])  # 100 as it comes
+def test_scikit_learn_finds_nothing(max_iter: int) -> None:
+    results = check_estimator(DiffusionClassifier(max_iter=max_iter), on_skip=None)
+    assert {result["check_name"] for result in results if result["status"] == "skipped"} <= {"check_array_api_input"}
+    assert len(results) > 40
+
+
+# ---------------------------------------------------------------- the network
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_the_rows_are_where_the_network_comes_to_rest(metric: Any) -> None:
+    found = fitted(metric=metric, mu=30.0)
+    assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(X), 4, metric))
+    rows = X if metric == "euclidean" else X / np.linalg.norm(X, axis=1, keepdims=True)
+    square = torch.from_numpy(((rows[:, None] - rows) ** 2).sum(2))
+    reach = square.kthvalue(5, dim=1).values.sqrt()  # the first of the five is the row itself
+    adjacency = (-8 * square / reach.outer(reach)).exp()
+    adjacency *= torch.zeros(41, 41).index_put(tuple(found.edge_index_), torch.ones(()))
+    features = torch.from_numpy((X - X.mean(0)) / (X - X.mean(0)).std())
+    with torch.no_grad():
+        logits = found.model_(features, found.edge_index_, found.edge_weight_)
+        weights = adjacency / (adjacency.sum(0).outer(adjacency.sum(1))).sqrt()
+        source = found.model_.encoder(features)
+        system = torch.eye(41) + 30 * (weights.sum(1).diag() - weights)
+        dense = found.model_.decoder(torch.linalg.solve(system, source - source.mean(0)))
+    np.testing.assert_allclose(logits.softmax(1), found.label_distributions_, atol=1e-9)
+    np.testing.assert_allclose(dense.softmax(1), found.label_distributions_, atol=1e-9)
+    assert certify(found.model_, Data(x=features, edge_index=found.edge_index_, edge_weight=found.edge_weight_))
+    assert (found.model_.energies(features, found.edge_index_, found.edge_weight_).diff() < 0).all()
+
+
+@pytest.mark.parametrize("factored", [0, 41])
+def test_the_rest_is_that_of_the_step_with_its_gradient(factored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "_FACTORED", factored)
+    generator = torch.Generator().manual_seed(0)
+    edges = knn_graph(torch.randn(37, 2, generator=generator), 3)  # four rows have no neighbour
+    source, target = edges
+    graph = Graph(41, edges, 0.1 + (source * target % 5).double())
+    conv = CertifiedConv(6, penalty=None, constraint=None, beta=0.7, mu=50.0).double().requires_grad_(False)
+    source = torch.randn(41, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(41, 6, generator=generator, dtype=torch.float64)
+    found, expected = rest.at_rest(conv, graph)(source), conv.at_rest(graph, source)
+    assert expected is not None
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    gradients = [grad((value * weight).sum(), source)[0] for value in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+
+
+def test_a_new_row_goes_where_its_energy_is_least() -> None:
+    found = fitted(mu=20.0)
+    new = RNG.normal(size=(7, 5)) + 1
+    states = []
+    for row in new:
+        distance = np.linalg.norm(X - row, axis=1)
+        near = distance.argsort()[:4]
+        reach = np.sort(np.linalg.norm(X[near][:, None] - X, axis=2), axis=1)[:, 4]
+        alike = np.exp(-8 * distance[near] ** 2 / (distance[near].max() * reach))
+        degree = np.bincount(found.edge_index_[1], found.edge_weight_, 41)[near]
+        features = torch.from_numpy((np.vstack([X, row]) - X.mean(0)) / (X - X.mean(0)).std())
+        with torch.no_grad():
+            source = found.model_.encoder(features)
+        source = source[41] - source[:41].mean(0)
+        pull = torch.from_numpy(alike / np.sqrt(alike.sum() * degree))
+        z = torch.zeros(64, dtype=torch.float64, requires_grad=True)
+        heard = torch.from_numpy(found._states[near])
+        energy = (z - source).square().sum() + 20 * (pull.unsqueeze(1) * (z - heard).square()).sum()
+        (slope,) = grad(energy, z)
+        states.append(-slope / (2 * (1 + 20 * pull.sum())))  # one step of Newton's, of a quadratic function
+    with torch.no_grad():
+        expected = found.model_.decoder(torch.stack(states)).softmax(1)
+    np.testing.assert_allclose(found.predict_proba(new), expected, atol=1e-9)
+
+
+def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:
+    empty = np.abs(X) * (np.arange(41) != 40)[:, None]
+    found = fitted(empty, metric="cosine")
+    assert 40 not in found.edge_index_  # nobody is near
+    assert np.isfinite(found.label_distributions_).all()
+    assert np.isfinite(found.predict_proba(np.zeros((1, 5)))).all()
+
+
+# ---------------------------------------------------------------- rows and labels
+
+
+def test_sparse_and_dense_rows_are_the_same_rows() -> None:
+    centred = X - X.mean(0)  # sparse rows are not centred
+    dense = fitted(centred)
+    for rows in (sp.csr_matrix(centred), sp.coo_array(centred)):
+        sparse = fitted(rows)
+        np.testing.assert_allclose(sparse.label_distributions_, dense.label_distributions_, atol=1e-8)
+        for seen in (sparse, dense):
+            np.testing.assert_allclose(seen.predict_proba(rows), dense.predict_proba(centred), atol=1e-8)
+            np.testing.assert_allclose(seen.predict_proba(centred), dense.predict_proba(centred), atol=1e-8)
+
+
+def test_units_of_all_columns_together_do_not_matter() -> None:
+    np.testing.assert_allclose(
+        fitted(1000 * X + 7).label_distributions_, fitted().label_distributions_, rtol=0, atol=1e-6
+    )
+
+
+def test_copies_of_rows_and_a_row_far_outside() -> None:
+    rows = np.concatenate([X[:20], X[:20], X[:20], [[1e6] * 5]])
+    found = fitted(rows, np.concatenate([Y[:20], Y[:20], Y[:20], [-1]]), n_neighbors=2)
+    assert np.isfinite(found.label_distributions_).all()
+    assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(rows), 2))
+    np.testing.assert_array_equal(found.transduction_[:20], found.transduction_[20:40])
+    assert np.isfinite(found.predict_proba([[1e9] * 5])).all()
+
+
+def test_labels_are_names_in_a_frame() -> None:
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    names = np.array(["ant", "bee", "cat"], dtype=object)[TRUTH]
+    some = pd.Series(np.where(Y == -1, -1, names), dtype=object)
+    found = fitted(frame, some)
+    assert found.classes_.tolist() == ["ant", "bee", "cat"]
+    assert found.feature_names_in_.tolist() == list("abcde")
+    np.testing.assert_array_equal(found.transduction_, names[fitted().transduction_])
+    np.testing.assert_array_equal(found.predict(frame), names[fitted().predict(X)])
+
+
+def test_every_row_may_have_a_label() -> None:
+    assert (fitted(y=TRUTH, max_iter=60).transduction_ == TRUTH).mean() > 0.9
+    assert fitted(y=np.array(["a", "b", "c"])[TRUTH]).classes_.tolist() == ["a", "b", "c"]
+
+
+def test_minus_one_beside_one_is_a_class() -> None:
+    signs = np.where(TRUTH > 0, 1, -1)
+    with pytest.warns(UserWarning, match="y holds -1 and 1 alone, which are taken for two classes"):
+        found = fitted(y=signs)
+    np.testing.assert_array_equal(found.predict_proba(X), fitted(y=(signs > 0).astype(int)).predict_proba(X))
+    assert fitted(y=np.where(TRUTH > 0, 2, -1)).classes_.tolist() == [2]
+
+
+def test_what_y_cannot_be() -> None:
+    with pytest.raises(ValueError, match="y must hold the label of some row at least; every entry is -1"):
+        fitted(y=np.full(41, -1))
+    with pytest.raises(ValueError, match=r"y holds the string '-1' .* np\.array\(\[\.\.\.\], dtype=object\)"):
+        fitted(y=["a", -1, *"ab" * 19, "b"])
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        fitted(y=np.where(Y == -1, -1, Y + 0.5))
+
+
+# ---------------------------------------------------------------- manners
+
+
+def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = fitted(), fitted(), fitted(random_state=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    np.testing.assert_array_equal(first.label_distributions_, again.label_distributions_)
+    assert not np.array_equal(first.label_distributions_, other.label_distributions_)
+
+
+def test_it_is_fitted_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        found = fitted()
+    np.testing.assert_array_equal(found.label_distributions_, fitted().label_distributions_)
+
+
+def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), DiffusionClassifier(max_iter=5, random_state=0)),
+        {"diffusionclassifier__n_neighbors": np.arange(3, 5), "diffusionclassifier__mu": np.array([10, 100])},
+        cv=2,
+    ).fit(X, TRUTH)
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict_proba(X), search.predict_proba(X))
+    assert clone(again[-1]).get_params() == again[-1].get_params()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"n_neighbors": 0}, "n_neighbors must be at least 1; got 0"),
+        ({"n_neighbors": 2.5}, "n_neighbors must be a whole number; got 2.5"),
+        ({"hidden_channels": -3}, "hidden_channels must be at least 1; got -3"),
+        ({"max_iter": 0}, "max_iter must be at least 1; got 0"),
+        ({"metric": "manhattan"}, "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+        ({"mu": 0.0}, "mu must be finite and > 0; got 0.0"),
+        ({"mu": "large"}, "mu must be a number; got 'large'"),
+        ({"learning_rate": -1.0}, "learning_rate must be finite and > 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be finite and >= 0"),
+        ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
+    ],
+)
+@pytest.mark.usefixtures("no_typecheck")
+def test_options_that_do_not_fit(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        fitted(**options)
+
+
+def test_the_public_class_is_the_one_of_its_module() -> None:
+    assert DiffusionClassifier is classifier.DiffusionClassifier
+    with pytest.raises(AttributeError, match="has no attribute 'DiffusionRegressor'"):
+        __import__("diffusion_mp.estimators").estimators.DiffusionRegressor  # noqa: B018
