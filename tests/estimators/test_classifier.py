@@ -194,10 +194,14 @@ def test_it_is_fitted_where_gradients_are_off() -> None:
     np.testing.assert_array_equal(found.label_distributions_, fitted().label_distributions_)
 
 
+# Arrays, whose numbers are NumPy's.
+SEARCHED = {"n_neighbors": np.arange(3, 5), "mu": np.array([10, 100]), "hidden_channels": np.array([8])}
+
+
 def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
     search = GridSearchCV(
         make_pipeline(StandardScaler(), DiffusionClassifier(max_iter=5, random_state=0)),
-        {"diffusionclassifier__n_neighbors": np.arange(3, 5), "diffusionclassifier__mu": np.array([10, 100])},
+        {f"diffusionclassifier__{name}": values for name, values in SEARCHED.items()},
         cv=2,
     ).fit(X, TRUTH)
     again = pickle.loads(pickle.dumps(search.best_estimator_))
