@@ -198,6 +198,7 @@ def test_it_is_fitted_where_gradients_are_off() -> None:
 SEARCHED = {"n_neighbors": np.arange(3, 5), "mu": np.array([10, 100]), "hidden_channels": np.array([8])}
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
     search = GridSearchCV(
         make_pipeline(StandardScaler(), DiffusionClassifier(max_iter=5, random_state=0)),
