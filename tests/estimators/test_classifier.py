@@ -32,6 +32,7 @@ def fitted(x: Any = X, y: Any = Y, **options: Any) -> DiffusionClassifier:
     return DiffusionClassifier(**{"n_neighbors": 4, "max_iter": 20, "random_state": 0} | options).fit(x, y)
 
 
+@pytest.mark.usefixtures("no_typecheck")  # it constructs with nonsense, which is for fit to refuse
 @pytest.mark.parametrize("max_iter", [25, pytest.param(100, marks=pytest.mark.slow)])  # 100 as it comes
 def test_scikit_learn_finds_nothing(max_iter: int) -> None:
     results = check_estimator(DiffusionClassifier(max_iter=max_iter), on_skip=None)
@@ -194,10 +195,15 @@ def test_it_is_fitted_where_gradients_are_off() -> None:
     np.testing.assert_array_equal(found.label_distributions_, fitted().label_distributions_)
 
 
+# Arrays, whose numbers are NumPy's.
+SEARCHED = {"n_neighbors": np.arange(3, 5), "mu": np.array([10, 100]), "hidden_channels": np.array([8])}
+
+
+@pytest.mark.usefixtures("no_typecheck")
 def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
     search = GridSearchCV(
         make_pipeline(StandardScaler(), DiffusionClassifier(max_iter=5, random_state=0)),
-        {"diffusionclassifier__n_neighbors": np.arange(3, 5), "diffusionclassifier__mu": np.array([10, 100])},
+        {f"diffusionclassifier__{name}": values for name, values in SEARCHED.items()},
         cv=2,
     ).fit(X, TRUTH)
     again = pickle.loads(pickle.dumps(search.best_estimator_))

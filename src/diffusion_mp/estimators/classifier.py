@@ -110,7 +110,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.X_ = X
         self._centre = 0.0 if issparse(X) else X.mean(0)
         self._scale = _root_mean_square(X, self._centre)
-        row, column, square = nearest(X, min(self.n_neighbors, len(y) - 1), self.metric)
+        row, column, square = nearest(X, min(int(self.n_neighbors), len(y) - 1), self.metric)
         self._reach = _farthest(row, square, len(y))
         near = _similar(row, column, square, self._reach, self._reach)
         self.edge_index_, self.edge_weight_ = mutual(near)
@@ -135,7 +135,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
-        row, column, square = nearest(self.X_, min(self.n_neighbors, len(self._states)), self.metric, X)
+        row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(self._states)), self.metric, X)
         near = _similar(row, column, square, _farthest(row, square, X.shape[0]), self._reach)
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(self._states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
@@ -149,7 +149,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Make the network, fit it to the labels, and keep where the rows come to rest."""
         model = CertifiedDIFFormer(
             self.X_.shape[1],
-            self.hidden_channels,
+            int(self.hidden_channels),
             len(self.classes_),
             num_layers=None,
             penalty=None,
