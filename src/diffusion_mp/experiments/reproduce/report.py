@@ -17,7 +17,7 @@ Estimate = tuple[float, float]
 _HEAD = """# Results
 
 `diffusion-mp results` has written this page from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
-makes the numbers anew: every row is a YAML in `configs/TABLE/`.
+makes the numbers anew: `configs` has a folder for every table, and in it a YAML for every row.
 
 - **The same budget for every model**: so many settings, drawn at random from one declared space, each trained on the
   tuning splits; the best mean validation metric decides. A row without anything to search has one trial.
