@@ -46,7 +46,8 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     axes.set_yticks(range(len(lines)), [line.title for line in lines])
     axes.invert_yaxis()
     axes.grid(axis="x", linewidth=0.3)
-    axes.set(xlabel=f"difference in {table.metric.title}, split by split, ± 2 standard errors", title=table.title)
+    unit = "seed by seed" if table.splits == 1 else "split by split"
+    axes.set(xlabel=f"difference in {table.metric.title}, {unit}, ± 2 standard errors", title=table.title)
     figure.legend(loc="outside lower center", ncols=len(baselines), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
