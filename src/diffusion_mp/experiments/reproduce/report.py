@@ -185,7 +185,12 @@ def _signed(value: Estimate | None, digits: int) -> str:
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     """A table with how it was made, in Markdown."""
     splits, hours = max(line.splits for line in found), sum(line.seconds for line in found) / 3600
-    tuned = "each tuned on its own validation nodes" if table.nested else f"tuned on {_counted(table.tuning, 'other')}"
+    if max(line.trials for line in found) == 1:
+        tuned = "with the settings that its configuration names"
+    elif table.nested:
+        tuned = "each tuned on its own validation nodes"
+    else:
+        tuned = f"tuned on {_counted(table.tuning, 'other')}"
     seeds = "" if table.seeds == 1 else f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
     how = (
         f"{_counted(splits, 'split')}{seeds}, {tuned}; at most {table.epochs} epochs, stopped after {table.patience} "
