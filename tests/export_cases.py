@@ -30,8 +30,12 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
-@pytest.mark.parametrize("name", [*map(marked, MODELS)])
+# Strict capture goes through what torch.compile goes through below, so of most models it waits for the slow run.
+STRICT = [pytest.param(name, True, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+TRACED = [pytest.param(name, False, marks=() if name in QUICK else pytest.mark.exhaustive) for name in MODELS]
+
+
+@pytest.mark.parametrize(("name", "strict"), [*TRACED, *STRICT])
 def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict: bool) -> None:
     case = MODELS[name]
     model = case.model().eval()

@@ -14,3 +14,8 @@ def test_models_are_exported_and_traced() -> None:
 @pytest.mark.exhaustive
 def test_all_models_are_exported_and_traced() -> None:
     run_tests("export_cases.py", "exhaustive and not slow", typecheck=False)
+
+
+@pytest.mark.slow
+def test_all_models_are_exported_strictly() -> None:
+    run_tests("export_cases.py", "slow", typecheck=False)
