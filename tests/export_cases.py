@@ -19,8 +19,8 @@ from model_cases import MODELS
 QUICK = ("difformer", "certified", "gat")
 
 
-def marked(name: str) -> Any:
-    return pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive)
+def marked(name: str, *more: Any, otherwise: Any = pytest.mark.exhaustive) -> Any:
+    return pytest.param(name, *more, marks=() if name in QUICK else otherwise)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 # Strict capture goes through what torch.compile goes through below, so of most models it waits for the slow run.
-STRICT = [pytest.param(name, True, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
-TRACED = [pytest.param(name, False, marks=() if name in QUICK else pytest.mark.exhaustive) for name in MODELS]
+STRICT = [marked(name, True, otherwise=pytest.mark.slow) for name in MODELS]
+TRACED = [marked(name, False) for name in MODELS]
 
 
 @pytest.mark.parametrize(("name", "strict"), [*TRACED, *STRICT])

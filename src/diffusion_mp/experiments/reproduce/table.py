@@ -45,7 +45,7 @@ class Row:
         attention: "identity" or "uniform": the model with its attention replaced, trained and tested so.
         search: axes of this row beside those of the table; one of the table that is null here is left out.
         fixed: values by the paths of axes, which stand where a search would put them.
-        curve, at: in a table with a sweep the row that this is a point of, and where.
+        curve: in a table with a sweep the row that this is a point of.
     """
 
     name: str
@@ -58,7 +58,6 @@ class Row:
     search: Config = field(default_factory=dict)
     fixed: Config = field(default_factory=dict)
     curve: str = ""
-    at: float | str | None = None
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.predictor is None):
@@ -86,7 +85,7 @@ class Sweep:
         for value in self.values:
             told = {**row.fixed, self.path: value}
             title = f"{row.title}, {self.title} {value}"
-            yield replace(row, name=f"{row.name}@{value}", title=title, fixed=told, curve=row.name, at=value)
+            yield replace(row, name=f"{row.name}@{value}", title=title, fixed=told, curve=row.name)
 
 
 @dataclass(frozen=True)
