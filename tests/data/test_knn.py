@@ -25,6 +25,21 @@ def test_euclidean_neighbours(channels, k, generator):
     assert data.is_undirected()
 
 
+@pytest.mark.parametrize("channels", [3, 70])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_an_edge_weighs_by_its_length_and_the_reach_of_its_ends(channels, metric, generator):
+    x = torch.rand(41, channels, generator=generator, dtype=torch.float64)
+    data = KNNGraph(5, metric, weighted=True)(Data(x=x))
+    rows = x if metric == "euclidean" else torch.nn.functional.normalize(x)
+    square = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+    reach = square.kthvalue(6, dim=1).values  # the first is the row itself
+    expected = torch.exp(-8 * square / (reach[:, None] * reach).sqrt())[tuple(data.edge_index)]
+    torch.testing.assert_close(data.edge_weight, expected)
+    assert torch.equal(data.edge_index, knn_graph(x, 5, metric))
+    assert KNNGraph(2, weighted=True)(Data(x=x.float())).edge_weight.dtype == torch.float32
+    assert "edge_weight" not in KNNGraph(2)(Data(x=x))
+
+
 @pytest.mark.parametrize("k", [1, 6, 15])
 def test_neighbours_by_angle_have_something_in_common(k, generator):
     x = torch.rand(21, 12, generator=generator)
@@ -50,6 +65,7 @@ def test_the_data_stay_and_a_copy_has_the_edges():
     assert "edge_index" not in data
     assert joined.y is data.y
     assert repr(KNNGraph(3, "cosine")) == "KNNGraph(k=3, metric='cosine')"
+    assert repr(KNNGraph(3, weighted=True)) == "KNNGraph(k=3, metric='euclidean', weighted=True)"
 
 
 @pytest.mark.usefixtures("no_typecheck")

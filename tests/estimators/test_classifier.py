@@ -82,6 +82,25 @@ def test_the_rest_is_that_of_the_step_with_its_gradient(factored: int, monkeypat
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("factored", "held"), [(0, 10_000), (0, 200), (41, 10_000)])
+def test_labelled_rows_of_the_rest_are_rows_of_it(factored: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "_FACTORED", factored)
+    monkeypatch.setattr(rest, "_HELD", held)
+    monkeypatch.setattr(rest, "_COLUMNS", 4)
+    generator = torch.Generator().manual_seed(0)
+    edges = knn_graph(torch.randn(37, 2, generator=generator), 3)
+    graph = Graph(41, edges, 0.1 + (edges[0] * edges[1] % 5).double())
+    conv = CertifiedConv(6, penalty=None, constraint=None, beta=0.7, mu=50.0).double().requires_grad_(False)
+    rows = torch.tensor([3, 17, 40, 0, 5, 6, 21])
+    whole = rest.at_rest(conv, graph)
+    source = torch.randn(41, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    found, expected = rest.rows_at_rest(conv, graph, whole, rows)(source), whole(source)[rows]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    weight = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+    gradients = [grad((value * weight).sum(), source)[0] for value in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+
+
 def test_a_new_row_goes_where_its_energy_is_least() -> None:
     found = fitted(mu=20.0)
     new = RNG.normal(size=(7, 5)) + 1

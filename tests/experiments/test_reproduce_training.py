@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.experiments.reproduce import training
 from diffusion_mp.experiments.reproduce.networks import HeatNetwork, Readout, without_attention
-from diffusion_mp.experiments.reproduce.predictors import Constant, Labels, LogisticRegression, Predictor
+from diffusion_mp.experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression, Predictor
 from diffusion_mp.experiments.reproduce.training import Scores, data_hash, made, train
 from diffusion_mp.experiments.train.classifiers import NodeClassifier
 from diffusion_mp.experiments.train.datamodules import FullGraphDataModule, KNNDataModule
@@ -154,10 +154,13 @@ class Few(FullGraphDataModule):
         return Data(x=x, y=y, edge_index=torch.cat([ring, ring.flip(0)], 1), **masks)
 
 
-@pytest.mark.parametrize("make", [Constant, LogisticRegression, Labels, lambda: Labels(None, 0.9)])
+@pytest.mark.parametrize(
+    "make", [Constant, LogisticRegression, Labels, lambda: Labels(None, 0.9), lambda: Diffusion(n_neighbors=2)]
+)
 def test_predictors_see_training_labels_only(make):
     said = []
     for others in (0, 1):
+        torch.manual_seed(0)
         predictor: Predictor = make()
         predictor.fit(Few(others))
         said.append(predictor())
@@ -173,6 +176,7 @@ def test_what_predictors_say():
     torch.testing.assert_close(of(Constant()), torch.full((12, 3), 1 / 3))
     assert (of(LogisticRegression(C=100.0)).argmax(1) == torch.arange(12) // 4).all()
     assert (of(Labels(None, 0.9)).argmax(1)[[1, 5, 9]] == torch.arange(3)).all()
+    assert (of(Diffusion(n_neighbors=2)).argmax(1) == torch.arange(12) // 4).all()
 
 
 def test_logistic_regression_reads_sparse_features_and_leaves_out_absent_classes():

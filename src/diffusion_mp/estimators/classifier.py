@@ -16,15 +16,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.data.knn import Metric, mutual, nearest
+from diffusion_mp.data.knn import Metric, farthest, mutual, nearest, similar
 from diffusion_mp.errors import check_choice, check_positive, check_probability
-from diffusion_mp.estimators.rest import at_rest
+from diffusion_mp.estimators.rest import at_rest, rows_at_rest
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.models import CertifiedDIFFormer
-
-# Of the weights; chosen on the digits.
-_SHARPNESS = 8.0
 
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
@@ -35,10 +32,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
     label, which takes part nevertheless, as a neighbour. What spreads here are not the labels, but what an MLP says of
-    the features; the MLP is trained through the spreading. The network is a `CertifiedDIFFormer` at rest with
-    D^-½AD^-½ for A, on the edges of `knn_graph`, and no attention (Theorem T1 of docs/certified.md); H is centred. An
-    edge weighs exp(−8 d_ij² / (σ_i σ_j)), where d_ij is how far its ends are from each other, and σ_i how far the
-    farthest of the nearest of i is (local scaling, Zelnik-Manor & Perona, 2004; the 8 is ours).
+    the features; the MLP is trained through the spreading. The network is a `CertifiedDIFFormer` at rest with D^-½AD^-½
+    for A, on the weighted edges of `KNNGraph`, and no attention (Theorem T1 of docs/certified.md); H is centred.
 
     A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
     of :meth:`fit` keep theirs: so every new row is predicted by itself.
@@ -111,8 +106,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self._centre = 0.0 if issparse(X) else X.mean(0)
         self._scale = _root_mean_square(X, self._centre)
         row, column, square = nearest(X, min(int(self.n_neighbors), len(y) - 1), self.metric)
-        self._reach = _farthest(row, square, len(y))
-        near = _similar(row, column, square, self._reach, self._reach)
+        self._reach = farthest(row, square, len(y))
+        near = similar(row, column, square, self._reach, self._reach)
         self.edge_index_, self.edge_weight_ = mutual(near)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with torch.random.fork_rng(devices=[]):
@@ -136,7 +131,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(self._states)), self.metric, X)
-        near = _similar(row, column, square, _farthest(row, square, X.shape[0]), self._reach)
+        near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach)
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(self._states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
         source = self.model_.encoder(self._features(X)) - self._mean
@@ -160,6 +155,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         ).double()
         model.conv.requires_grad_(False)
         rest, features = at_rest(model.conv, graph), self._features(self.X_)
+        labelled_at_rest = rows_at_rest(model.conv, graph, rest, labelled.nonzero().squeeze(1))
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.Adam(learned, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
         with torch.enable_grad():
@@ -167,8 +163,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
                 optimizer.zero_grad()
                 source = model.encoder(features)
                 # Constants are at rest, so the decoder may come first: there are fewer classes than channels.
-                logits = rest(model.decoder(source - source.mean(0)))
-                cross_entropy(logits[labelled], targets).backward()
+                logits = labelled_at_rest(model.decoder(source - source.mean(0)))
+                cross_entropy(logits, targets).backward()
                 optimizer.step()
         self.model_ = model.eval()
         with torch.no_grad():
@@ -241,23 +237,6 @@ def _root_mean_square(X: Any, centre: Any) -> float:
     """Of the entries of X around their means; one where all are equal."""
     square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - centre) ** 2).mean()
     return float(square**0.5) or 1.0
-
-
-def _farthest(row: Any, square: Any, num_rows: int) -> Any:
-    """The square distance of every row to the farthest of its neighbours."""
-    farthest = np.zeros(num_rows)
-    np.maximum.at(farthest, row, square)
-    return farthest
-
-
-def _similar(row: Any, column: Any, square: Any, reach: Any, other: Any) -> csr_array:
-    """The weights of pairs of neighbours: the closer, compared with the reach of both, the more alike.
-
-    Zero is the weight of nobody: a row far outside hears its neighbours next to nothing, but all alike.
-    """
-    scale = np.sqrt(reach[row] * other[column])
-    exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
-    return csr_array((np.exp(-np.minimum(_SHARPNESS * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
 
 
 def _inverse_root(degree: Any) -> Any:

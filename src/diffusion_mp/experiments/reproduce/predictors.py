@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from diffusion_mp.data.knn import Metric
 from diffusion_mp.errors import check_positive
 from diffusion_mp.experiments.train.batch_modules import BatchDataModule, SnapshotDataModule
 from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
@@ -57,12 +59,9 @@ class LogisticRegression(Predictor):
     def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
         from sklearn.linear_model import LogisticRegression as Regression
 
-        features = (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
-        known = (y >= 0).cpu().numpy()
+        features, known = _array(x), (y >= 0).cpu().numpy()
         fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(features[known], y.cpu().numpy()[known])
-        scores = torch.full((len(y), num_classes), -100.0)  # of a class that nobody is labelled with
-        scores[:, torch.from_numpy(fitted.classes_)] = torch.from_numpy(fitted.predict_log_proba(features)).float()
-        return scores.to(y.device)
+        return _scores(fitted.classes_, fitted.predict_log_proba(features), num_classes).to(y.device)
 
 
 class Labels(Predictor):
@@ -81,6 +80,37 @@ class Labels(Predictor):
         soft = one_hot(y.clamp(min=0), num_classes).float()
         spread: Tensor = self.propagation(soft, edge_index, mask=y >= 0)
         return spread.clamp(min=1e-9).log()
+
+
+class Diffusion(Predictor):
+    """`DiffusionClassifier` on the features, which makes a graph of its own.
+
+    Args:
+        n_neighbors, metric, mu: as there.
+    """
+
+    def __init__(self, n_neighbors: int = 10, metric: Metric = "euclidean", mu: float = 1000.0) -> None:
+        super().__init__()
+        self.options = {"n_neighbors": n_neighbors, "metric": metric, "mu": mu}
+
+    def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
+        from diffusion_mp.estimators import DiffusionClassifier
+
+        seed = int(torch.randint(2**31 - 1, ()))
+        fitted = DiffusionClassifier(**self.options, random_state=seed).fit(_array(x), y.cpu().numpy())
+        found = np.log(fitted.label_distributions_.clip(1e-40))
+        return _scores(fitted.classes_, found, num_classes).to(y.device)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
+
+
+def _scores(classes: np.ndarray, found: np.ndarray, num_classes: int) -> Tensor:
+    """Log-probabilities [N, num_classes] of those [N, len(classes)] of the classes that somebody is labelled with."""
+    scores = torch.full((len(found), num_classes), -100.0)
+    scores[:, torch.from_numpy(classes)] = torch.from_numpy(found).float()
+    return scores
 
 
 class NoCorrection(nn.Module):
