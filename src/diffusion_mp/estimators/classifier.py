@@ -27,13 +27,14 @@ from diffusion_mp.models import CertifiedDIFFormer
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     r"""A certified network on the graph of nearest neighbours of the rows, most of which have no label.
 
-    .. math:: Z = \arg\min_Z \|Z - H\|^2 + \tfrac{\mu}{2} \sum_{ij} a_{ij} \|z_i - z_j\|^2, \qquad H = \mathrm{MLP}(X),
-        \qquad P(y_i = c) = \mathrm{softmax}(W z_i + b)_c
+    .. math:: Z = \arg\min_Z \|Z - H\|^2 + \tfrac{\mu}{2} \sum_{ij} a_{ij} \|z_i - z_j\|^2,
+        \qquad H = \mathrm{ReLU}(XV + u), \qquad P(y_i = c) = \mathrm{softmax}(W z_i + b)_c
 
     Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
-    label, which takes part nevertheless, as a neighbour. What spreads here are not the labels, but what an MLP says of
-    the features; the MLP is trained through the spreading. The network is a `CertifiedDIFFormer` at rest with D^-½AD^-½
-    for A, on the weighted edges of `KNNGraph`, and no attention (Theorem T1 of docs/certified.md); H is centred.
+    label, which takes part nevertheless, as a neighbour. What spreads here are not the labels, but what a layer makes
+    of the features; the layer is trained through the spreading. The network is a `CertifiedDIFFormer` at rest with
+    D^-½AD^-½ for A, on the weighted edges of `KNNGraph`, and no attention (Theorem T1 of docs/certified.md); H is
+    centred.
 
     A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
     of :meth:`fit` keep theirs: so every new row is predicted by itself.
@@ -50,9 +51,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         n_neighbors: neighbours of a row in the graph; fewer where there are fewer rows.
         metric: "euclidean", or "cosine" for texts, see `knn_graph`. Columns in different units are scaled first
             (``StandardScaler``): the largest numbers decide who is near.
-        hidden_channels: width of the MLP and of the state.
+        hidden_channels: width of the state.
         mu: μ, how much a row hears of its neighbours; the larger, the further a label reaches.
-        dropout: rate, in the MLP.
+        dropout: rate, of H while it is trained.
         learning_rate, weight_decay, max_iter: of Adam, and how many steps it takes over all rows.
         random_state: a seed, or ``None`` for another network in every fit. PyTorch's own randomness stays untouched.
 
@@ -150,6 +151,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             penalty=None,
             constraint=None,
             mu=float(self.mu),
+            encoder_layers=1,
             centre=True,
             dropout=float(self.dropout),
         ).double()

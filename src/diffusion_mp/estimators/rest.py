@@ -15,7 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 
 # Rows up to which factors are found in seconds whatever the graph is like; they fill up as it grows.
-_FACTORED = 10_000
+_FACTORED = 5_000
 # Numbers of an inverse that are held: 1 GiB.
 _HELD = 2**27
 _COLUMNS = 128
