@@ -19,6 +19,7 @@ from diffusion_mp.models import DiffusionGNN
 
 DOUBLE = torch.float64
 NODES, CHANNELS, HIDDEN, CLASSES = 13, 5, 6, 3
+WIDE = 22  # so that dropout leaves no row of zeros, for which PyG puts a direction of its own
 Tensors = dict[str, Tensor]
 
 
@@ -302,7 +303,7 @@ PYG: dict[str, Any] = {
 def statistics(tensors: Tensors) -> Tensors:
     """Of BatchNorm, other than at the start."""
     return {
-        name: random(HIDDEN, seed=seed).abs() + 0.5 if "running" in name else tensor
+        name: random(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
         for seed, (name, tensor) in enumerate(tensors.items())
     }
 
@@ -343,8 +344,8 @@ def test_sgformer_of_pyg(
         "graph_weight": weight,
         "aggregate": aggregate,
     }
-    theirs = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, **options).double().train(training)
-    model = SGFormer(CHANNELS, HIDDEN, CLASSES, normalize="row", **options, **PYG).train(training)
+    theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
+    model = SGFormer(CHANNELS, WIDE, CLASSES, normalize="row", **options, **PYG).train(training)
     batch = torch.zeros(NODES, dtype=torch.long)
 
     def expected(p: Tensors, x: Tensor) -> Tensor:
