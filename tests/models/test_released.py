@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -503,3 +505,13 @@ def test_what_was_mapped_loads() -> None:
     directions = "convs.0.diffusivity.attention.directions"
     assert torch.equal(mapped[directions], ours[directions])
     assert model(torch.rand(4, CHANNELS), Graph(4, EDGES[:, :0])).shape == (4, CLASSES)
+
+
+def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "released.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    scope: dict[str, Any] = {}
+    exec(compile(block, str(page), "exec"), scope)
+    assert float(scope["difference"].detach().abs().max()) < 1e-5
