@@ -649,7 +649,15 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
     "difformer-conv-released": (
         lambda: DIFFormerConv(
-            4, 4, 2, projection="separate", qkv_bias=True, graph_weight=0.3, direction="pyg", degrees="count"
+            4,
+            4,
+            2,
+            projection="separate",
+            transform=True,
+            qkv_bias=True,
+            graph_weight=0.3,
+            direction="pyg",
+            degrees="count",
         ),
         {},
     ),

@@ -242,10 +242,11 @@ def test_values_have_biases() -> None:
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
 @pytest.mark.parametrize("layer", [DIFFormerConv, NodeFormerConv, SGFormerConv])
 def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> None:
-    names = {name for name, _ in layer(4, 4, projection=projection, qkv_bias=True).named_parameters()}
+    options = {"projection": projection} | ({} if layer is NodeFormerConv else {"transform": True})
+    names = {name for name, _ in layer(4, 4, qkv_bias=True, **options).named_parameters()}
     found = {name.split(".")[-2] for name in names if name.endswith(".bias") and "graph_term" not in name} - {"mix"}
     assert found == {"separate": {"query", "key", "value"}, "tied": {"query", "value"}, None: {"value"}}[projection]
-    plain = {name for name, _ in layer(4, 4, projection=projection).named_parameters()}
+    plain = {name for name, _ in layer(4, 4, **options).named_parameters()}
     assert not [name for name in plain if name.endswith(("query.bias", "key.bias", "value.bias"))]
 
 

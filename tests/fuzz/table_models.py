@@ -434,7 +434,7 @@ MODELS: dict[str, Strategy] = {
         trans_num_layers=lambda d: count(d, 1, 2, optional=True),
         activation=lambda d: choice(d, "relu", None),
         dropout_on=lambda d: choice(d, "values", "state"),
-        aggregate=lambda d: choice(d, "add", "add", "cat"),
+        aggregate=lambda d: choice(d, "add"),  # "cat" needs edges
         trans_dropout=maybe_dropout,
         gnn_num_layers=lambda d: count(d, 1, 2, optional=True, none=True),
         graph_weight=share,

@@ -471,10 +471,13 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(lacking: str, sentence: str
 def test_an_unknown_name_is_named() -> None:
     with pytest.raises(ValueError, match=r"released has 'gate\.weight', which no released DIFFormer .* Leave it out"):
         released_state_dict(small(), difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)})
-    model = SGFormer(CHANNELS, HIDDEN, CLASSES)
+    model = SGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn="gcn")
     state = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
     with pytest.raises(ValueError, match=r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"):
         released_state_dict(model, state)
+    small_graphs = {name.replace("graph_conv", "gnn"): tensor for name, tensor in state.items()}
+    with pytest.raises(ValueError, match=r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"):
+        released_state_dict(model, small_graphs)
 
 
 @pytest.mark.usefixtures("no_typecheck")

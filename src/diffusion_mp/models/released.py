@@ -137,19 +137,13 @@ def _option(name: str) -> str | None:
 
 
 def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None:
-    """Raise unless both have as many layers: no other sentence would say so plainly."""
-    for stack, option in (
-        ("graph_conv.convs", "gnn_num_layers"),
-        ("trans_conv.convs", "trans_num_layers"),
-        ("convs", "num_layers"),
-    ):
-        there, here = (
-            len({found[1] for name in names if (found := re.match(rf"{re.escape(stack)}\.(\d+)\.", name))})
-            for names in (came, places)
-        )
-        if there and here and there != here:
+    """Raise unless both have as many layers where both have a stack: no other sentence would say so plainly."""
+    for part, option in (("graph_conv.", "gnn_num_layers"), ("trans_conv.", "trans_num_layers"), ("", "num_layers")):
+        layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
+        there, here = (len({found[1] for found in map(layers.match, names) if found}) for names in (came, places))
+        if f"{part}fcs.0.weight" in places and there and here and there != here:
             raise ValueError(
-                f"released has {there} layers in {stack!r}, and {kind.__name__} has {here}. Build it with {option}="
+                f"released has {there} layers in '{part}convs', and {kind.__name__} has {here}. Build it with {option}="
                 f"{there}."
             )
 

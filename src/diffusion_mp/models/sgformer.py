@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability, check_share
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import FeatureLinear
@@ -84,22 +84,28 @@ class SGFormer(GraphModel):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        alpha = alpha if graph_weight is None else graph_weight
-        dropout = dropout if trans_dropout is None else trans_dropout
-        num_gnn_layers = num_gnn_layers if gnn_num_layers is None else gnn_num_layers
-        options |= {} if trans_num_heads is None else {"heads": trans_num_heads}
         check_counts(num_gnn_layers=num_gnn_layers, trans_num_layers=trans_num_layers)
+        check_probability(dropout, "dropout")
+        check_share(alpha, "alpha", "the GNN beside the attention")
+        if gnn_num_layers is not None:
+            check_counts(gnn_num_layers=gnn_num_layers)
+            num_gnn_layers = gnn_num_layers
+        if trans_dropout is not None:
+            check_probability(trans_dropout, "trans_dropout")
+            dropout = trans_dropout
+        if graph_weight is not None:
+            check_share(graph_weight, "graph_weight", "the GNN beside the attention")
+            alpha = graph_weight
+        if trans_num_heads is not None:
+            check_counts(trans_num_heads=trans_num_heads)
+            options["heads"] = trans_num_heads
         check_choice(gnn, "gnn", [*get_args(ConvName), "residual"])
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_choice(aggregate, "aggregate", ["add", "cat"])
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
-        check_probability(dropout, "dropout")
         gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
         check_probability(gnn_dropout, "gnn_dropout")
-        check_positive(alpha, "alpha", allow_zero=True)
-        if alpha > 1:
-            raise ValueError(f"alpha must lie in [0, 1], the weight of the GNN beside the attention; got {alpha}.")
         self.alpha, self.dropout = alpha, dropout
         self.activation, self.dropout_on, self.aggregate = activation, dropout_on, aggregate
 
