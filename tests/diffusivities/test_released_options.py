@@ -29,8 +29,8 @@ from diffusion_mp import (
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
-# One direction each, a loop at 2, a pair that comes twice; 4, 9 and 10 are alone.
-EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5], [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8]])
+# A loop at 2, a pair that comes twice, four steps from 7 to 10; 4 is alone.
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9], [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10]])
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -166,7 +166,7 @@ def test_edges_as_reachability(normalization: Any, gate: Any) -> None:
 def test_walks_without_a_gate() -> None:
     diffusivity = RelationalBias(2, hops=2, gate=None).double()
     diffusivity.bias.data = random(2, 2, seed=5)
-    one = matrix(torch.ones(11, dtype=DOUBLE))
+    one = matrix(torch.ones(EDGES.size(1), dtype=DOUBLE))
     coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES))
     expected = torch.einsum("ph,pij->hij", diffusivity.bias, torch.stack([one, one @ one]))
     assert not coupling.nonnegative
