@@ -93,6 +93,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "sgformer": (lambda: SGFormer(8, 6, 3, heads=2), False),
     "sgformer-graph": (lambda: SGFormer(8, 6, 3, shared_encoder=False), True),
     "sgformer-frobenius-graph": (lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied"), True),
+    "difformer-released-graph": (
+        lambda: DIFFormer(
+            8, 6, 3, 1, projection="separate", qkv_bias=True, graph_weight=0.3, direction="pyg", degrees="count"
+        ),
+        True,
+    ),
+    "nodeformer-released-graph": (
+        lambda: NodeFormer(8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True, stabilizer=1e-6),
+        True,
+    ),
+    "sgformer-pyg-graph": (
+        lambda: SGFormer(8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", aggregate="cat"),
+        True,
+    ),
     "readme-graph": (readme, True),
     "certified-sphere-graph": (lambda: certified("sphere"), True),
     "certified-ball-graph": (lambda: certified("ball"), True),

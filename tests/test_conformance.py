@@ -396,6 +396,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "kernelized-state": lambda: KernelizedSoftmaxDiffusivity(6, heads=2, projection=None, num_features=40, tau=0.5),
     "kernelized-tied": lambda: KernelizedSoftmaxDiffusivity(6, projection="tied", normalize="row", num_samples=0),
     "kernelized-frobenius": lambda: KernelizedSoftmaxDiffusivity(6, normalize="frobenius", num_samples=0),
+    "kernelized-stabilized": lambda: KernelizedSoftmaxDiffusivity(
+        6, heads=2, projection="tied", num_features=5, num_samples=0, stabilizer=1e-3, bias=True
+    ),
     "kernelized-edges": lambda: KernelizedSoftmaxDiffusivity(6, edge_regularization=0.5),
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
@@ -406,6 +409,8 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         for normalization in ("sym", "row", "sum")
         for direction, loops in DIRECTIONS_AND_LOOPS
     },
+    "adjacency-count": lambda: AdjacencyDiffusivity("sym", direction="pyg", degrees="count"),
+    "adjacency-count-row": lambda: AdjacencyDiffusivity("row", self_loops="remaining", degrees="count"),
     "adjacency-error": lambda: AdjacencyDiffusivity("row", zero_degree="error"),
     "gat": lambda: GATDiffusivity(6),
     "gat-heads": lambda: GATDiffusivity(6, 3, negative_slope=0.1, self_loops="keep"),
@@ -418,6 +423,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         2, hops=2, normalization="sym", self_loops="remaining", direction="undirected"
     ),
     "relational-bias-pyg": lambda: RelationalBias(normalization="sym", self_loops="remove", direction="pyg"),
+    "relational-bias-reach": lambda: RelationalBias(2, hops=3, normalization="sym", powers="reach", gate=None),
     "edge-softmax": lambda: EdgeDiffusivity(SoftmaxPenalty(6)),
     "edge-symmetric": lambda: EdgeDiffusivity("sigmoid", row_stochastic=False, self_loops="remaining"),
     "sgformer": lambda: SGFormerDiffusivity(6),
@@ -465,6 +471,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         SoftmaxDiffusivity(6, projection="tied"), self_loops="add"
     ),
     "augmented-mean": lambda: GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), "mean"),
+    "augmented-weight": lambda: GraphAugmentedDiffusivity(
+        SimpleDiffusivity(6, projection="separate", bias=True), AdjacencyDiffusivity("sym"), graph_weight=0.3
+    ),
     "equation-24": lambda: 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"),
     "neumann-and-uniform": lambda: 0.5 * NeumannDiffusivity(2) + 0.5 * UniformDiffusivity(),
     "three-terms": lambda: SimpleDiffusivity(6, heads=2) + 0.5 * IdentityDiffusivity() + GATDiffusivity(6, 2),
@@ -638,6 +647,20 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer-conv-softmax": (lambda: DIFFormerConv(4, 4, kernel="softmax", self_loops="keep", tau=0.2), {}),
     "difformer-conv-gaussian": (lambda: DIFFormerConv(4, 4, kernel="gaussian", normalize=None, transform=False), {}),
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
+    "difformer-conv-released": (
+        lambda: DIFFormerConv(
+            4,
+            4,
+            2,
+            projection="separate",
+            transform=True,
+            qkv_bias=True,
+            graph_weight=0.3,
+            direction="pyg",
+            degrees="count",
+        ),
+        {},
+    ),
     "sgformer-conv": (lambda: SGFormerConv(4, 4), {}),
     "sgformer-conv-no-edges": (lambda: SGFormerConv(4, 4, beta=1.0), {"edges": False}),
     "sgformer-conv-source": (lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True), {"extra": source}),
@@ -658,6 +681,12 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "nodeformer-conv-row": (lambda: NodeFormerConv(4, 4, relational_bias="row", normalize="row", num_samples=0), {}),
     "nodeformer-conv-no-bias": (
         lambda: NodeFormerConv(4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False),
+        {},
+    ),
+    "nodeformer-conv-released": (
+        lambda: NodeFormerConv(
+            4, 3, 2, relational_bias="sym", hops=2, powers="reach", gate=None, qkv_bias=True, stabilizer=1e-6
+        ),
         {},
     ),
     "sfi-conv": (lambda: SFiConv(4, 4, 2), {}),
@@ -767,6 +796,13 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
         lambda: SGFormer(4, 6, 3, gnn="gat", normalize="frobenius", projection="tied", layer_norm=False),
         {},
     ),
+    "sgformer-pyg": (
+        lambda: SGFormer(
+            4, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", dropout_on="state", qkv_bias=True
+        ),
+        {},
+    ),
+    "sgformer-cat": (lambda: SGFormer(4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2), {}),
     "sgformer-no-projection": (lambda: SGFormer(4, 6, 3, heads=2, projection=None, gnn="sgc", beta=1.0), {}),
     "gated-gcn-model": (lambda: GatedGCN(4, 6, 3, 2), {}),
     "gated-gcn-model-layer-norm": (lambda: GatedGCN(4, 6, 3, 1, norm="layer", dropout=0.2), {}),

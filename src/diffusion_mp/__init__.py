@@ -109,6 +109,7 @@ from diffusion_mp.models import (
     SFiFormer,
     SGFormer,
     full_graph_inference,
+    released_state_dict,
 )
 from diffusion_mp.updates import (
     Backtracking,
@@ -231,6 +232,7 @@ __all__ = [
     "lipschitz",
     "perturbation_bound",
     "posterior_variance",
+    "released_state_dict",
     "roughness",
     "smoothing_floor",
 ]

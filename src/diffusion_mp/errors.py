@@ -124,6 +124,13 @@ def check_probability(value: float, name: str) -> None:
         raise ValueError(f"{name} must be a probability in [0, 1); got {value!r}.")
 
 
+def check_share(value: float, name: str, what: str) -> None:
+    """Raise unless ``value`` lies in [0, 1]; ``what`` says of what it is the weight."""
+    _check_real(value, name)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], the weight of {what}; got {value!r}.")
+
+
 def check_tensor(value: object, name: str, shape: str) -> None:
     """Raise unless ``value`` is a dense floating-point tensor; ``shape`` says in words which one was expected."""
     if not isinstance(value, Tensor):

@@ -339,6 +339,24 @@ def full_graph_inference(d: Draw) -> None:
     )
 
 
+def released_state_dict(d: Draw) -> None:
+    """Parameters of other code for a model, most of them none that fit."""
+    names = "{'fcs.0.weight': torch.ones(4, 3)}", "{'unknown': torch.ones(1)}", "{}"
+    wrong = [Wrong("'model.pkl'", "a file"), Wrong("None", "None"), Wrong("[torch.ones(1)]", "a list")]
+    wrong += [Wrong("{'fcs.0.weight': 1.0}", "a number"), Wrong("{0: torch.ones(1)}", "a number for a name")]
+    wrong += [Wrong(name, "tensors of another model") for name in names]
+    d.call(
+        "out",
+        "mp.released_state_dict({args})",
+        model=Arg("mp.DIFFormer(3, 4, 2, 1, layer_norm=False, transform=False, projection=None)", NOT_A_MODULE),
+        released=Arg(
+            "{'fcs.0.weight': torch.ones(4, 3), 'fcs.0.bias': torch.ones(4), 'fcs.1.weight': torch.ones(2, 4), "
+            "'fcs.1.bias': torch.ones(2)}",
+            wrong,
+        ),
+    )
+
+
 def kernel_error(d: Draw) -> None:
     """How far random features are off."""
     wrong = [
@@ -508,6 +526,7 @@ FUNCTIONS: dict[str, Strategy] = {
     "full_graph_inference": full_graph_inference,
     "kernel_error": kernel_error,
     "lipschitz": lipschitz,
+    "released_state_dict": released_state_dict,
     "roughness": roughness,
     "smoothing_floor": smoothing_floor,
     "posterior_variance": posterior_variance,

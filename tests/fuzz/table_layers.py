@@ -103,6 +103,11 @@ def dropout(d: Draw) -> Arg:
     return probability(d)
 
 
+def share(d: Draw) -> Arg:
+    """A weight between 0 and 1, or None."""
+    return number(d, 0.3, 0.0, 1.0, optional=True, zero=True, below="1.5", none=True)
+
+
 def positive(d: Draw) -> Arg:
     """A positive number."""
     return number(d, 0.5, 0.25, optional=True)
@@ -290,6 +295,10 @@ LAYERS: dict[str, Strategy] = {
         beta=lambda d: number(d, 0.0, 0.5, optional=True, negative=True),
         leak=rate,
         dropout=dropout,
+        qkv_bias=flag,
+        graph_weight=share,
+        direction=lambda d: choice(d, "directed", "undirected", "pyg"),
+        degrees=lambda d: choice(d, "weighted", "count"),
     ),
     "NodeFormerConv": layer(
         "NodeFormerConv",
@@ -305,6 +314,10 @@ LAYERS: dict[str, Strategy] = {
         edge_regularization=rate,
         generator=generator,
         bias=flag,
+        qkv_bias=flag,
+        powers=lambda d: choice(d, "walks", "reach"),
+        gate=lambda d: choice(d, "sigmoid", None),
+        stabilizer=lambda d: number(d, 0.0, 1e-6, optional=True, zero=True),
     ),
     "SFiConv": layer(
         "SFiConv",
@@ -332,6 +345,7 @@ LAYERS: dict[str, Strategy] = {
         projection=projection,
         normalize=lambda d: choice(d, "row", "frobenius"),
         bias=flag,
+        qkv_bias=flag,
     ),
     "DiffusionConv": diffusion_conv,
     "GINConv": gin,

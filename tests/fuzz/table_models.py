@@ -25,7 +25,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy, Wrong
-from .table_layers import called, certified, loops, positive, projection, rate
+from .table_layers import called, certified, loops, positive, projection, rate, share
 from .table_operators import boundary, strides
 
 NOT_OPTIONS = [
@@ -401,6 +401,7 @@ MODELS: dict[str, Strategy] = {
         activation=lambda d: choice(d, "relu", None),
         layer_norm=flag,
         dropout=probability,
+        dropout_on=lambda d: choice(d, "values", "state"),
     ),
     "NodeFormer": model(
         "NodeFormer",
@@ -423,13 +424,20 @@ MODELS: dict[str, Strategy] = {
         num_gnn_layers=lambda d: count(d, 1, 2, optional=True),
         alpha=lambda d: number(d, 0.5, 0.8, optional=True, zero=True, below="1.5"),
         beta=lambda d: number(d, 0.5, 1.0, optional=True),
-        gnn=lambda d: choice(d, "gcn", "gat", "sgc", "mlp"),
+        gnn=lambda d: choice(d, "gcn", "gat", "sgc", "mlp", "residual"),
         normalize=lambda d: choice(d, "row", "frobenius"),
         projection=projection,
         shared_encoder=flag,
         layer_norm=flag,
         dropout=probability,
         gnn_dropout=maybe_dropout,
+        trans_num_layers=lambda d: count(d, 1, 2, optional=True),
+        activation=lambda d: choice(d, "relu", None),
+        dropout_on=lambda d: choice(d, "values", "state"),
+        aggregate=lambda d: choice(d, "add"),  # "cat" needs edges
+        trans_dropout=maybe_dropout,
+        gnn_num_layers=lambda d: count(d, 1, 2, optional=True, none=True),
+        graph_weight=share,
     ),
     "DiffusionGNN": model(
         "DiffusionGNN",

@@ -502,6 +502,8 @@ def composed(name: str) -> Strategy:
                 "graph_term": diffusivity(d, "mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
                 "mix": choice(d, "sum", "mean"),
             }
+            if name == "GraphAugmentedDiffusivity":
+                own["graph_weight"] = number(d, 0.3, 0.0, 1.0, optional=True, zero=True, below="1.5", none=True)
         d.call("diffusivity", f"mp.{name}({{args}})", **own)
         d.call("coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d, needed=True))
         _used_by(d)
@@ -560,7 +562,12 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state(
-        "AdjacencyDiffusivity", needed=True, normalization=NORMALIZATION, self_loops=loops, direction=DIRECTION
+        "AdjacencyDiffusivity",
+        needed=True,
+        normalization=NORMALIZATION,
+        self_loops=loops,
+        direction=DIRECTION,
+        degrees=lambda d: choice(d, "weighted", "count"),
     ),
     "GATDiffusivity": of_state(
         "GATDiffusivity",
@@ -597,6 +604,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         num_samples=lambda d: count(d, 2, 0, optional=True, zero=True),
         edge_regularization=lambda d: number(d, 0.0, 0.5, optional=True, zero=True),
         generator=generator,
+        stabilizer=lambda d: number(d, 0.0, 1e-6, optional=True, zero=True),
     ),
     "SGFormerDiffusivity": of_state(
         "SGFormerDiffusivity",
@@ -622,6 +630,8 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         normalization=lambda d: choice(d, "sum", "sym", "row"),
         self_loops=loops,
         direction=DIRECTION,
+        powers=lambda d: choice(d, "walks", "reach"),
+        gate=lambda d: choice(d, "sigmoid", None),
     ),
     "SymmetricDiffusivity": composed("SymmetricDiffusivity"),
     "AdjacencyEnhancedDiffusivity": composed("AdjacencyEnhancedDiffusivity"),

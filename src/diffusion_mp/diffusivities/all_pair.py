@@ -34,7 +34,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         constraint: what the rows of the state are confined to, in every head; f must then read the state itself. Where
             it keeps them within the domain of the penalty, f ≥ 0 is promised (see `Penalty.coupling`).
         form: the former name of ``measure``.
-        options: ``heads`` and ``head_channels`` of :class:`QueryKeyDiffusivity`.
+        options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     An energy is known (``penalty``) for ``projection=None, normalize=None, measure="distance"``: f then sees the state
     itself.

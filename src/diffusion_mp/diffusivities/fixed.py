@@ -46,7 +46,8 @@ class AdjacencyDiffusivity(Diffusivity):
     - ``"row"``: a_ij / d_i;
     - ``"sum"``: a_ij.
 
-    The released code ignores weights in the degrees and takes in-degrees at both ends (docs/errata.md, D17).
+    The released code ignores weights in the degrees and takes in-degrees at both ends (docs/errata.md, D17):
+    ``degrees="count", direction="pyg"``.
 
     In a part of a graph whose ``full_degree`` is known, d is that of the whole graph, so that every entry is the one
     the whole graph has for this pair; rows of ``"row"`` then sum to the share of their edges that the part has.
@@ -59,6 +60,8 @@ class AdjacencyDiffusivity(Diffusivity):
             ``torch_geometric.nn.GCNConv`` does. On an undirected graph the three agree.
         zero_degree: ``"zero"``: a row without weight stays a zero row, so a conserving update leaves the node alone;
             ``"error"``: such a node is refused.
+        degrees: d is the sum of the weights of edges, ``"weighted"``, or the number of those with a positive weight,
+            ``"count"``. A part of a weighted graph knows its ``full_degree`` only, which are sums.
     """
 
     depends_on = "nothing"
@@ -72,38 +75,45 @@ class AdjacencyDiffusivity(Diffusivity):
         self_loops: SelfLoops = "keep",
         direction: Literal["directed", "undirected", "pyg"] = "directed",
         zero_degree: Literal["zero", "error"] = "zero",
+        degrees: Literal["weighted", "count"] = "weighted",
     ) -> None:
         super().__init__()
         check_choice(normalization, "normalization", ["sym", "row", "sum"])
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_choice(direction, "direction", ["directed", "undirected", "pyg"])
         check_choice(zero_degree, "zero_degree", ["zero", "error"])
+        check_choice(degrees, "degrees", ["weighted", "count"])
         self.normalization = normalization
         self.self_loops: SelfLoops = self_loops
         self.direction = direction
         self.zero_degree = zero_degree
-        self.row_stochastic = normalization == "row"
+        self.degrees = degrees
+        self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        if self.direction == "undirected":
-            graph = graph.to_undirected()
-        graph = graph.with_self_loops(self.self_loops)
+        counted = self._as_asked(_ones(graph)) if self.degrees == "count" else None
+        graph = self._as_asked(graph)
         # Entries are as exact as the state, and never below float32.
         dtype = torch.promote_types(x.dtype, torch.float32)
-        name = f"{self.normalization}, {self.direction}, {self.zero_degree}, {dtype}"
+        name = f"{self.normalization}, {self.direction}, {self.zero_degree}, {self.degrees}, {dtype}"
         return SparseCoupling(
-            graph.reweighted(name, lambda: self._entries(graph, x.new_empty(0, dtype=dtype))),
+            graph.reweighted(name, lambda: self._entries(graph, counted or graph, x.new_empty(0, dtype=dtype))),
             symmetric=self.symmetric or None,
             row_stochastic=self.row_stochastic and graph.full_degree is None,
             nonnegative=True,
-            metric=(lambda: _received(graph)) if self.normalization == "row" else None,
+            metric=(lambda: _received(graph)) if self.row_stochastic else None,
         )
 
-    def _entries(self, graph: Graph, like: Tensor) -> Float[Tensor, " E"]:
+    def _as_asked(self, graph: Graph) -> Graph:
+        """With both directions of every edge and with self-loops, as the options say."""
+        return (graph.to_undirected() if self.direction == "undirected" else graph).with_self_loops(self.self_loops)
+
+    def _entries(self, graph: Graph, counted: Graph, like: Tensor) -> Float[Tensor, " E"]:
+        """The weights of the graph over the degrees of ``counted``."""
         weight = graph.weights(like)
         source, target = graph.edges
-        received = graph.degree("in", weight.dtype)
+        received = counted.degree("in", weight.dtype)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
                 f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
@@ -115,11 +125,27 @@ class AdjacencyDiffusivity(Diffusivity):
             return weight * reciprocal(received).index_select(0, target)
         by_source = by_target = inverse_root(received)
         if self.direction != "pyg":
-            by_source = inverse_root(graph.degree("out", weight.dtype))
+            by_source = inverse_root(counted.degree("out", weight.dtype))
         return weight * by_target.index_select(0, target) * by_source.index_select(0, source)
 
     def extra_repr(self) -> str:
-        return f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}"
+        return (
+            f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}, "
+            f"degrees={self.degrees!r}"
+        )
+
+
+def _ones(graph: Graph) -> Graph:
+    """The same edges, those of positive weight with weight 1 and the others with 0."""
+    weight = graph.edge_weight
+    if weight is None:
+        return graph
+    if graph.full_degree is not None:
+        raise ValueError(
+            "degrees='count' needs the number of edges that every node has in the whole graph; got a part of a "
+            "weighted graph, whose full_degree holds sums of weights. Take degrees='weighted', or the whole graph."
+        )
+    return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
 
 
 def _received(graph: Graph) -> Float[Tensor, "N one"] | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
-from diffusion_mp.errors import check_choice, check_kind, check_positive
+from diffusion_mp.errors import check_choice, check_kind, check_positive, check_share
 from diffusion_mp.graph import Graph, SelfLoops
 
 Mix = Literal["sum", "mean", "joint"]
@@ -42,9 +42,10 @@ class GraphAugmentedDiffusivity(Diffusivity):
             (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
             both, so that a node hears its neighbours the more the more of them it has. With a row-normalised Ŝ
             none of the three descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
+        graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã in place of both shares above, as released code mixes them.
 
     Raises:
-        TypeError, ValueError: something else than two diffusivities, or another mix.
+        TypeError, ValueError: something else than two diffusivities, another mix, or a w outside [0, 1].
     """
 
     depends_on = "parts"
@@ -53,12 +54,21 @@ class GraphAugmentedDiffusivity(Diffusivity):
         "for them (D24 in docs/errata.md). CertifiedStep on the unnormalised sum descends a JointEnergy."
     )
 
-    def __init__(self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum") -> None:
+    def __init__(
+        self,
+        attention: Diffusivity,
+        graph_term: Diffusivity,
+        mix: Mix = "sum",
+        graph_weight: float | None = None,
+    ) -> None:
         super().__init__()
         check_kind(attention, "attention", Diffusivity, "a Diffusivity")
         check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
         check_choice(mix, "mix", get_args(Mix))
+        if graph_weight is not None:
+            check_share(graph_weight, "graph_weight", "the graph term beside 1 - graph_weight of the attention")
         self.attention, self.graph_term, self.mix = attention, graph_term, mix
+        self.graph_weight = graph_weight
         self.heads = max(attention.heads, graph_term.heads)
         self.needs_graph = attention.needs_graph
         self.symmetric = attention.symmetric and graph_term.symmetric and mix != "joint"
@@ -70,13 +80,16 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
         """Both couplings as one."""
-        both = SumCoupling([attention, graph_term])
+        if self.graph_weight is None:
+            both = SumCoupling([attention, graph_term])
+        else:
+            both = SumCoupling([(1 - self.graph_weight) * attention, self.graph_weight * graph_term])
         if self.mix == "joint":
             return row_normalized(both)
-        return both if self.mix == "sum" else 0.5 * both
+        return 0.5 * both if self.mix == "mean" and self.graph_weight is None else both
 
     def extra_repr(self) -> str:
-        return f"mix={self.mix!r}"
+        return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCoupling
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
 from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
-from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
+from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions, stabilized_features
 from diffusion_mp.errors import check_choice, check_counts, check_generator, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.gumbel import gumbel, take_step
@@ -54,7 +54,10 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise. It is recorded in training, if
             there is a graph, and collected by :func:`auxiliary_loss`.
         generator: draws the features and the seed of the noise; by default the one that draws all parameters.
-        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`.
+        stabilizer: ε that released code (10⁻⁶) adds to every feature once the largest is one. It is for parity only:
+            where norms are large, ε is all that is left of most features and attention is uniform (docs/errata.md, N4).
+        options: ``heads``, ``projection``, ``head_channels``, ``normalize`` and ``bias`` of
+            :class:`QueryKeyDiffusivity`.
     """
 
     directions: Tensor
@@ -75,6 +78,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         num_samples: int = 10,
         edge_regularization: float = 0.0,
         generator: torch.Generator | None = None,
+        stabilizer: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
@@ -86,9 +90,12 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         check_generator(generator)
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_choice(logits, "logits", ["dot", "scaled_dot"])
+        check_positive(stabilizer, "stabilizer", allow_zero=True)
+        if stabilizer:
+            self.depends_on = "graph"  # the largest feature of all keys is in every entry
         self.dim = cast("int", self.head_channels)
         self.tau, self.logits, self.num_samples = float(tau), logits, num_samples
-        self.edge_regularization = edge_regularization
+        self.edge_regularization, self.stabilizer = edge_regularization, stabilizer
         self.auxiliary = AuxiliaryLoss()
         self.register_buffer("directions", torch.empty(num_features, self.dim))
         self.register_buffer("noise_state", torch.zeros(2, dtype=torch.long))
@@ -119,7 +126,10 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
-        log_query, log_key, log_weight = attention_features(q, k, self.directions)
+        if self.stabilizer:
+            log_query, log_key, log_weight = stabilized_features(q, k, self.directions, self.stabilizer, graph)
+        else:
+            log_query, log_key, log_weight = attention_features(q, k, self.directions)
         noisy = self.training and self.num_samples > 0
         regularized = self.training and self.edge_regularization > 0 and graph.edge_index is not None
         self.auxiliary.value = None
@@ -141,5 +151,5 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, num_features={self.directions.size(0)}, tau={self.tau:g}, "
-            f"logits={self.logits!r}, num_samples={self.num_samples}"
+            f"logits={self.logits!r}, num_samples={self.num_samples}, stabilizer={self.stabilizer:g}"
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_state
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_state
 from diffusion_mp.graph import Graph
 
 Projection = Literal["separate", "tied"] | None
@@ -30,6 +30,7 @@ class QueryKeyDiffusivity(Diffusivity):
         normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes,
             heads and channels of a graph, as released code does. That makes q·k = O(1/n) and the attention nearly
             uniform, and is for parity with such code only (docs/errata.md, D1); ``None``: vectors as they are.
+        bias: q = W_Q x + b_Q and k = W_K x + b_K, as released code has them; needs a projection.
 
     Attributes:
         head_channels: channels of a query and of a key; ``None`` where they are left open.
@@ -43,9 +44,11 @@ class QueryKeyDiffusivity(Diffusivity):
         projection: Projection = "separate",
         head_channels: int | None = None,
         normalize: Normalization = None,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         check_counts(heads=heads)
+        check_flags(bias=bias)
         check_choice(projection, "projection", [None, "separate", "tied"])
         check_choice(normalize, "normalize", ["row", "frobenius", None])
         for name, count in (("channels", channels), ("head_channels", head_channels)):
@@ -55,6 +58,11 @@ class QueryKeyDiffusivity(Diffusivity):
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         self.head_channels: int | None
         if projection is None:
+            if bias:
+                raise ValueError(
+                    "bias is added to what a projection gives, and there is none; got bias=True with projection=None. "
+                    "Choose projection='separate' or 'tied', or leave bias out."
+                )
             if channels is not None and channels % heads:
                 raise ValueError(
                     f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
@@ -64,9 +72,9 @@ class QueryKeyDiffusivity(Diffusivity):
             if channels is None:
                 raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
             self.head_channels = head_channels or channels
-            self.query = nn.Linear(channels, heads * self.head_channels, bias=False)
+            self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
             if projection == "separate":
-                self.key = nn.Linear(channels, heads * self.head_channels, bias=False)
+                self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
 
     def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
         """q and k as the attention sees them; the same object where they are equal.

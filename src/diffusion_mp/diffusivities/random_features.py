@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 
 
@@ -48,3 +51,31 @@ def attention_features(
     log_key, log_weight = positive_features(k, directions)
     log_query = log_key if q is k else positive_features(q, directions)[0]
     return log_query, log_key, log_weight
+
+
+def stabilized_features(
+    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"], eps: float, graph: Graph
+) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+    r"""Log features e^{w_r·a − ½‖a‖² − M} + ε of queries and keys, and log weights of zero, as released code has them.
+
+    M is the largest w_r·q of a query's own, and the largest w_r·k of all keys of a graph: with ε it does not cancel.
+    """
+    if graph.num_nodes != graph.total_nodes:
+        raise ValueError(
+            "stabilizer needs the largest feature of all keys, which no rank knows of its part of a graph. Take "
+            "stabilizer=0, or one process."
+        )
+    (along_q, half_q), (along_k, half_k) = (positive_features(a, directions) for a in (q, k))
+    floor = torch.full_like(half_q, math.log(eps))
+    largest_q, largest_k = along_q.amax(2, keepdim=True), largest(along_k.amax(2, keepdim=True), graph)
+    log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
+    return log_query, torch.logaddexp(along_k + half_k - largest_k, floor), torch.zeros_like(half_k)
+
+
+def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "N H one"]:
+    """The largest row of every graph, at all of its rows."""
+    if graph.is_single:
+        return x.amax(0, keepdim=True) if len(x) else x
+    batch = graph.batch.to(x.device)[:, None, None].expand_as(x)
+    top = x.new_full((graph.num_graphs, *x.shape[1:]), -torch.inf)
+    return top.scatter_reduce(0, batch, x, "amax").gather(0, batch)

@@ -26,7 +26,7 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
             ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n for every head, and on large graphs the layer is linear in V: on random states the
             attention changes V by less than 10⁻⁴ of its norm at n = 1 000, and by no more than float32 rounds at
             n = 169 000 (docs/errata.md, G1).
-        options: ``heads``, ``projection`` and ``head_channels`` of :class:`QueryKeyDiffusivity`.
+        options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Raises:
         ValueError: ``normalize`` is ``None``, or another option is not one of its choices.

@@ -57,6 +57,11 @@ class DIFFormerConv(DiffusionConv):
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
         transform: W_V, see :class:`DiffusionConv`.
         options: further ones of :class:`DiffusionConv` (``keep``, ``bias``, ``dropout``, …).
+        qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
+        graph_weight: w: (1 − w) Ŝ + w Ã in the update that ``graph`` names; by default both count 1, or both ½.
+        direction, degrees: of the graph term, see :class:`AdjacencyDiffusivity`.
+
+    The released code is this layer with other options: docs/released.md.
     """
 
     references = ("wu2025transformers", "wu2023difformer")
@@ -76,18 +81,25 @@ class DIFFormerConv(DiffusionConv):
         graph: Literal["sum", "mean"] | None = "sum",
         self_loops: SelfLoops = "remaining",
         transform: bool = True,
+        qkv_bias: bool = False,
+        graph_weight: float | None = None,
+        direction: Literal["directed", "undirected", "pyg"] = "directed",
+        degrees: Literal["weighted", "count"] = "weighted",
         **options: Any,
     ) -> None:
         check_counts(in_channels=in_channels)
         check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
-        check_flags(transform=transform)
-        attention = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize)
-        adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops)
-        diffusivity = attention if graph is None else GraphAugmentedDiffusivity(attention, adjacency, graph)
+        check_flags(transform=transform, qkv_bias=qkv_bias)
+        bias = qkv_bias and projection is not None
+        attention = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize, bias=bias)
+        adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops, direction=direction, degrees=degrees)
+        augmented = GraphAugmentedDiffusivity(attention, adjacency, graph or "sum", graph_weight)
+        diffusivity = attention if graph is None else augmented
         update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
         shared = heads if transform else 1
-        super().__init__(in_channels, out_channels, diffusivity, update, shared, transform=transform, **options)
+        options |= {"transform": transform, "value_bias": qkv_bias and transform}
+        super().__init__(in_channels, out_channels, diffusivity, update, shared, **options)
 
 
 class NodeFormerConv(MultiHeadConv):
@@ -107,6 +119,10 @@ class NodeFormerConv(MultiHeadConv):
         projection: of the attention.
         bias, dropout, validate: as in :class:`MultiHeadConv`.
         attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``tau``, ``num_features``, …).
+        qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
+        powers, gate: of the bias of the edges, see :class:`RelationalBias`.
+
+    The released code is this layer with other options: docs/released.md.
     """
 
     references = ("wu2022nodeformer", "choromanski2021performer")
@@ -124,18 +140,23 @@ class NodeFormerConv(MultiHeadConv):
         bias: bool = True,
         dropout: float = 0.0,
         validate: bool = False,
+        qkv_bias: bool = False,
+        powers: Literal["walks", "reach"] = "walks",
+        gate: Literal["sigmoid"] | None = "sigmoid",
         **attention: Any,
     ) -> None:
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
+        check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
         softmax = KernelizedSoftmaxDiffusivity(
             in_channels,
             heads=heads,
             projection=projection,
             head_channels=None if projection is None else width,
+            bias=qkv_bias and projection is not None,
             **attention,
         )
-        edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum")
+        edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate)
         super().__init__(
             in_channels,
             out_channels,
@@ -145,6 +166,7 @@ class NodeFormerConv(MultiHeadConv):
             bias=bias,
             dropout=dropout,
             validate=validate,
+            value_bias=qkv_bias,
         )
 
 
@@ -231,6 +253,7 @@ class SGFormerConv(DiffusionConv):
         projection, normalize: of the attention, see :class:`SGFormerDiffusivity`.
         transform, bias: see :class:`DiffusionConv`.
         options: further ones of :class:`DiffusionConv` (``concat``, ``dropout``, ``validate``, …).
+        qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
 
     Raises:
         TypeError, ValueError: β does not lie in (0, 1], or as in :class:`DiffusionConv`.
@@ -249,10 +272,11 @@ class SGFormerConv(DiffusionConv):
         normalize: Literal["row", "frobenius"] = "row",
         transform: bool = True,
         bias: bool = False,
+        qkv_bias: bool = False,
         **options: Any,
     ) -> None:
         check_counts(in_channels=in_channels)
-        check_flags(transform=transform)
+        check_flags(transform=transform, qkv_bias=qkv_bias)
         check_positive(beta, "beta", allow_zero=True)
         if not 0 < beta <= 1:
             raise ValueError(
@@ -261,10 +285,17 @@ class SGFormerConv(DiffusionConv):
         super().__init__(
             in_channels,
             out_channels,
-            SGFormerDiffusivity(in_channels, heads=heads, projection=projection, normalize=normalize),
+            SGFormerDiffusivity(
+                in_channels,
+                heads=heads,
+                projection=projection,
+                normalize=normalize,
+                bias=qkv_bias and projection is not None,
+            ),
             teleport(1 - beta),
             heads if transform else 1,
             transform=transform,
+            value_bias=qkv_bias and transform,
             bias=bias,
             keep="state",
             **options,

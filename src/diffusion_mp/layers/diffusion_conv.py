@@ -51,6 +51,7 @@ class DiffusionConv(nn.Module):
         steps: how often the update is applied with the one coupling inferred (the K of SGC and APPNP).
         dropout: on the propagated values only; never on what the diffusivity reads or the update keeps.
         validate: look for NaN and infinity in x at every call, which takes a pass over it.
+        value_bias: h(x) = W_V x + b_V, with ``transform``.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
@@ -82,13 +83,14 @@ class DiffusionConv(nn.Module):
         steps: int = 1,
         dropout: float = 0.0,
         validate: bool = False,
+        value_bias: bool = False,
     ) -> None:
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, steps=steps)
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values", "features"])
         check_probability(dropout, "dropout")
-        check_flags(concat=concat, transform=transform, bias=bias, validate=validate)
+        check_flags(concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias)
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
@@ -99,6 +101,11 @@ class DiffusionConv(nn.Module):
             raise ValueError(
                 f"{cause}, so in_channels must equal the output's channels {total}; got in_channels={in_channels}."
             )
+        if value_bias and not transform:
+            raise ValueError(
+                "value_bias is added to what W_V gives, and there is none; got value_bias=True with transform=False. "
+                "Leave one of them out."
+            )
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.head_channels = out_channels
         self.concat, self.keep, self.reads, self.steps = concat, keep, reads, steps
@@ -106,7 +113,7 @@ class DiffusionConv(nn.Module):
         self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value = (
-            ValueLinear(in_channels, heads * out_channels, bias=False, weight_initializer="glorot")
+            ValueLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
             if transform
             else None
         )

@@ -8,6 +8,7 @@ from diffusion_mp.models.inference import full_graph_inference
 from diffusion_mp.models.label_propagation import LabelPropagation
 from diffusion_mp.models.nodeformer import NodeFormer
 from diffusion_mp.models.pde_transformer import PDETransformer
+from diffusion_mp.models.released import released_state_dict
 from diffusion_mp.models.sgformer import SGFormer
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "SFiFormer",
     "SGFormer",
     "full_graph_inference",
+    "released_state_dict",
 ]

@@ -34,6 +34,8 @@ class DIFFormer(LayerStack):
         layer_norm: normalise after the input layer and after every step.
         dropout: rate.
         task: ``"node"``, ``"graph"`` or ``"link"``.
+        dropout_on: ``"values"``, what a layer propagates and what the output layer reads; or ``"state"``, after the
+            input layer and after every layer, as the released code does: attention then reads a state with dropout.
         options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``tau``, ``graph``, ``leak``, …).
 
     Shapes: see :class:`GraphModel`.
@@ -54,9 +56,11 @@ class DIFFormer(LayerStack):
         layer_norm: bool = True,
         dropout: float = 0.0,
         task: Task = "node",
+        dropout_on: Literal["values", "state"] = "values",
         **options: Any,
     ) -> None:
         check_choice(activation, "activation", ["relu", None])
+        check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_flags(source=source)
 
         def conv() -> DIFFormerConv:
@@ -67,7 +71,7 @@ class DIFFormer(LayerStack):
                 beta=1.0 if source else 0.0,
                 keep="state",
                 bias=False,
-                dropout=dropout,
+                dropout=dropout if dropout_on == "values" else 0.0,
                 **options,
             )
 
@@ -81,12 +85,13 @@ class DIFFormer(LayerStack):
             dropout=dropout,
             task=task,
         )
-        self.activation, self.source = activation, source
+        self.activation, self.source, self.dropout_on = activation, source, dropout_on
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
-        x = relu(self.norms[0](self.encoder(x)))
+        on_state = self.training and self.dropout_on == "state"
+        x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
         initial = x if self.source else None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             x = norm(recorded(record, conv, x, graph, source=initial))
-            x = relu(x) if self.activation == "relu" else x
-        return self.decoder(dropout(x, self.dropout, self.training))
+            x = dropout(relu(x) if self.activation == "relu" else x, self.dropout, on_state)
+        return self.decoder(dropout(x, self.dropout, self.training and not on_state))

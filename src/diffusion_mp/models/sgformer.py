@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability, check_share
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN
 from diffusion_mp.models.heads import Task, output_layers
+from diffusion_mp.models.residual_gcn import ResidualGCN
 
 
 class SGFormer(GraphModel):
@@ -23,10 +26,15 @@ class SGFormer(GraphModel):
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
 
     Without observed edges Z_O = Z. Dropout acts on what is propagated and on Z_O, never on what the attention reads.
+    With ``trans_num_layers`` further attentions follow, each with its norm, from Z in the place of Z⁽⁰⁾.
+
+    PyG's class of this name, and the released code, have other options: docs/released.md.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels.
+        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; or
+            ``gnn="residual"``, the one of PyG's SGFormer: it reads X, has BatchNorm, ReLU and dropout after every
+            layer, and adds to each the first of its states.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as the slides say; ``False``: X through an encoder of its own, as the released
             code does.
@@ -34,6 +42,13 @@ class SGFormer(GraphModel):
         dropout: rate of the attention's values and of Z_O.
         gnn_dropout: rate inside GN; ``None``: the same.
         task: ``"node"``, ``"graph"`` or ``"link"``.
+        trans_num_layers: layers of attention.
+        activation: after the norm of every one, ``"relu"`` or ``None``.
+        dropout_on: ``"values"``, see above; or ``"state"``, after the encoder and after every layer of attention, as
+            PyG does: attention then reads a state with dropout, and Z_O has no more of it.
+        aggregate: ``"add"``, the sum above, or ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
+        trans_num_heads, trans_dropout, gnn_num_layers, graph_weight: PyG's names of ``heads``, ``dropout``,
+            ``num_gnn_layers`` and ``alpha``; they lead where they are given.
         options: of the attention, further ones of :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
 
     Shapes: see :class:`GraphModel`.
@@ -51,25 +66,48 @@ class SGFormer(GraphModel):
         out_channels: int,
         *,
         num_gnn_layers: int = 2,
-        gnn: ConvName = "gcn",
+        gnn: ConvName | Literal["residual"] = "gcn",
         alpha: float = 0.5,
         shared_encoder: bool = True,
         layer_norm: bool = True,
         dropout: float = 0.0,
         gnn_dropout: float | None = None,
         task: Task = "node",
+        trans_num_layers: int = 1,
+        activation: Literal["relu"] | None = None,
+        dropout_on: Literal["values", "state"] = "values",
+        aggregate: Literal["add", "cat"] = "add",
+        trans_num_heads: int | None = None,
+        trans_dropout: float | None = None,
+        gnn_num_layers: int | None = None,
+        graph_weight: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_counts(num_gnn_layers=num_gnn_layers)
-        check_choice(gnn, "gnn", get_args(ConvName))
+        check_counts(num_gnn_layers=num_gnn_layers, trans_num_layers=trans_num_layers)
+        check_probability(dropout, "dropout")
+        check_share(alpha, "alpha", "the GNN beside the attention")
+        if gnn_num_layers is not None:
+            check_counts(gnn_num_layers=gnn_num_layers)
+            num_gnn_layers = gnn_num_layers
+        if trans_dropout is not None:
+            check_probability(trans_dropout, "trans_dropout")
+            dropout = trans_dropout
+        if graph_weight is not None:
+            check_share(graph_weight, "graph_weight", "the GNN beside the attention")
+            alpha = graph_weight
+        if trans_num_heads is not None:
+            check_counts(trans_num_heads=trans_num_heads)
+            options["heads"] = trans_num_heads
+        check_choice(gnn, "gnn", [*get_args(ConvName), "residual"])
+        check_choice(activation, "activation", ["relu", None])
+        check_choice(dropout_on, "dropout_on", ["values", "state"])
+        check_choice(aggregate, "aggregate", ["add", "cat"])
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
         gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
         check_probability(gnn_dropout, "gnn_dropout")
-        check_positive(alpha, "alpha", allow_zero=True)
-        if alpha > 1:
-            raise ValueError(f"alpha must lie in [0, 1], the weight of the GNN beside the attention; got {alpha}.")
         self.alpha, self.dropout = alpha, dropout
+        self.activation, self.dropout_on, self.aggregate = activation, dropout_on, aggregate
 
         def norm() -> nn.Module:
             return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
@@ -78,18 +116,45 @@ class SGFormer(GraphModel):
             return nn.Sequential(FeatureLinear(in_channels, hidden_channels), norm(), nn.ReLU())
 
         self.encoder = encoder()
-        self.gnn_encoder = None if shared_encoder else encoder()
-        self.conv = SGFormerConv(hidden_channels, hidden_channels, dropout=dropout, **options)
-        self.norm = norm()
-        self.gnn = DiffusionGNN(
-            hidden_channels, hidden_channels, hidden_channels, num_gnn_layers, conv=gnn, dropout=gnn_dropout
+        self.gnn_encoder = None if shared_encoder or gnn == "residual" else encoder()
+        options["dropout"] = dropout if dropout_on == "values" else 0.0
+        self.conv, self.norm = SGFormerConv(hidden_channels, hidden_channels, **options), norm()
+        self.further = nn.ModuleList(
+            nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
+            for _ in range(trans_num_layers - 1)
         )
-        self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
+        sizes = hidden_channels, num_gnn_layers
+        self.gnn = (
+            ResidualGCN(in_channels, *sizes, dropout=gnn_dropout)
+            if gnn == "residual"
+            else DiffusionGNN(hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout)
+        )
+        states = 2 if aggregate == "cat" else 1
+        self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+        on_state = self.training and self.dropout_on == "state"
         initial = self.encoder(x)
-        z = self.norm(recorded(record, self.conv, initial, graph))
+        z = dropout(initial, self.dropout, on_state)
+        for conv, norm in [(self.conv, self.norm), *self.further]:
+            z = norm(recorded(record, conv, z, graph))
+            z = dropout(relu(z) if self.activation == "relu" else z, self.dropout, on_state)
         if graph.edge_index is not None:
-            observed = self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
-            z = (1 - self.alpha) * z + self.alpha * observed
-        return self.decoder(dropout(z, self.dropout, self.training))
+            z = self._joined(z, self._observed(x, initial, graph))
+        elif self.aggregate == "cat":
+            raise ValueError(
+                "aggregate='cat' puts what the GNN makes of the observed edges beside the attention; got a graph "
+                "without any. Pass edge_index (an empty [2, 0] one if no edge was observed), or take aggregate='add'."
+            )
+        return self.decoder(dropout(z, self.dropout, self.training and not on_state))
+
+    def _observed(self, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
+        """GN, of the features or of what it shares with the attention."""
+        if isinstance(self.gnn, ResidualGCN):
+            return self.gnn(x, graph)
+        return self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
+
+    def _joined(self, z: Tensor, observed: Tensor) -> Tensor:
+        if self.aggregate == "cat":
+            return torch.cat([z, observed], 1)
+        return (1 - self.alpha) * z + self.alpha * observed

@@ -1,0 +1,156 @@
+"""``released_state_dict``: parameters that other code has saved, under the names that they have here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from diffusion_mp.errors import check_kind, describe
+from diffusion_mp.models.difformer import DIFFormer
+from diffusion_mp.models.nodeformer import NodeFormer
+from diffusion_mp.models.sgformer import SGFormer
+
+Renaming = tuple[str, str | Callable[[re.Match[str]], str]]
+
+
+class Names(NamedTuple):
+    """How tensors are called: (pattern, replacement) pairs, each applied where it matches."""
+
+    released: tuple[Renaming, ...]
+    """From ours to the released ones."""
+    other: tuple[Renaming, ...] = ()
+    """From those of another implementation to the released ones."""
+
+
+#: The parts between a layer and its queries, and between a norm and its module; the letters of the released code.
+LAYER: tuple[Renaming, ...] = (
+    (r"\bdiffusivity\.(attention\.)?", ""),
+    (r"\bquery\b", "Wq"),
+    (r"\bkey\b", "Wk"),
+    (r"\bvalue\b", "Wv"),
+    (r"\bmix\b", "Wo"),
+    (r"\bgraph_term\.bias\b", "b"),
+)
+STACK: tuple[Renaming, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
+NAMES: dict[type[nn.Module], Names] = {
+    DIFFormer: Names((*LAYER, *STACK)),
+    NodeFormer: Names((*LAYER, *STACK)),
+    SGFormer: Names(
+        (
+            (r"^gnn\.encoder\b", "graph_conv.fcs.0"),
+            (r"^gnn\.norms\.(\d+)\.module\b", r"graph_conv.bns.\1"),
+            (r"^gnn\.convs\.(\d+)\.value\b", r"graph_conv.convs.\1.W"),
+            (r"^gnn\.convs\.(\d+)\.bias\b", r"graph_conv.convs.\1.W.bias"),
+            (r"^encoder\.0\b", "trans_conv.fcs.0"),
+            (r"^encoder\.1\b", "trans_conv.bns.0"),
+            (r"^conv\b", "trans_conv.convs.0"),
+            (r"^norm\b", "trans_conv.bns.1"),
+            (r"^further\.(\d+)\.0\b", lambda found: f"trans_conv.convs.{int(found[1]) + 1}"),
+            (r"^further\.(\d+)\.1\b", lambda found: f"trans_conv.bns.{int(found[1]) + 2}"),
+            (r"^decoder\b", "fc"),
+            *LAYER,
+        ),
+        other=(  # PyG's
+            (r"^(trans_conv)\.attns\.(\d+)\.([qkv])\b", r"\1.convs.\2.W\3"),
+            (r"^(graph_conv\.convs\.\d+)\.lin\b", r"\1.W"),
+            (r"^(graph_conv\.convs\.\d+)\.bias\b", r"\1.W.bias"),
+        ),
+    ),
+}
+
+#: Which option of a model a tensor is there for, by its released name.
+OPTIONS = {
+    r"graph_conv\.": "gnn='residual'",
+    r"W[qk]\.weight": "projection='separate'",
+    r"Wv\.weight": "transform=True",
+    r"W[qkv]\.bias": "qkv_bias=True",
+    r"\bbns\.": "layer_norm=True",
+    r"\bb$": "a relational_bias",
+    r"^fcs?\b": "task='node'",
+}
+#: What released code never saves: NodeFormer draws features and noise anew at every call.
+DRAWN = re.compile(r"\b(directions|noise_state)$")
+
+
+def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict for ``model`` from one of the repository of DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
+
+    >>> released = torch.load("model.pkl", weights_only=True)
+    >>> model.load_state_dict(released_state_dict(model, released))
+
+    Names and shapes are compared; numbers that no tensor tells (τ, dropout, which kernel, …) are arguments of the model
+    as they were arguments there: docs/released.md has them side by side. Buffers that the released code does not save,
+    the random features of NodeFormer, stay those of ``model``.
+
+    Args:
+        model: a :class:`DIFFormer`, :class:`NodeFormer` or :class:`SGFormer`.
+        released: names and tensors. Files are not read here: ``torch.load(path, weights_only=True)`` runs no code.
+
+    Raises:
+        TypeError: another model, or no dictionary of tensors.
+        ValueError: a tensor of an unknown name, one for which the model has no place or which it lacks (the sentence
+            names the option), or one of another shape.
+    """
+    kind = next((kind for kind in NAMES if isinstance(model, kind)), None)
+    if kind is None:
+        kinds = ", ".join(known.__name__ for known in NAMES)
+        raise TypeError(f"model must be one of {kinds}, whose code was released; got {describe(model)}.")
+    check_kind(released, "released", Mapping, "a dict of tensors, as torch.load(path, weights_only=True) gives it")
+    for name, tensor in released.items():
+        check_kind(name, "every key of released", str, "the name of a tensor")
+        check_kind(tensor, f"released[{name!r}]", Tensor, "a tensor")
+    own = model.state_dict()
+    drawn = {name: tensor for name, tensor in own.items() if DRAWN.search(name)}
+    places = {_renamed(name, NAMES[kind].released): name for name in own if name not in drawn}
+    came = {_renamed(name, NAMES[kind].other): name for name in released}
+    _check_depth(kind, came, places)
+    for name in came:
+        if name not in places:
+            raise ValueError(f"released has {came[name]!r}, {_no_place(kind, name)}")
+    for name in places:
+        if name not in came:
+            raise ValueError(
+                f"{kind.__name__} has {places[name]!r}, which is {name!r} in the released code, and released lacks it. "
+                f"Build the model without {_option(name) or 'it'}."
+            )
+    for name, place in places.items():
+        if own[place].shape != released[came[name]].shape:
+            raise ValueError(
+                f"released[{came[name]!r}] is {describe(released[came[name]])}, but {place!r} of the model has shape "
+                f"{list(own[place].shape)}. Build it with the channels, heads and hops of the checkpoint; jump and "
+                f"aggregate say how many states the output layer reads."
+            )
+    return drawn | {place: released[came[name]] for name, place in places.items()}
+
+
+def _renamed(name: str, renamings: Iterable[Renaming]) -> str:
+    for pattern, replacement in renamings:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _option(name: str) -> str | None:
+    return next((option for pattern, option in OPTIONS.items() if re.search(pattern, name)), None)
+
+
+def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None:
+    """Raise unless both have as many layers where both have a stack: no other sentence would say so plainly."""
+    for part, option in (("graph_conv.", "gnn_num_layers"), ("trans_conv.", "trans_num_layers"), ("", "num_layers")):
+        layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
+        there, here = (len({found[1] for found in map(layers.match, names) if found}) for names in (came, places))
+        if f"{part}fcs.0.weight" in places and there and here and there != here:
+            raise ValueError(
+                f"released has {there} layers in '{part}convs', and {kind.__name__} has {here}. Build it with {option}="
+                f"{there}."
+            )
+
+
+def _no_place(kind: type, name: str) -> str:
+    option = _option(name)
+    known = re.fullmatch(r"((trans|graph)_conv\.)?(fcs|bns|convs)\.\d+\.\w+(\.\w+)?|fc\.\w+", name)
+    if option is None or not known:
+        return f"which no released {kind.__name__} that this function knows has. Leave it out if nothing reads it."
+    return f"for which {kind.__name__} has no place as it was built. Build it with {option}."

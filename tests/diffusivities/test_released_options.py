@@ -1,0 +1,257 @@
+"""Options that released code needs, each against its formula written out densely: values, gradients, refusals."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    Coupling,
+    DIFFormerConv,
+    DiffusionConv,
+    Diffusivity,
+    Graph,
+    GraphAugmentedDiffusivity,
+    KernelizedSoftmaxDiffusivity,
+    NodeFormerConv,
+    RelationalBias,
+    SGFormerConv,
+    SGFormerDiffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+    SoftmaxDiffusivity,
+)
+
+DOUBLE = torch.float64
+PTR = torch.tensor([0, 4, 4, 5, 11])
+# A loop at 2, a pair that comes twice, four steps from 7 to 10; 4 is alone.
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9], [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10]])
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def weights() -> Tensor:
+    """Positive, but for an edge of weight zero, which counts as none."""
+    weight = random(EDGES.size(1), seed=3).abs() + 0.1
+    weight[1] = 0
+    return weight.requires_grad_()
+
+
+def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> None:
+    """Dense entries, and the gradients of a product with random values."""
+    torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
+    v = random(expected.size(1), expected.size(0), 3, seed=8)
+    got, wanted = coupling @ v, torch.einsum("hij,jhd->ihd", expected, v)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    cotangent = random(*wanted.shape, seed=9)
+    assert leaves
+    gradients = [
+        torch.autograd.grad((out * cotangent).sum(), leaves, retain_graph=True, materialize_grads=True)
+        for out in (got, wanted)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+
+
+def matrix(weight: Tensor) -> Tensor:
+    return torch.zeros(11, 11, dtype=DOUBLE).index_put((EDGES[1], EDGES[0]), weight, accumulate=True)
+
+
+def inverse(degree: Tensor, power: float) -> Tensor:
+    return torch.where(degree > 0, degree, torch.inf).pow(-power)
+
+
+def degree_normalized(a: Tensor, counts: Tensor, normalization: str, direction: str = "directed") -> Tensor:
+    """Entries of ``a`` over the degrees of ``counts``."""
+    received = counts.sum(1)
+    if normalization == "row":
+        return inverse(received, 1)[:, None] * a
+    sent = received if direction == "pyg" else counts.sum(0)
+    return inverse(received, 0.5)[:, None] * a * inverse(sent, 0.5)[None] if normalization == "sym" else a
+
+
+@pytest.mark.parametrize(
+    ("normalization", "direction", "loops"),
+    list(product(["sym", "row", "sum"], ["directed", "undirected", "pyg"], ["keep", "add", "remaining", "remove"])),
+)
+def test_degrees_may_count_edges(normalization: Any, direction: Any, loops: Any) -> None:
+    weight = weights()
+    a, counts = matrix(weight), matrix((weight > 0).double())
+    if direction == "undirected":
+        a, counts = (a + a.T) / 2, (counts + counts.T) / 2
+    eye, diagonal = torch.eye(11, dtype=DOUBLE), torch.diag(a.diagonal())
+    if loops == "add":
+        a, counts = a + eye, counts + eye
+    elif loops == "remaining":
+        missing = torch.diag(1 - counts.diagonal().sign())
+        if direction == "undirected":  # the two directions of a loop are parallel loops, which count with their mean
+            a, counts = a - diagonal / 2, counts - torch.diag(counts.diagonal()) / 2
+        a, counts = a + missing, counts + missing
+    elif loops == "remove":
+        a, counts = a - diagonal, counts - torch.diag(counts.diagonal())
+    diffusivity = AdjacencyDiffusivity(normalization, direction=direction, self_loops=loops, degrees="count")
+    coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES, weight, ptr=PTR))
+    assert_is(coupling, degree_normalized(a, counts, normalization, direction)[None], [weight])
+
+
+def test_without_weights_counted_degrees_are_the_others() -> None:
+    x, graph = random(11, 2, seed=1), Graph(11, EDGES, ptr=PTR)
+    both = [AdjacencyDiffusivity("sym", degrees=degrees)(x, graph).to_dense() for degrees in ("weighted", "count")]
+    assert torch.equal(*both)
+
+
+def test_a_part_of_a_weighted_graph_has_no_counts() -> None:
+    x, degree = random(11, 2, seed=1), torch.ones(11, 2, dtype=DOUBLE)
+    count = AdjacencyDiffusivity("sym", degrees="count")
+    count(x, Graph(11, EDGES, full_degree=degree))
+    with pytest.raises(ValueError, match=r"degrees='count' needs the number of edges .* Take degrees='weighted'"):
+        count(x, Graph(11, EDGES, weights().detach(), full_degree=degree))
+
+
+@pytest.mark.parametrize("mix", ["sum", "mean", "joint"])
+def test_attention_and_graph_by_a_weight(mix: Any) -> None:
+    x, weight = random(11, 2, seed=1).requires_grad_(), weights()
+    attention, edges = SigmoidDiffusivity(), AdjacencyDiffusivity("sum")
+    graph = Graph(11, EDGES, weight)
+    coupling = GraphAugmentedDiffusivity(attention, edges, mix, 0.3)(x, graph)
+    unit = x / x.norm(dim=1, keepdim=True)
+    scores = (unit @ unit.T).sigmoid()
+    expected = 0.7 * scores / scores.sum(1, keepdim=True) + 0.3 * matrix(weight)
+    if mix == "joint":
+        expected = expected / expected.sum(1, keepdim=True)
+    assert_is(coupling, expected[None], [x, weight])
+
+
+def test_a_weight_in_both_forms_of_the_update() -> None:
+    """``graph="sum"`` keeps (1 − τ) x, ``graph="mean"`` conserves with the row sums of what is mixed."""
+    x, graph = random(11, 4, seed=1), Graph(11, EDGES)
+    for form in ("sum", "mean"):
+        layer = DIFFormerConv(
+            4, 4, graph=form, graph_weight=0.3, tau=0.4, transform=False, keep="state", bias=False, projection=None
+        ).double()
+        out, coupling = layer(x, graph, return_coupling=True)
+        s = coupling.to_dense()[0]
+        keep = 1 - 0.4 * (s.sum(1, keepdim=True) if form == "mean" else 1)
+        torch.testing.assert_close(out, keep * x + 0.4 * s @ x, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.5, float("nan"), "half", True])
+@pytest.mark.usefixtures("no_typecheck")
+def test_a_weight_outside_0_1_is_refused(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="graph_weight must "):
+        DIFFormerConv(4, 4, graph_weight=bad)
+
+
+@pytest.mark.parametrize(("normalization", "gate"), list(product(["sum", "sym", "row"], ["sigmoid", None])))
+def test_edges_as_reachability(normalization: Any, gate: Any) -> None:
+    """Hop p is who is reached in 1 … 2ᵖ⁻¹ steps, once and without weights, over degrees of its own."""
+    diffusivity = RelationalBias(2, hops=3, normalization=normalization, powers="reach", gate=gate).double()
+    diffusivity.bias.data = random(3, 2, seed=5)
+    gates = diffusivity.bias.sigmoid() if gate else diffusivity.bias
+    one = (matrix(weights().detach()) > 0).double()
+    two = ((one + one @ one) > 0).double()
+    four = ((two + two @ two) > 0).double()
+    hops = torch.stack([degree_normalized(a, a, normalization) for a in (one, two, four)])
+    coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES, weights(), ptr=PTR))
+    assert coupling.nonnegative == (gate is not None)
+    assert_is(coupling, torch.einsum("ph,pij->hij", gates, hops), [diffusivity.bias])
+
+
+def test_walks_without_a_gate() -> None:
+    diffusivity = RelationalBias(2, hops=2, gate=None).double()
+    diffusivity.bias.data = random(2, 2, seed=5)
+    one = matrix(torch.ones(EDGES.size(1), dtype=DOUBLE))
+    coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES))
+    expected = torch.einsum("ph,pij->hij", diffusivity.bias, torch.stack([one, one @ one]))
+    assert not coupling.nonnegative
+    assert_is(coupling, expected, [diffusivity.bias])
+
+
+@pytest.mark.parametrize("projection", ["separate", "tied"])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_stabiliser(projection: Any, scale: float) -> None:
+    """Also where norms are so large that ε is all that is left of most features."""
+    diffusivity = KernelizedSoftmaxDiffusivity(
+        5, heads=3, head_channels=4, projection=projection, num_features=7, tau=0.5, num_samples=0, stabilizer=1e-3
+    ).double()
+    x = (scale * random(11, 5, seed=1)).requires_grad_()
+    coupling = diffusivity(x, Graph(11, ptr=PTR))
+    q = diffusivity.query(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
+    k = q if projection == "tied" else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
+    expected = torch.zeros(3, 11, 11, dtype=DOUBLE)
+    for first, last in zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True):
+        if first == last:
+            continue
+        rows = slice(first, last)
+        features = []
+        for part, over in ((q[:, rows], (2,)), (k[:, rows], (1, 2))):
+            along = part @ diffusivity.directions.T
+            exponent = along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
+            features.append(exponent.exp() + 1e-3)
+        scores = features[0] @ features[1].mT
+        expected[:, rows, rows] = scores / scores.sum(2, keepdim=True)
+    assert_is(coupling, expected, [x, *diffusivity.parameters()])
+
+
+def test_without_a_stabiliser_nothing_is_added() -> None:
+    """The limit ε → 0 of the released form is the default one, whose maxima cancel."""
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    exact, tiny = (
+        KernelizedSoftmaxDiffusivity(5, projection=None, num_samples=0, generator=g, stabilizer=eps).double()
+        for g, eps in zip(generators, (0.0, 1e-300), strict=True)
+    )
+    x = 0.3 * random(11, 5, seed=1)
+    torch.testing.assert_close(exact(x).to_dense(), tiny(x).to_dense(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, SGFormerDiffusivity])
+def test_queries_and_keys_have_biases(kind: type[Diffusivity], heads: int) -> None:
+    diffusivity = kind(5, heads=heads, projection="separate", normalize="row", bias=True).double()
+    x = random(11, 5, seed=1).requires_grad_()
+    q, k = (
+        (x @ part.weight.T + part.bias).view(11, heads, 5).transpose(0, 1)
+        for part in (diffusivity.query, diffusivity.key)
+    )
+    pairs = (q / q.norm(dim=2, keepdim=True)) @ (k / k.norm(dim=2, keepdim=True)).mT
+    eye = torch.eye(11, dtype=DOUBLE)
+    scores = {
+        SimpleDiffusivity: 1 + pairs,
+        SigmoidDiffusivity: pairs.sigmoid(),
+        SoftmaxDiffusivity: (pairs / 5**0.5).exp(),
+        SGFormerDiffusivity: 11 * eye + pairs,
+    }[kind]
+    assert_is(diffusivity(x), scores / scores.sum(2, keepdim=True), [x, *diffusivity.parameters()])
+
+
+def test_values_have_biases() -> None:
+    layer = DiffusionConv(5, 4, SimpleDiffusivity(), heads=2, concat=True, bias=False, value_bias=True).double()
+    x = random(11, 5, seed=1)
+    _, coupling = layer(x, return_coupling=True)
+    values = (x @ layer.value.weight.T + layer.value.bias).view(11, 2, 4)
+    moved = 0.5 * values + 0.5 * torch.einsum("hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values)
+    torch.testing.assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("projection", ["separate", "tied", None])
+@pytest.mark.parametrize("layer", [DIFFormerConv, NodeFormerConv, SGFormerConv])
+def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> None:
+    options = {"projection": projection} | ({} if layer is NodeFormerConv else {"transform": True})
+    names = {name for name, _ in layer(4, 4, qkv_bias=True, **options).named_parameters()}
+    found = {name.split(".")[-2] for name in names if name.endswith(".bias") and "graph_term" not in name} - {"mix"}
+    assert found == {"separate": {"query", "key", "value"}, "tied": {"query", "value"}, None: {"value"}}[projection]
+    plain = {name for name, _ in layer(4, 4, **options).named_parameters()}
+    assert not [name for name in plain if name.endswith(("query.bias", "key.bias", "value.bias"))]
+
+
+def test_a_bias_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose projection='separate'"):
+        SimpleDiffusivity(4, bias=True)
+    with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
+        DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)

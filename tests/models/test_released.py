@@ -1,0 +1,520 @@
+"""The released forms of DIFFormer, NodeFormer and SGFormer: textbook formulas of named tensors, and PyG's own class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import dropout as torch_dropout
+from torch.nn.functional import elu, relu
+from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
+
+from diffusion_mp import DIFFormer, Graph, NodeFormer, SGFormer, released_state_dict
+from diffusion_mp.dropout import dropout
+from diffusion_mp.models import DiffusionGNN
+
+DOUBLE = torch.float64
+NODES, CHANNELS, HIDDEN, CLASSES = 13, 5, 6, 3
+WIDE = 22  # so that dropout leaves no row of zeros, for which PyG puts a direction of its own
+Tensors = dict[str, Tensor]
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def linears(names: dict[str, tuple[int, int]], *, bias: bool = True) -> Tensors:
+    """Weights and biases [out, in] of random numbers."""
+    made: Tensors = {}
+    for seed, (name, (wide, narrow)) in enumerate(names.items()):
+        made[f"{name}.weight"] = random(wide, narrow, seed=seed) / narrow**0.5
+        if bias:
+            made[f"{name}.bias"] = 0.3 * random(wide, seed=100 + seed)
+    return made
+
+
+def norms(*names: str) -> Tensors:
+    parts = {(name, part): seed for seed, (name, part) in enumerate((n, p) for n in names for p in ("weight", "bias"))}
+    return {f"{name}.{part}": 1 + 0.2 * random(HIDDEN, seed=200 + seed) for (name, part), seed in parts.items()}
+
+
+def directed_edges(*, loops: bool) -> Tensor:
+    """Distinct pairs, in one direction each; without loops node 12 neither sends nor receives."""
+    generator = torch.Generator().manual_seed(7)
+    dense = torch.rand(NODES, NODES, generator=generator).triu(1).tril(2) > 0.2  # long ways, so that steps count
+    dense[:, -1] = False
+    dense[4, 1] = True
+    if loops:
+        dense.fill_diagonal_(True)
+    return dense.nonzero().t()
+
+
+EDGES, LOOPED = directed_edges(loops=False), directed_edges(loops=True)
+
+
+def matrix(edges: Tensor, weight: Tensor | None = None) -> Tensor:
+    """a_ij of the edges j → i."""
+    weight = torch.ones(edges.size(1), dtype=DOUBLE) if weight is None else weight
+    return torch.zeros(NODES, NODES, dtype=DOUBLE).index_put((edges[1], edges[0]), weight, accumulate=True)
+
+
+def over_roots(a: Tensor, received: Tensor, sent: Tensor) -> Tensor:
+    """a_ij / √(received_i sent_j), and 0 where a degree is."""
+    received, sent = (torch.where(d > 0, d, torch.inf).rsqrt() for d in (received, sent))
+    return received[:, None] * a * sent[None]
+
+
+def linear(p: Tensors, name: str, x: Tensor) -> Tensor:
+    return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", torch.zeros((), dtype=DOUBLE))
+
+
+def by_head(p: Tensors, name: str, x: Tensor, heads: int) -> Tensor:
+    """[H, N, D]."""
+    return linear(p, name, x).reshape(len(x), heads, -1).transpose(0, 1)
+
+
+def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
+    """LayerNorm, or nothing where there is none."""
+    if f"{name}.weight" not in p:
+        return x
+    centred = x - x.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = torch.autograd.grad((out * random(*out.shape, seed=999)).sum(), list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+
+
+def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call: Any, expected: Any) -> None:
+    """``expected(tensors, **inputs)`` is what ``model`` computes with them; with all gradients."""
+    model.double()
+    learned = {name: tensor for name, tensor in released.items() if "running" not in name and "num_" not in name}
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in (learned | inputs).items()}
+    tensors = {name: leaves.get(name, tensor) for name, tensor in released.items()}
+    given = {name: leaves[name] for name in inputs}
+
+    def ours() -> Tensor:
+        return functional_call(model, released_state_dict(model, tensors), call(**given))
+
+    answers = []
+    for compute in (ours, lambda: expected(tensors, **given)):
+        torch.manual_seed(0)
+        answers.append(compute())
+    torch.testing.assert_close(*answers, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*(gradients(a, leaves) for a in answers), rtol=1e-10, atol=1e-10)
+
+
+# -------------------------------------------------------------------------------------------------------- DIFFormer
+
+
+def difformer_tensors(layers: int, heads: int, *, use_weight: bool = True, use_bn: bool = True) -> Tensors:
+    letters = "qkv" if use_weight else "qk"
+    names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN)}
+    names |= {f"convs.{k}.W{w}": (heads * HIDDEN, HIDDEN) for k in range(layers) for w in letters}
+    return linears(names) | (norms(*(f"bns.{k}" for k in range(layers + 1))) if use_bn else {})
+
+
+def difformer(
+    p: Tensors,
+    x: Tensor,
+    graph: Tensor | None,
+    *,
+    layers: int,
+    heads: int,
+    kernel: str = "simple",
+    tau: float = 0.5,
+    graph_weight: float | None = None,
+    drop: Callable[[Tensor], Tensor] = lambda z: z,
+) -> Tensor:
+    """Eqs. 53–64 with what docs/errata.md says of the released code (D1, D2, D17, D20)."""
+    z = drop(relu(normed(p, "bns.0", linear(p, "fcs.0", x))))
+    for k in range(layers):
+        q, key = (by_head(p, f"convs.{k}.W{letter}", z, heads) for letter in "qk")
+        values = by_head(p, f"convs.{k}.Wv", z, heads) if f"convs.{k}.Wv.weight" in p else z.expand(heads, -1, -1)
+        if kernel == "simple":
+            scores = 1 + (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
+        else:
+            scores = (q @ key.mT).sigmoid()
+        coupling = scores / scores.sum(2, keepdim=True)
+        if graph is not None:
+            a, b = (1, 1) if graph_weight is None else (1 - graph_weight, graph_weight)
+            coupling = a * coupling + b * graph
+        z = drop(normed(p, f"bns.{k + 1}", tau * (coupling @ values).mean(0) + (1 - tau) * z))
+    return linear(p, "fcs.1", z)
+
+
+RELEASED: dict[str, Any] = {
+    "projection": "separate",
+    "transform": True,
+    "qkv_bias": True,
+    "graph": "sum",
+    "self_loops": "keep",
+    "direction": "pyg",
+    "degrees": "count",
+    "dropout_on": "state",
+    "layer_norm": True,
+    "activation": None,
+    "source": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "heads", "graph_weight", "tau"),
+    [("simple", 1, None, 0.5), ("simple", 3, 0.3, 0.2), ("sigmoid", 2, 0.7, 0.5), ("sigmoid", 1, None, 1.0)],
+)
+def test_difformer(kernel: Any, heads: int, graph_weight: float | None, tau: float) -> None:
+    """Biases, one norm for all or none, degrees that count edges, on a directed graph with weights."""
+    options = {"heads": heads, "kernel": kernel, "tau": tau, "graph_weight": graph_weight}
+    normalize = "frobenius" if kernel == "simple" else None
+    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)).eval()
+    received = matrix(EDGES).sum(1)
+
+    def expected(p: Tensors, x: Tensor, weight: Tensor) -> Tensor:
+        graph = over_roots(matrix(EDGES, weight), received, received)
+        return difformer(p, x, graph, layers=2, **options)
+
+    inputs = {"x": random(NODES, CHANNELS, seed=1), "weight": random(EDGES.size(1), seed=2).abs() + 0.1}
+    assert_same(model, difformer_tensors(2, heads), inputs, lambda x, weight: (x, EDGES, weight), expected)
+
+
+def test_difformer_without_its_parts() -> None:
+    """No W_V, no norm, no graph: ``use_weight=False, use_bn=False, use_graph=False`` of the released code."""
+    options = RELEASED | {"transform": False, "layer_norm": False, "graph": None, "heads": 2, "normalize": "frobenius"}
+    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 1, kernel="simple", tau=0.5, **options).eval()
+    tensors = difformer_tensors(1, 2, use_weight=False, use_bn=False)
+    inputs = {"x": random(NODES, CHANNELS, seed=1)}
+    assert_same(
+        model, tensors, inputs, lambda x: (x, EDGES), lambda p, x: difformer(p, x, None, layers=1, heads=2, tau=0.5)
+    )
+
+
+def test_difformer_drops_parts_of_the_state() -> None:
+    """In training: after the input layer and after every layer, so that attention reads what is left."""
+    options: dict[str, Any] = {"heads": 2, "kernel": "simple", "tau": 0.5}
+    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize="frobenius", dropout=0.4, **(RELEASED | options)).train()
+    received = matrix(EDGES).sum(1)
+
+    def expected(p: Tensors, x: Tensor) -> Tensor:
+        graph = over_roots(matrix(EDGES), received, received)
+        return difformer(p, x, graph, layers=2, drop=lambda z: dropout(z, 0.4), **options)
+
+    inputs = {"x": random(NODES, CHANNELS, seed=1)}
+    assert_same(model, difformer_tensors(2, 2), inputs, lambda x: (x, EDGES), expected)
+
+
+# ------------------------------------------------------------------------------------------------------- NodeFormer
+
+
+def nodeformer(
+    p: Tensors, x: Tensor, directions: list[Tensor], hops: list[Tensor], *, heads: int, tau: float, gate: str, jk: bool
+) -> Tensor:
+    """Algorithm 1 of the slides with what docs/errata.md says of the released code (N4, N6, N7)."""
+    z = elu(normed(p, "bns.0", linear(p, "fcs.0", x)))
+    states = [z]
+    for k, omega in enumerate(directions):
+        scale = (tau * HIDDEN**0.5) ** -0.5
+        q, key = (scale * by_head(p, f"convs.{k}.W{letter}", z, heads) for letter in "qk")
+        values = by_head(p, f"convs.{k}.Wv", z, heads)
+        features = []
+        for part, over in ((q, (2,)), (key, (1, 2))):
+            along = part @ omega.T
+            exponent = along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
+            features.append((exponent.exp() + 1e-6) / omega.size(0) ** 0.5)
+        scores = features[0] @ features[1].mT
+        coupling = scores / scores.sum(2, keepdim=True)
+        for hop, adjacency in enumerate(hops):
+            b = p[f"convs.{k}.b"][hop]
+            b = b.sigmoid() if gate == "sigmoid" else b
+            coupling = coupling + b[:, None, None] * over_roots(adjacency, adjacency.sum(1), adjacency.sum(0))
+        heads_apart = (coupling @ values).transpose(0, 1).reshape(NODES, -1)
+        z = normed(p, f"bns.{k + 1}", linear(p, f"convs.{k}.Wo", heads_apart) + z)
+        states.append(z)
+    return linear(p, "fcs.1", torch.cat(states, 1) if jk else z)
+
+
+@pytest.mark.parametrize(
+    ("order", "heads", "gate", "jk"),
+    [(1, 1, "sigmoid", False), (2, 3, "sigmoid", True), (3, 2, "identity", False), (0, 2, "sigmoid", True)],
+)
+def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
+    """Biases, the stabiliser, and edges as reachability in 1, 2 and 4 steps."""
+    tau, layers = 0.25, 2
+    names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN * (layers + 1 if jk else 1))}
+    for k in range(layers):
+        names |= {f"convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for letter in "qkv"}
+        names[f"convs.{k}.Wo"] = (HIDDEN, heads * HIDDEN)
+    tensors = linears(names) | norms("bns.0", "bns.1", "bns.2")
+    tensors |= {f"convs.{k}.b": random(order, heads, seed=60 + k) for k in range(layers if order else 0)}
+    model = NodeFormer(
+        CHANNELS,
+        HIDDEN,
+        CLASSES,
+        layers,
+        heads=heads,
+        tau=tau,
+        num_features=7,
+        relational_bias="sym" if order else None,
+        hops=order or 1,
+        powers="reach",
+        gate=None if gate == "identity" else "sigmoid",
+        jump="cat" if jk else None,
+        logits="scaled_dot",
+        stabilizer=1e-6,
+        qkv_bias=True,
+        projection="separate",
+        normalize=None,
+        residual=True,
+        layer_norm=True,
+        activation=None,
+    ).eval()
+    directions = [buffer.double() for name, buffer in model.named_buffers() if name.endswith("directions")]
+    hops = [matrix(LOOPED)]
+    for _ in range(order - 1):
+        hops.append((hops[-1] @ hops[-1] > 0).double())
+
+    def expected(p: Tensors, x: Tensor) -> Tensor:
+        return nodeformer(p, x, directions, hops[:order], heads=heads, tau=tau, gate=gate, jk=jk)
+
+    inputs = {"x": random(NODES, CHANNELS, seed=1)}
+    assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
+
+
+# --------------------------------------------------------------------------------------------------------- SGFormer
+
+PYG: dict[str, Any] = {
+    "gnn": "residual",
+    "activation": "relu",
+    "dropout_on": "state",
+    "layer_norm": True,
+    "beta": 0.5,
+    "projection": "separate",
+    "transform": True,
+}
+
+
+def statistics(tensors: Tensors) -> Tensors:
+    """Of BatchNorm, other than at the start."""
+    return {
+        name: random(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
+        for seed, (name, tensor) in enumerate(tensors.items())
+    }
+
+
+@pytest.fixture
+def in_double() -> Iterator[None]:
+    """PyG's attention makes ones of the default dtype."""
+    torch.set_default_dtype(DOUBLE)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("layers", "heads", "gnn_layers", "aggregate", "weight"), [(1, 1, 3, "add", 0.8), (3, 2, 1, "cat", 0.5)]
+)
+def test_sgformer_of_pyg(
+    layers: int,
+    heads: int,
+    gnn_layers: int,
+    aggregate: Any,
+    weight: float,
+    training: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
+    for module in ("sgformer", "residual_gcn"):
+        monkeypatch.setattr(
+            f"diffusion_mp.models.{module}.dropout", lambda x, rate, active=True: torch_dropout(x, rate, active)
+        )
+    options: dict[str, Any] = {
+        "trans_num_layers": layers,
+        "trans_num_heads": heads,
+        "trans_dropout": 0.3,
+        "gnn_num_layers": gnn_layers,
+        "gnn_dropout": 0.2,
+        "graph_weight": weight,
+        "aggregate": aggregate,
+    }
+    theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
+    model = SGFormer(CHANNELS, WIDE, CLASSES, normalize="row", **options, **PYG).train(training)
+    batch = torch.zeros(NODES, dtype=torch.long)
+
+    def expected(p: Tensors, x: Tensor) -> Tensor:
+        return functional_call(theirs, p, (x, EDGES, batch))
+
+    def ours(p: Tensors, x: Tensor) -> Tensor:
+        return functional_call(model, released_state_dict(model, p), (x, EDGES)).log_softmax(1)  # as PyG returns them
+
+    tensors = statistics(theirs.state_dict())
+    leaves = {name: t.clone().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
+    given = {name: t.detach() if "running" in name else t for name, t in (tensors | leaves).items()}
+    leaves["x"] = random(NODES, CHANNELS, seed=1).requires_grad_()
+    model.double()
+    answers = []
+    for compute in (ours, expected):
+        torch.manual_seed(0)
+        # Training moves the statistics in place.
+        p = {name: t.clone() if not t.requires_grad else t for name, t in given.items()}
+        answers.append(compute(p, leaves["x"]))
+    torch.testing.assert_close(*answers, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*(gradients(a, leaves) for a in answers), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("heads", "aggregate"), [(1, "add"), (2, "cat")])
+def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate: Any) -> None:
+    """The released code for large graphs: Frobenius norm, biases, ``W`` where PyG has ``lin``."""
+    model = SGFormer(
+        CHANNELS,
+        HIDDEN,
+        CLASSES,
+        trans_num_layers=2,
+        trans_num_heads=heads,
+        gnn_num_layers=2,
+        graph_weight=0.7,
+        aggregate=aggregate,
+        normalize="frobenius",
+        qkv_bias=True,
+        **PYG,
+    ).eval()
+    names = {"trans_conv.fcs.0": (HIDDEN, CHANNELS), "graph_conv.fcs.0": (HIDDEN, CHANNELS)}
+    names |= {f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for k in range(2) for letter in "qkv"}
+    names |= {f"graph_conv.convs.{k}.W": (HIDDEN, HIDDEN) for k in range(2)}
+    names["fc"] = (CLASSES, HIDDEN * (2 if aggregate == "cat" else 1))
+    tensors = linears(names) | norms(*(f"{part}_conv.bns.{k}" for part in ("trans", "graph") for k in range(3)))
+    for k in range(3):
+        tensors[f"graph_conv.bns.{k}.running_mean"] = random(HIDDEN, seed=300 + k)
+        tensors[f"graph_conv.bns.{k}.running_var"] = random(HIDDEN, seed=310 + k).abs() + 0.5
+        tensors[f"graph_conv.bns.{k}.num_batches_tracked"] = torch.tensor(1)
+    received = matrix(LOOPED).sum(1)
+    adjacency = over_roots(matrix(LOOPED), received, received)
+
+    def batch_normed(p: Tensors, name: str, x: Tensor) -> Tensor:
+        unit = (x - p[f"{name}.running_mean"]) / (p[f"{name}.running_var"] + 1e-5).sqrt()
+        return unit * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def expected(p: Tensors, x: Tensor) -> Tensor:
+        z = relu(normed(p, "trans_conv.bns.0", linear(p, "trans_conv.fcs.0", x)))
+        for k in range(2):
+            q, key, values = (by_head(p, f"trans_conv.convs.{k}.W{letter}", z, heads) for letter in "qkv")
+            pairs = (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
+            moved = (NODES * values + pairs @ values) / (NODES + pairs.sum(2, keepdim=True))
+            z = relu(normed(p, f"trans_conv.bns.{k + 1}", (moved.mean(0) + z) / 2))
+        first = h = relu(batch_normed(p, "graph_conv.bns.0", linear(p, "graph_conv.fcs.0", x)))
+        for k in range(2):
+            h = relu(batch_normed(p, f"graph_conv.bns.{k + 1}", linear(p, f"graph_conv.convs.{k}.W", adjacency @ h)))
+            h = h + first
+        return linear(p, "fc", torch.cat([z, h], 1) if aggregate == "cat" else 0.7 * h + 0.3 * z)
+
+    inputs = {"x": random(NODES, CHANNELS, seed=1)}
+    assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
+
+
+def test_states_side_by_side_need_edges() -> None:
+    model = SGFormer(CHANNELS, HIDDEN, CLASSES, aggregate="cat").double()
+    with pytest.raises(ValueError, match=r"aggregate='cat' .* got a graph without any\. Pass edge_index"):
+        model(random(NODES, CHANNELS, seed=1))
+
+
+# -------------------------------------------------------------------------------------------------------- sentences
+
+
+def small(**options: Any) -> DIFFormer:
+    options = {"heads": 2, "normalize": "frobenius"} | RELEASED | options
+    return DIFFormer(CHANNELS, HIDDEN, CLASSES, options.pop("num_layers", 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
+        ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
+        (
+            {"projection": None, "normalize": None},
+            r"'convs\.0\.Wq\.weight', .* Build it with projection='separate'\.",
+        ),
+        ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
+        ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
+        ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
+        ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
+    ],
+)
+def test_an_option_that_the_model_lacks_is_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        released_state_dict(small(**options), difformer_tensors(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "sentence"),
+    [
+        (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
+        ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
+        ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
+    ],
+)
+def test_a_tensor_that_the_checkpoint_lacks_is_named(lacking: str, sentence: str) -> None:
+    tensors = {name: tensor for name, tensor in difformer_tensors(2, 2).items() if not name.endswith(lacking)}
+    with pytest.raises(ValueError, match=sentence):
+        released_state_dict(small(), tensors)
+
+
+def test_an_unknown_name_is_named() -> None:
+    with pytest.raises(ValueError, match=r"released has 'gate\.weight', which no released DIFFormer .* Leave it out"):
+        released_state_dict(small(), difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)})
+    model = SGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn="gcn")
+    state = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
+    with pytest.raises(ValueError, match=r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"):
+        released_state_dict(model, state)
+    small_graphs = {name.replace("graph_conv", "gnn"): tensor for name, tensor in state.items()}
+    with pytest.raises(ValueError, match=r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"):
+        released_state_dict(model, small_graphs)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_other_models_and_other_files_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"):
+        released_state_dict(DiffusionGNN(2, 2, 2), {})
+    with pytest.raises(TypeError, match=r"released must be a dict of tensors, as torch\.load"):
+        released_state_dict(small(), "model.pkl")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"released\['epoch'\] must be a tensor; got 3"):
+        released_state_dict(small(), {"epoch": 3})  # type: ignore[dict-item]
+
+
+def test_what_was_mapped_loads() -> None:
+    """With every key, and the noise of NodeFormer stays the model's."""
+    model = NodeFormer(CHANNELS, HIDDEN, CLASSES, 1, relational_bias="sym", qkv_bias=True, jump="cat")
+    ours = model.state_dict()
+    names = {"encoder": "fcs.0", "decoder": "fcs.1", "norms": "bns", "diffusivity.attention.": "", "value": "Wv"}
+    names |= {"query": "Wq", "key": "Wk", "mix": "Wo", "diffusivity.graph_term.bias": "b"}
+    released = {}
+    for name, tensor in ours.items():
+        for here, there in names.items():
+            name = name.replace(here, there)
+        if "directions" not in name and "noise" not in name:
+            released[name] = torch.rand_like(tensor)
+    mapped = released_state_dict(model, released)
+    assert model.load_state_dict(mapped) == ([], [])
+    assert torch.equal(model.convs[0].mix.weight, released["convs.0.Wo.weight"])
+    directions = "convs.0.diffusivity.attention.directions"
+    assert torch.equal(mapped[directions], ours[directions])
+    assert model(torch.rand(4, CHANNELS), Graph(4, EDGES[:, :0])).shape == (4, CLASSES)
+
+
+def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "released.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    scope: dict[str, Any] = {}
+    exec(compile(block, str(page), "exec"), scope)
+    assert float(scope["difference"].detach().abs().max()) < 1e-5
