@@ -139,6 +139,6 @@ def refuse_proxy(module: object, x: object) -> None:
     if isinstance(x, fx.Proxy):
         raise TypeError(
             f"{type(module).__name__} looks at its input, which torch.fx can not trace, so PyG's to_hetero can not "
-            f"rewrite it. Pass data.to_homogeneous(); or write a module of GINConv, or of GATConv(self_loops='keep'), "
-            f"which to_hetero rewrites layer by layer."
+            f"rewrite it. Pass data.to_homogeneous(); or put layers that take a pair of states into PyG's HeteroConv, "
+            f"such as GATConv(…, self_loops='keep')."
         )
