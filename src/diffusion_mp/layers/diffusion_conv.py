@@ -138,7 +138,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
@@ -159,7 +159,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
             refuse_inputs(self, others)
         if type(return_coupling) is not bool:
             check_flags(return_coupling=return_coupling)
-        if type(x) is tuple:
+        if isinstance(x, tuple):
             given = {"batch": batch, "source": source, "features": features, "edge_attr": edge_attr}
             asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
             return between(self, x, edge_index, edge_weight, **given, **asked)

@@ -9,7 +9,7 @@ the 1 and is another layer (docs/errata.md, D4).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class GINConv(DiffusionConv):
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
         super().__init__(in_channels, in_channels, diffusivity, _propagate(), transform=False, bias=False)
-        self.mlp = mlp
+        self.mlp = cast("nn.Module", mlp)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

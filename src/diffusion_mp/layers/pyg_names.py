@@ -75,7 +75,7 @@ class KnowsPyGNames:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            cls.__init__ = _understanding(cls.__init__)  # type: ignore[method-assign, assignment]
+            cls.__init__ = _understanding(cls.__init__)  # type: ignore[method-assign]
 
 
 class UnknownOptionError(TypeError):
