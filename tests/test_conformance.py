@@ -408,7 +408,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     },
     "adjacency-error": lambda: AdjacencyDiffusivity("row", zero_degree="error"),
     "gat": lambda: GATDiffusivity(6),
-    "gat-edges": lambda: GATDiffusivity(6, 2, edge_dim=2, dropout=0.2),
+    "gat-edges": lambda: GATDiffusivity(6, 2, edge_dim=2),
     "gat-heads": lambda: GATDiffusivity(6, 3, negative_slope=0.1, self_loops="keep"),
     "gat-add": lambda: GATDiffusivity(6, 2, self_loops="add"),
     "gat-remove": lambda: GATDiffusivity(6, 2, self_loops="remove"),

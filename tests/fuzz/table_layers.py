@@ -307,7 +307,13 @@ LAYERS: dict[str, Strategy] = {
     "GCNConv": layer(
         "GCNConv", needed=True, normalize=flag, self_loops=lambda d: choice(d, *SELF_LOOPS, None), bias=flag
     ),
-    "SGConv": layer("SGConv", needed=True, K=lambda d: count(d, 2, 1, optional=True), self_loops=loops, bias=flag),
+    "SGConv": layer(
+        "SGConv",
+        needed=True,
+        K=lambda d: count(d, 2, 1, optional=True),
+        self_loops=lambda d: choice(d, *SELF_LOOPS, None),
+        bias=flag,
+    ),
     "GATConv": gat,
     "CertifiedConv": certified_conv,
     "DIFFormerConv": layer(

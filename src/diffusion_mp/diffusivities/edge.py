@@ -85,10 +85,13 @@ class GATDiffusivity(Diffusivity):
         if edge_dim is not None:
             self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
             self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
-        self.reset_parameters()
+        self._draw()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        self._draw()
+
+    def _draw(self) -> None:
         glorot(self.att_src)
         glorot(self.att_dst)
         glorot(self.att_edge)
@@ -101,12 +104,6 @@ class GATDiffusivity(Diffusivity):
     ) -> Coupling:
         """The coupling at state ``x``, and for features of the edges in their order, [E, edge_dim] or [E]."""
         if edge_attr is None or self.edge is None:
-            if self.edge is not None and isinstance(graph, Graph) and graph.edge_weight is not None:
-                raise ValueError(
-                    "edge_weight came without edge_attr to attention that reads edge_attr (edge_dim=…). Pass features "
-                    "of edges by name, edge_attr=…; in PyG's GATConv they are the third argument, which here is "
-                    "edge_weight."
-                )
             return super().forward(x, graph, edge_attr)
         check_state(x)
         graph = Graph.coerce(x, graph)

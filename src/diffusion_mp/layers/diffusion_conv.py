@@ -92,7 +92,9 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         validate: bool = False,
     ) -> None:
         super().__init__()
-        found_later = in_channels == -1 and keep == "values" and (transform or out_channels == -1)
+        found_later = (
+            type(in_channels) is int and in_channels == -1 and keep == "values" and (transform or out_channels == -1)
+        )
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
                 f"in_channels must be one integer, got {describe(in_channels)}: states of two kinds of nodes pass "
@@ -159,6 +161,8 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
             refuse_inputs(self, others)
         if type(return_coupling) is not bool:
             check_flags(return_coupling=return_coupling)
+        if return_attention_weights is not None:
+            check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
             given = {"batch": batch, "source": source, "features": features, "edge_attr": edge_attr}
             asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
@@ -177,7 +181,6 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         out = self._evolve(state, values, coupling, self._source(state, source))
         out = self.output(self._join(out), x)
         if return_attention_weights:
-            check_flags(return_attention_weights=return_attention_weights)
             pairs = attention_weights(self, coupling)
             return (out, coupling, pairs) if return_coupling else (out, pairs)
         return (out, coupling) if return_coupling else out

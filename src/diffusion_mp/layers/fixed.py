@@ -24,7 +24,7 @@ from diffusion_mp.errors import (
     check_positive,
     check_probability,
 )
-from diffusion_mp.graph import SelfLoops
+from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import ValueLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
@@ -92,7 +92,7 @@ class SGConv(DiffusionConv):
         out_channels: int,
         K: int = 1,
         *,
-        self_loops: SelfLoops = "remaining",
+        self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
         check_counts(K=K)
@@ -181,6 +181,7 @@ class GATConv(DiffusionConv):
         )
         options |= {"concat": concat, "reads": "values", "dropout": value_dropout}
         super().__init__(in_channels, out_channels, attention, _propagate(), heads, **options)
+        self.edge_dim = edge_dim
         total = heads * out_channels if concat else out_channels
         self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
 
@@ -188,6 +189,22 @@ class GATConv(DiffusionConv):
         super().reset_parameters()
         if self.res is not None:
             self.res.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """As in :class:`DiffusionConv`; what stands in the place of PyG's ``edge_attr`` is not taken for weights."""
+        if self.edge_dim is not None and edge_weight is not None and inputs.get("edge_attr") is None:
+            raise ValueError(
+                "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
+                "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
+            )
+        return super().forward(x, edge_index, edge_weight, batch, **inputs)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return super().output(out if self.res is None else out + self.res(x), x)
