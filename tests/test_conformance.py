@@ -413,6 +413,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "adjacency-count-row": lambda: AdjacencyDiffusivity("row", self_loops="remaining", degrees="count"),
     "adjacency-error": lambda: AdjacencyDiffusivity("row", zero_degree="error"),
     "gat": lambda: GATDiffusivity(6),
+    "gat-edges": lambda: GATDiffusivity(6, 2, edge_dim=2),
     "gat-heads": lambda: GATDiffusivity(6, 3, negative_slope=0.1, self_loops="keep"),
     "gat-add": lambda: GATDiffusivity(6, 2, self_loops="add"),
     "gat-remove": lambda: GATDiffusivity(6, 2, self_loops="remove"),
@@ -718,6 +719,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     },
     "mlp": (lambda: MLPConv(4, 3), {}),
     "gcn": (lambda: GCNConv(4, 3), {}),
+    "gcn-sums": (lambda: GCNConv(4, 3, normalize=False), {}),
     "gcn-keep": (lambda: GCNConv(4, 3, self_loops="keep", bias=False), {}),
     "sgc": (lambda: SGConv(4, 3, K=3), {}),
     "gin": (lambda: GINConv(4, mlp(4), eps=0.2), {}),
@@ -725,6 +727,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "gat": (lambda: GATConv(4, 3), {}),
     "gat-concat": (lambda: GATConv(4, 3, 2, negative_slope=0.1), {}),
     "gat-mean": (lambda: GATConv(4, 3, 2, concat=False, self_loops="add", bias=False), {}),
+    "gat-residual": (lambda: GATConv(4, 3, 2, dropout=0.3, residual=True, value_dropout=0.2), {}),
     "appnp": (lambda: APPNPConv(4, K=4, alpha=0.2), {}),
     "appnp-all-pairs": (lambda: APPNPConv(4, K=2, diffusivity=SoftmaxDiffusivity(4, heads=2)), {}),
     "appnp-limit": (
@@ -784,6 +787,8 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
         f"gnn-{conv}": (partial(DiffusionGNN, 4, 6, 3, 2, conv=conv, heads=2, alpha=0.2), {})
         for conv in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
     },
+    "gnn-jumps": (lambda: DiffusionGNN(4, 6, 3, 2, norm="layer", act="elu", jk="cat"), {}),
+    "gnn-jumps-gat": (lambda: DiffusionGNN(4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"), {}),
     "sgformer": (lambda: SGFormer(4, 6, 3), {}),
     "sgformer-no-edges": (lambda: SGFormer(4, 6, 3), {"edges": False}),
     "sgformer-released": (

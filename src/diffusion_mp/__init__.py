@@ -95,6 +95,7 @@ from diffusion_mp.layers import (
     SFiConv,
     SGConv,
     SGFormerConv,
+    from_pyg,
 )
 from diffusion_mp.models import (
     GPS,
@@ -227,6 +228,7 @@ __all__ = [
     "edge_loss",
     "energy_bounds",
     "fixed_point",
+    "from_pyg",
     "full_graph_inference",
     "kernel_error",
     "lipschitz",

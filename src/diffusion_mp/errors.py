@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric import EdgeIndex, Index
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -34,6 +35,16 @@ class BackendError(RuntimeError):
     """A backend that was asked for by name cannot compute this."""
 
 
+class _Brief(reprlib.Repr):
+    """What a container holds, in short; of tensors and arrays what they are, never their numbers."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        return describe(x) if isinstance(x, (Tensor, np.ndarray, nn.Module)) else super().repr1(x, level)
+
+
+_brief = _Brief()
+
+
 def describe(value: object) -> str:
     """What came, in words: for tensors dtype and shape, for anything else its value, if short, and its type."""
     if isinstance(value, Tensor):
@@ -42,7 +53,9 @@ def describe(value: object) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} {kind} of shape {list(value.shape)}{place}"
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__})"
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+    if isinstance(value, np.ndarray):
+        return f"a {value.dtype} array of shape {list(value.shape)}"
+    return f"{_brief.repr(value)} ({type(value).__name__})"
 
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
@@ -78,7 +91,9 @@ def check_counts(**counts: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer; got {describe(value)}.")
         if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}.")
+            lazy = " Only layers that begin with one linear map find it out at the first call (GCNConv, GATConv, …)."
+            way_out = lazy if name == "in_channels" and value == -1 else ""
+            raise ValueError(f"{name} must be at least 1; got {value}.{way_out}")
 
 
 def check_flags(**flags: bool) -> None:
@@ -188,7 +203,7 @@ def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
 def _first_array(module: nn.Module) -> Tensor | None:
     """A parameter that is no scalar, for scalars go with any dtype. (``parameters()`` takes ten times as long.)"""
     for parameter in module._parameters.values():
-        if parameter is not None and parameter.dim():
+        if parameter is not None and not is_lazy(parameter) and parameter.dim():
             return parameter
     for child in module._modules.values():
         if child is not None and (found := _first_array(child)) is not None:
@@ -220,7 +235,7 @@ def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, modu
 
 def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.")
+        raise TypeError(f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.{_one_state(x, name)}")
     if x.dim() != 2:
         raise ValueError(
             f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. "
@@ -228,6 +243,17 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
         )
     check_tensor(x, name, "[num_nodes, channels]")
     raise ValueError(f"{name} must have {channels} channels as the layer was built for; got {describe(x)}.")
+
+
+def _one_state(x: object, name: str) -> str:
+    """The way out for PyG's pair of states, and for its dictionary of them."""
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
+        return (
+            f" A coupling here is between nodes of one kind. Number the senders first and the receivers after them, "
+            f"{name} = torch.cat([{name}_src, {name}_dst]) and edge_index[1] + len({name}_src), and take the last rows "
+            f"of the result; GINConv, and GATConv with self_loops='keep', take the pair as it is."
+        )
+    return " Pass data.to_homogeneous(), which numbers all nodes in one run." if isinstance(x, dict) else ""
 
 
 def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None) -> None:

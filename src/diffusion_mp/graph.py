@@ -85,7 +85,7 @@ class Graph:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = as_num_nodes(num_nodes)
         self.edge_index = None if edge_index is None else as_edge_index(edge_index)
-        self.edge_weight = None if edge_weight is None else as_edge_weight(edge_weight, self.edge_index)
+        self.edge_weight = None if edge_weight is None else as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
         self._batch = None if batch is None else as_batch(batch, self.num_nodes)
         self._ptr = None if ptr is None else as_ptr(ptr)
         if full_degree is not None:
@@ -95,6 +95,8 @@ class Graph:
         self._symmetric: bool | None = None
         self._weighted: bool | None = None
         self._derived: dict[str, Graph] = {}
+        # Of a graph to which loops were added: where each of its edges stood among the observed ones and the loops.
+        self.origin: Tensor | None = None
         if validate and not torch.compiler.is_compiling():
             self._validate()
 
@@ -350,7 +352,7 @@ class Graph:
         ):
             return self
         graph = copy.copy(self)
-        for name in ("edge_index", "edge_weight", "_batch", "full_degree"):
+        for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
             value = getattr(self, name)
             setattr(graph, name, None if value is None else value.to(place, non_blocking=non_blocking))
         graph.__dict__.pop("pattern", None)
@@ -420,7 +422,7 @@ class Graph:
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
         graph = self._with_edges(edges, None if weight is None else weight.index_select(0, order), full_degree)
-        graph.pattern = graph._compressed(ptr)
+        graph.pattern, graph.origin = graph._compressed(ptr), order
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:

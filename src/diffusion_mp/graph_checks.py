@@ -53,10 +53,11 @@ def as_edge_index(edge_index: object) -> Tensor:
     return edges.long()
 
 
-def as_edge_weight(edge_weight: object, edge_index: Tensor | None) -> Tensor:
+def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: int) -> Tensor:
     """Weights [E], one per edge, on the device of the edges."""
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
+    _refuse_place(edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1))
     weight = float_vector(edge_weight, "edge_weight", edge_index.device)
     if weight.dim() != 1 or weight.numel() != edge_index.size(1):
         raise ValueError(
@@ -66,8 +67,26 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None) -> Tensor:
     return weight
 
 
+def _refuse_place(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> None:
+    """Raise where a mask, or a batch in the place of weights, came: PyG's functions have them in other places."""
+    vector = as_tensor(value, name, what)
+    if vector.dim() != 1:
+        return
+    if vector.dtype == torch.bool:
+        raise TypeError(
+            f"{name} got {describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what takes "
+            f"one (LabelPropagation); elsewhere select rows of the result, out[mask]."
+        )
+    if name == "edge_weight" and vector.dtype in INTEGERS and vector.numel() == num_nodes != num_edges:
+        raise TypeError(
+            f"{name} got {describe(vector)}, an integer for every node, which looks like a batch. Pass it by name, "
+            f"batch=…; weights are floating point, one for each of the {num_edges} edges."
+        )
+
+
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
+    _refuse_place(batch, "batch", "a tensor [num_nodes] of integers", num_nodes)
     member = index_vector(batch, "batch", "[num_nodes]")  # a size in these words would be fixed by torch.compile
     if member.numel() != num_nodes:
         raise ValueError(f"batch must be [num_nodes] = [{num_nodes}]; got {describe(member)}.")
@@ -82,6 +101,12 @@ def as_ptr(ptr: object) -> Tensor:
     if bounds.dim() != 1 or bounds.dtype not in INTEGERS or bounds.is_meta or not dense or empty:
         raise ValueError(f"ptr must be a one-dimensional integer tensor [num_graphs + 1]; got {describe(ptr)}.")
     return bounds.cpu().long()
+
+
+def check_edge_order(edge_index: object, edge_attr: object) -> None:
+    """Raise where features of edges come beside a sparse adjacency, whose edges have no order."""
+    if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
+        raise ValueError("edge_attr goes with edge_index [2, E]; the edges of a sparse adjacency have no order.")
 
 
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:

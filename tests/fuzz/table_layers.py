@@ -49,7 +49,7 @@ def layer(name: str, *, needed: bool = False, source: bool = True, **make: objec
 
     def strategy(d: Draw) -> None:
         options = {key: value(d) for key, value in make.items() if callable(value)}
-        sizes = {"in_channels": count(d, d.channels), "out_channels": count(d, 3, 1, 4)}
+        sizes = {"in_channels": count(d, d.channels).unsure("negative"), "out_channels": count(d, 3, 1, 4)}
         if "out_channels" in options:
             sizes.pop("out_channels")
         d.call("layer", f"mp.{name}({{args}}){cast(d)}", **sizes, **options)
@@ -147,7 +147,7 @@ def diffusion_conv(d: Draw) -> None:
     d.call(
         "layer",
         f"mp.DiffusionConv({{args}}){cast(d)}",
-        in_channels=count(d, d.channels),
+        in_channels=count(d, d.channels).unsure("negative"),  # -1 is found out at the first call, where it can be
         out_channels=count(d, d.channels),
         diffusivity=diffusivity(d),
         update=update(d),
@@ -172,7 +172,7 @@ def gin(d: Draw) -> None:
     d.call(
         "layer",
         f"mp.GINConv({{args}}){cast(d)}",
-        in_channels=count(d, d.channels),
+        in_channels=count(d, d.channels).unsure("negative"),
         mlp=module(f"nn.Linear({d.channels}, 3)"),
         eps=number(d, 0.0, 0.2, optional=True, negative=True),
         train_eps=flag(d),
@@ -206,14 +206,40 @@ def gcnii(d: Draw) -> None:
         alpha=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
         theta=Arg("0.5" if both else None, number(d, none=True).wrong if both else [], False),
         layer=Arg("2" if both else None, count(d, none=True).wrong if both else [], False),
+        normalize=flag(d),
+        self_loops=choice(d, *SELF_LOOPS, None),
     )
     called(d, needed=True)
 
 
-def with_edge_attr(d: Draw) -> dict[str, Arg]:
+def gat(d: Draw) -> None:
+    """Attention over edges, that may read features of theirs."""
+    featured = d.maybe(0.4)
+    d.call(
+        "layer",
+        f"mp.GATConv({{args}}){cast(d)}",
+        in_channels=count(d, d.channels).unsure("negative"),
+        out_channels=count(d, 3, 1, 4),
+        heads=heads(d),
+        concat=flag(d),
+        negative_slope=number(d, 0.2, 0.0, optional=True, negative=True),
+        self_loops=loops(d),
+        edge_dim=Arg(str(d.channels) if featured else None, count(d, none=True).wrong if featured else [], False),
+        residual=flag(d),
+        dropout=dropout(d),
+        value_dropout=dropout(d),
+        bias=flag(d),
+    )
+    if featured:
+        d.call("out", "layer({args})", **with_edge_attr(d, optional=False), return_attention_weights=flag(d))
+    else:
+        called(d, needed=True)
+
+
+def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
     """The call of a layer whose edges have states."""
     given = edges(d, needed=True, objects=False)
-    return {"x": state(d), **given, "edge_attr": tensor(d, len(d.edges), d.channels, optional=True)}
+    return {"x": state(d), **given, "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional)}
 
 
 def gated_gcn_conv(d: Draw) -> None:
@@ -267,20 +293,33 @@ def appnp(d: Draw) -> None:
     called(d, needed=True)
 
 
+def weights_of_pyg(d: Draw) -> None:
+    """A state dict with the names of PyG."""
+    state = "{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}"
+    wrong = [
+        Wrong("None", "None"),
+        Wrong("3", "a number"),
+        Wrong("torch.ones(2)", "a tensor"),
+        Wrong("{'lin.weight': 3}", "a number in it"),
+        Wrong("[('bias', torch.ones(3))]", "a list"),
+    ]
+    given = Arg(d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]), module("nn.ReLU()").wrong)
+    d.call("out", "mp.from_pyg({args})", module=given, state=Arg(state, wrong))
+
+
 LAYERS: dict[str, Strategy] = {
     "MLPConv": layer("MLPConv", bias=flag),
-    "GCNConv": layer("GCNConv", needed=True, self_loops=loops, bias=flag),
-    "SGConv": layer("SGConv", needed=True, K=lambda d: count(d, 2, 1, optional=True), bias=flag),
-    "GATConv": layer(
-        "GATConv",
+    "GCNConv": layer(
+        "GCNConv", needed=True, normalize=flag, self_loops=lambda d: choice(d, *SELF_LOOPS, None), bias=flag
+    ),
+    "SGConv": layer(
+        "SGConv",
         needed=True,
-        heads=heads,
-        concat=flag,
-        negative_slope=lambda d: number(d, 0.2, 0.0, optional=True, negative=True),
-        self_loops=loops,
-        dropout=dropout,
+        K=lambda d: count(d, 2, 1, optional=True),
+        self_loops=lambda d: choice(d, *SELF_LOOPS, None),
         bias=flag,
     ),
+    "GATConv": gat,
     "CertifiedConv": certified_conv,
     "DIFFormerConv": layer(
         "DIFFormerConv",
@@ -354,4 +393,5 @@ LAYERS: dict[str, Strategy] = {
     "GCNIIConv": gcnii,
     "GatedGCNConv": gated_gcn_conv,
     "GPSBlock": gps_block,
+    "from_pyg": weights_of_pyg,
 }

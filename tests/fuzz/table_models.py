@@ -63,6 +63,24 @@ def model(name: str, *, needed: bool = False, **make: Callable[[Draw], Arg]) -> 
     return strategy
 
 
+def gnn(d: Draw) -> None:
+    """A stack of fixed layers; a norm and jumps go with those that are alike."""
+    conv = d.pick(["gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"])
+    own = {"norm": norm, "jk": lambda d: choice(d, "last", "cat", "max", "lstm", None)}
+    model(
+        "DiffusionGNN",
+        needed=True,
+        num_layers=layers,
+        conv=lambda d: choice(d, conv, optional=False),
+        heads=heads,
+        dropout=probability,
+        alpha=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+        theta=positive,
+        act=lambda d: choice(d, "relu", "elu", "gelu"),
+        **(own if conv in ("mlp", "gcn", "gin", "gat") else {}),
+    )(d)
+
+
 def scored(d: Draw, task: str) -> dict[str, Arg]:
     """The pairs that a model for links scores, and others refuse."""
     if task == "link":
@@ -439,16 +457,7 @@ MODELS: dict[str, Strategy] = {
         gnn_num_layers=lambda d: count(d, 1, 2, optional=True, none=True),
         graph_weight=share,
     ),
-    "DiffusionGNN": model(
-        "DiffusionGNN",
-        needed=True,
-        num_layers=layers,
-        conv=lambda d: choice(d, "gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"),
-        heads=heads,
-        dropout=probability,
-        alpha=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-        theta=positive,
-    ),
+    "DiffusionGNN": gnn,
     "GatedGCN": stack("GatedGCN", norm=norm, dropout=probability),
     "GPS": stack("GPS", lam=lambda d: number(d, 0.0, 0.1, optional=True, zero=True), local=flag, **GPS_OPTIONS),
     "DFiFormer": stack("DFiFormer", **GPS_OPTIONS),

@@ -52,8 +52,16 @@ class Diffusivity(nn.Module, ABC):
     heads: int = 1
     positional: bool = False
 
-    def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> Coupling:
-        """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges."""
+    def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None) -> Coupling:
+        """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges.
+
+        Features of edges, ``edge_attr``, are read by :class:`GATDiffusivity` alone, and refused elsewhere.
+        """
+        if edge_attr is not None:
+            raise ValueError(
+                f"edge_attr came, and {type(self).__name__} reads none; GATDiffusivity(edge_dim=…) does. One number an "
+                f"edge is its edge_weight."
+            )
         if not (isinstance(graph, Graph) and graph.holds(x)):  # within a layer it does: checked once
             check_state(x)
             graph = Graph.coerce(x, graph)

@@ -8,13 +8,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
+from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.dropout import dropout
 from diffusion_mp.energies.penalties import Penalty, get_penalty
-from diffusion_mp.errors import check_choice, check_counts, check_fits, check_flags, check_number
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_edge_rows,
+    check_fits,
+    check_flags,
+    check_number,
+    check_probability,
+    check_state,
+)
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.kernels.edge_softmax import at_rows, edge_softmax, row_sums
 from diffusion_mp.kernels.precision import accumulating, without_autocast
@@ -25,7 +36,8 @@ from diffusion_mp.kernels.unit import quotient
 class GATDiffusivity(Diffusivity):
     r"""GAT's attention (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1), an edge's weight as a prior.
 
-    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il),  e_ij = LeakyReLU(α_src·x_j + α_dst·x_i), per head.
+    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il),  e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij), per
+    head, with the features f_ij of the edge where there are any.
 
     It reads *transformed* features, cut into heads: use it in a ``DiffusionConv`` with ``reads="values"``, where x is
     W x.
@@ -35,6 +47,9 @@ class GATDiffusivity(Diffusivity):
         heads: H.
         negative_slope: of the LeakyReLU.
         self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is what PyG's ``GATConv`` amounts to.
+        edge_dim: channels of the features of edges, which come as ``edge_attr`` [E, edge_dim]; ``None``: there are
+            none. A loop that is added has the mean of those of the edges that reach its node.
+        dropout: rate on the entries in training, whose rows then sum to one in expectation only.
     """
 
     depends_on = "edges"
@@ -43,10 +58,18 @@ class GATDiffusivity(Diffusivity):
     why_no_penalty = "GAT's score is not a decreasing function of a distance (Example 5), so no penalty belongs to it."
 
     def __init__(
-        self, channels: int, heads: int = 1, *, negative_slope: float = 0.2, self_loops: SelfLoops = "remaining"
+        self,
+        channels: int,
+        heads: int = 1,
+        *,
+        negative_slope: float = 0.2,
+        self_loops: SelfLoops = "remaining",
+        edge_dim: int | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_counts(channels=channels, heads=heads)
+        check_counts(channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim}))
+        check_probability(dropout, "dropout")
         if channels % heads:
             raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
@@ -56,13 +79,44 @@ class GATDiffusivity(Diffusivity):
         self.self_loops: SelfLoops = self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
-        self.reset_parameters()
+        self.dropout = dropout
+        self.edge: Linear | None = None
+        self.att_edge: nn.Parameter | None = None
+        if edge_dim is not None:
+            self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
+            self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
+        self._draw()
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._draw()
+
+    def _draw(self) -> None:
         glorot(self.att_src)
         glorot(self.att_dst)
+        glorot(self.att_edge)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def forward(
+        self,
+        x: Float[Tensor, "N C"],
+        graph: Graph | None = None,
+        edge_attr: Float[Tensor, "E ..."] | None = None,
+    ) -> Coupling:
+        """The coupling at state ``x``, and for features of the edges in their order, [E, edge_dim] or [E]."""
+        if edge_attr is None or self.edge is None:
+            return super().forward(x, graph, edge_attr)
+        check_state(x)
+        graph = Graph.coerce(x, graph)
+        if graph.edge_index is None:
+            return super().forward(x, graph)  # refused
+        if type(graph) is not Graph:
+            raise ValueError(f"edge_attr goes with a Graph, whose edges have an order; got a {type(graph).__name__}.")
+        check_edge_rows(edge_attr, graph.num_edges)
+        edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+        check_state(edge_attr, "edge_attr", self.edge.in_channels, module=self)
+        return self.couple(x, graph, edge_attr)
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph, edge_attr: Float[Tensor, "E F"] | None = None) -> Coupling:
         _, heads, width = self.att_src.shape
         if x.size(1) != heads * width:
             raise ValueError(
@@ -70,12 +124,17 @@ class GATDiffusivity(Diffusivity):
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
         check_fits(x, self)
-        graph = graph.with_self_loops(self.self_loops)
+        observed, graph = graph, graph.with_self_loops(self.self_loops)
         rows, cols = graph.pattern
         sent, received = self._scores(x)
-        logits = leaky_relu(at_rows(cols, sent) + at_rows(rows, received), self.negative_slope)
+        logits = at_rows(cols, sent) + at_rows(rows, received)
+        if edge_attr is not None:
+            logits = logits + self._edge_scores(edge_attr, observed, graph)
+        logits = leaky_relu(logits, self.negative_slope)
         weight = edge_softmax(rows, logits, _prior(graph, logits))
-        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=True, nonnegative=True)
+        dropping = self.training and self.dropout > 0
+        weight = dropout(weight, self.dropout) if dropping else weight
+        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True)
 
     def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
         """α_src·x and α_dst·x of every node and head [N, H], by one product with a matrix that is diagonal by head."""
@@ -84,6 +143,23 @@ class GATDiffusivity(Diffusivity):
             (state, by_head), _ = accumulating(x, torch.cat(blocks, 1))
             sent, received = (state @ by_head).chunk(2, 1)
         return sent, received
+
+    def _edge_scores(self, edge_attr: Float[Tensor, "E F"], observed: Graph, looped: Graph) -> Float[Tensor, "L H"]:
+        """α_edge·W_E f of the observed edges, and of the loops that were added their mean over a node's other edges."""
+        assert self.edge is not None
+        assert self.att_edge is not None
+        with without_autocast(edge_attr):
+            weight = self.edge.weight.unflatten(0, self.att_edge.shape[1:])
+            (features, by_head), _ = accumulating(edge_attr, torch.einsum("hdf,hd->fh", weight, self.att_edge[0]))
+            score = features @ by_head
+        if looped.origin is None:
+            return score
+        source, target = observed.edges
+        counts = (source != target).to(score.dtype).unsqueeze(1)
+        zeros = score.new_zeros(observed.num_nodes, score.size(1))
+        total = zeros.index_add(0, target, score * counts)
+        number = zeros[:, :1].index_add(0, target, counts).clamp(min=1)
+        return torch.cat([score, total / number]).index_select(0, looped.origin)
 
     def extra_repr(self) -> str:
         return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"

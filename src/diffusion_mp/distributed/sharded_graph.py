@@ -79,7 +79,7 @@ class ShardedGraph(Graph):
             if edge_index.is_meta:
                 raise ValueError(f"edge_index must have values, which are shared out; got {describe(edge_index)}.")
         if edge_weight is not None:
-            edge_weight = as_edge_weight(edge_weight, edge_index)
+            edge_weight = as_edge_weight(edge_weight, edge_index, num_nodes)
         rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
         check_kind(bounds, "bounds", (list, tuple, range, NoneType), f"a list of {ranks + 1} first nodes or None")
         self.bounds = _even(num_nodes, ranks) if bounds is None else list(bounds)

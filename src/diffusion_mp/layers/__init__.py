@@ -4,6 +4,7 @@ from diffusion_mp.layers.attention import DIFFormerConv, NodeFormerConv, SFiConv
 from diffusion_mp.layers.certified_conv import CertifiedConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.fixed import APPNPConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+from diffusion_mp.layers.from_pyg import from_pyg
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 from diffusion_mp.layers.gps_block import GPSBlock
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
@@ -29,4 +30,5 @@ __all__ = [
     "SFiConv",
     "SGConv",
     "SGFormerConv",
+    "from_pyg",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -24,10 +24,11 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
-class CertifiedConv(nn.Module):
+class CertifiedConv(KnowsPyGNames, nn.Module):
     r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
     Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
@@ -122,8 +123,10 @@ class CertifiedConv(nn.Module):
         source: Tensor | None = None,
         beside: Coupling | None = None,
         return_coupling: bool = False,
+        **others: Any,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator W that was used."""
+        refuse_inputs(self, others)
         check_flags(return_coupling=return_coupling)
         check_kind(beside, "beside", (Coupling, NoneType), "a Coupling of the same nodes, or None")
         check_state(x, channels=self.in_channels, module=self)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import NoneType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import (
@@ -22,20 +23,24 @@ from diffusion_mp.errors import (
     check_probability,
     check_rows,
     check_state,
+    describe,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import check_edge_order
+from diffusion_mp.layers.bipartite import between
 from diffusion_mp.layers.features import ValueLinear, check_features
+from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
-class DiffusionConv(nn.Module):
+class DiffusionConv(KnowsPyGNames, nn.Module):
     r"""State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With h the feature transformation W_V, per head, and the explicit update:
     x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.
 
     Args:
-        in_channels: channels of x.
+        in_channels: channels of x; -1 for those of the first call, where only W_V looks at x.
         out_channels: channels of a head's values.
         diffusivity: says who influences whom.
         update: moves the state; ``ExplicitEuler(0.5)`` by default.
@@ -56,8 +61,11 @@ class DiffusionConv(nn.Module):
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
-          features: [N, F], with ``reads="features"`` and only there.
-        - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
+          features: [N, F], with ``reads="features"`` and only there; edge_attr: [E, edge_dim], for a diffusivity that
+          reads features of edges.
+        - x of nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to
+          the second, where the coupling is of observed edges, without degrees of both ends and without added loops.
+        - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
     Raises:
         TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
@@ -86,7 +94,16 @@ class DiffusionConv(nn.Module):
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, steps=steps)
+        found_later = (
+            type(in_channels) is int and in_channels == -1 and keep == "values" and (transform or out_channels == -1)
+        )
+        if isinstance(in_channels, (tuple, list)):
+            raise TypeError(
+                f"in_channels must be one integer, got {describe(in_channels)}: states of two kinds of nodes pass "
+                f"through the same W_V, and have the same channels. Put a Linear before the layer where they have not."
+            )
+        check_counts(heads=heads, steps=steps, **({} if found_later else {"in_channels": in_channels}))
+        check_counts(**({} if found_later and not transform else {"out_channels": out_channels}))
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values", "features"])
         check_probability(dropout, "dropout")
@@ -130,28 +147,60 @@ class DiffusionConv(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
         source: Tensor | None = None,
         features: Tensor | None = None,
+        edge_attr: Tensor | None = None,
         return_coupling: bool = False,
-    ) -> Tensor | tuple[Tensor, Coupling]:
-        """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
+        return_attention_weights: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation.
+
+        With ``return_attention_weights`` also the pair of the edges [2, E] that S is of, added self-loops among them,
+        and their entries [E, H], as in PyG; an observed loop that another one replaced is there with entry 0.
+        """
+        if others:
+            refuse_inputs(self, others)
         if type(return_coupling) is not bool:
             check_flags(return_coupling=return_coupling)
+        if return_attention_weights is not None:
+            check_flags(return_attention_weights=return_attention_weights)
+        if isinstance(x, tuple):
+            given = {"batch": batch, "source": source, "features": features, "edge_attr": edge_attr}
+            asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
+            return between(self, x, edge_index, edge_weight, **given, **asked)
+        if self.in_channels == -1:
+            self._find_channels(x)
         (check_features if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
         if self.validate:
             check_finite(x, "x")
+        if edge_attr is not None:
+            check_edge_order(edge_index, edge_attr)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
-        coupling = self.diffusivity(self._read(x, values, features), graph)
+        coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
         out = self._evolve(state, values, coupling, self._source(state, source))
         out = self.output(self._join(out), x)
+        if return_attention_weights:
+            pairs = attention_weights(self, coupling)
+            return (out, coupling, pairs) if return_coupling else (out, pairs)
         return (out, coupling) if return_coupling else out
+
+    def _find_channels(self, x: Tensor) -> None:
+        """They are those of ``x``; what is no state is refused a moment later."""
+        if isinstance(x, Tensor) and x.dim() == 2:
+            if self.value is None:
+                self.in_channels = self.out_channels = self.head_channels = x.size(1)
+            else:
+                if is_lazy(self.value.weight):  # no state dict has been loaded
+                    self.value.initialize_parameters(self.value, (x,))
+                self.in_channels = self.value.in_channels
 
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
         """What the diffusivity looks at."""
@@ -198,3 +247,14 @@ class DiffusionConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, keep={self.keep!r}, reads={self.reads!r}"
+
+
+def attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Tensor]:
+    """The edges [2, E] and entries [E, H] of a coupling that has them one by one; refused for any other."""
+    if not isinstance(coupling, SparseCoupling):
+        raise ValueError(
+            f"return_attention_weights needs a coupling that holds its entries one by one; that of "
+            f"{type(layer).__name__} is a {type(coupling).__name__}, an operator that is never written down. Pass "
+            f"return_coupling=True: S.at(edge_index) has its entries at these edges, S.to_dense() all of them."
+        )
+    return coupling.graph.edges, coupling.weight

@@ -12,11 +12,12 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_probability, check_state
 from diffusion_mp.graph import Graph
+from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
 
 Norm = Literal["batch", "layer"] | None
 
 
-class EdgeLayer(nn.Module, ABC):
+class EdgeLayer(KnowsPyGNames, nn.Module, ABC):
     """A layer on states of nodes and, where there are any, of edges, both of ``channels``; a kind writes :meth:`step`.
 
     Shapes:
@@ -49,8 +50,10 @@ class EdgeLayer(nn.Module, ABC):
         *,
         edge_attr: Tensor | None = None,
         return_coupling: bool = False,
+        **others: Any,
     ) -> Any:
         """The next state; with ``edge_attr`` also the edges' next state; with ``return_coupling`` also the coupling."""
+        refuse_inputs(self, others)
         check_flags(return_coupling=return_coupling)
         check_state(x, channels=self.in_channels, module=self)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)

@@ -1,6 +1,7 @@
 """The well-known GNN layers as one step of a diffusion: each only chooses a diffusivity and an update.
 
-Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All are the *residual* form
+Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``, whose weights ``from_pyg``
+brings; where the two differ, the docstring of the layer begins with it. All are the *residual* form
 x′ = (1 − τ) x + τ S v. The paper derives some of them from the conservative Eq. (6), which has Σ_j s_ij in the place of
 the 1 and is another layer (docs/errata.md, D4).
 """
@@ -8,16 +9,24 @@ the 1 and is another layer (docs/errata.md, D4).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, reset
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, GATDiffusivity, IdentityDiffusivity
-from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive
-from diffusion_mp.graph import SelfLoops
+from diffusion_mp.errors import (
+    check_counts,
+    check_flags,
+    check_kind,
+    check_number,
+    check_positive,
+    check_probability,
+)
+from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
+from diffusion_mp.layers.features import ValueLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
 
 
@@ -26,9 +35,12 @@ def _propagate() -> ExplicitEuler:
     return ExplicitEuler(1.0, "residual")
 
 
-def _gcn_adjacency(self_loops: SelfLoops = "remaining") -> AdjacencyDiffusivity:
-    """Â = D^-½ (A + I) D^-½, with degrees as PyG has them."""
-    return AdjacencyDiffusivity("sym", self_loops=self_loops, direction="pyg")
+def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) -> AdjacencyDiffusivity:
+    """Â = D^-½ (A + I) D^-½, with degrees as PyG has them; not normalised, A alone."""
+    check_flags(normalize=normalize)
+    if self_loops is None:
+        self_loops = "remaining" if normalize else "keep"
+    return AdjacencyDiffusivity("sym" if normalize else "sum", self_loops=self_loops, direction="pyg")
 
 
 class MLPConv(DiffusionConv):
@@ -39,31 +51,59 @@ class MLPConv(DiffusionConv):
 
 
 class GCNConv(DiffusionConv):
-    r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1)."""
+    r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
+
+    Of parallel self-loops with weights PyG takes one; here they count with their mean.
+
+    Args:
+        in_channels, out_channels: of x and x′; -1 for the ``in_channels`` of the first call.
+        normalize: ``False``: A in the place of Â.
+        self_loops: see ``Graph.with_self_loops``; by default ``"remaining"``, without ``normalize`` ``"keep"``.
+        bias: add b.
+    """
 
     references = ("kipf2017gcn",)
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, self_loops: SelfLoops = "remaining", bias: bool = True
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        normalize: bool = True,
+        self_loops: SelfLoops | None = None,
+        bias: bool = True,
     ) -> None:
-        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), _propagate(), bias=bias)
+        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops, normalize), _propagate(), bias=bias)
 
 
 class SGConv(DiffusionConv):
-    r"""x′ = Â^K W x + b (Wu et al. 2019)."""
+    r"""x′ = Â^K W x + b (Wu et al. 2019); one step unless K says more, as in PyG.
+
+    Args:
+        in_channels, out_channels, self_loops, bias: as in :class:`GCNConv`.
+        K: how many steps.
+    """
 
     references = ("wu2019sgc",)
 
-    def __init__(self, in_channels: int, out_channels: int, K: int = 2, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int = 1,
+        *,
+        self_loops: SelfLoops | None = None,
+        bias: bool = True,
+    ) -> None:
         check_counts(K=K)
-        super().__init__(in_channels, out_channels, _gcn_adjacency(), _propagate(), bias=bias, steps=K)
+        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), _propagate(), bias=bias, steps=K)
 
 
 class GINConv(DiffusionConv):
     r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019): the coupling (1 + ε) I + A.
 
     Args:
-        in_channels: channels of x.
+        in_channels: channels of x; -1 for those of the first call.
         mlp: what is applied to the sum.
         eps: ε at the start.
         train_eps: learn it.
@@ -71,14 +111,20 @@ class GINConv(DiffusionConv):
 
     references = ("xu2019gin",)
 
-    def __init__(self, in_channels: int, mlp: nn.Module, eps: float = 0.0, *, train_eps: bool = False) -> None:
+    def __init__(
+        self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
+    ) -> None:
+        if mlp is None and isinstance(in_channels, nn.Module):
+            raise TypeError(
+                "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
+            )
         check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
         check_number(eps, "eps")
         check_flags(train_eps=train_eps)
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
         super().__init__(in_channels, in_channels, diffusivity, _propagate(), transform=False, bias=False)
-        self.mlp = mlp
+        self.mlp = cast("nn.Module", mlp)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -91,11 +137,18 @@ class GINConv(DiffusionConv):
 class GATConv(DiffusionConv):
     r"""x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018).
 
+    The third argument of a call is an ``edge_weight``, a prior that α_ij is proportional to; in PyG it is the features
+    of the edges, which here come by name, ``edge_attr=``.
+
     Args:
-        in_channels, heads, concat: as in :class:`DiffusionConv`.
+        in_channels: of x; -1 for that of the first call.
         out_channels: per head.
-        negative_slope, self_loops: of α, see :class:`GATDiffusivity`.
-        options: ``dropout`` and ``bias`` of :class:`DiffusionConv`.
+        heads, concat: as in :class:`DiffusionConv`.
+        negative_slope, self_loops, edge_dim: of α, see :class:`GATDiffusivity`.
+        dropout: rate on the entries α, as in PyG.
+        residual: add W_R x.
+        value_dropout: rate on the values W x, which is the ``dropout`` of other layers.
+        options: ``bias`` and ``validate`` of :class:`DiffusionConv`.
     """
 
     references = ("velickovic2018gat",)
@@ -105,17 +158,56 @@ class GATConv(DiffusionConv):
         in_channels: int,
         out_channels: int,
         heads: int = 1,
-        *,
         concat: bool = True,
         negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        *,
         self_loops: SelfLoops = "remaining",
+        edge_dim: int | None = None,
+        residual: bool = False,
+        value_dropout: float = 0.0,
         **options: Any,
     ) -> None:
         check_counts(out_channels=out_channels, heads=heads)
-        attention = GATDiffusivity(heads * out_channels, heads, negative_slope=negative_slope, self_loops=self_loops)
-        super().__init__(
-            in_channels, out_channels, attention, _propagate(), heads, concat=concat, reads="values", **options
+        check_flags(concat=concat, residual=residual)
+        check_probability(value_dropout, "value_dropout")
+        attention = GATDiffusivity(
+            heads * out_channels,
+            heads,
+            negative_slope=negative_slope,
+            self_loops=self_loops,
+            edge_dim=edge_dim,
+            dropout=dropout,
         )
+        options |= {"concat": concat, "reads": "values", "dropout": value_dropout}
+        super().__init__(in_channels, out_channels, attention, _propagate(), heads, **options)
+        self.edge_dim = edge_dim
+        total = heads * out_channels if concat else out_channels
+        self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.res is not None:
+            self.res.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """As in :class:`DiffusionConv`; what stands in the place of PyG's ``edge_attr`` is not taken for weights."""
+        if self.edge_dim is not None and edge_weight is not None and inputs.get("edge_attr") is None:
+            raise ValueError(
+                "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
+                "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
+            )
+        return super().forward(x, edge_index, edge_weight, batch, **inputs)
+
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        return super().output(out if self.res is None else out + self.res(x), x)
 
 
 class APPNPConv(DiffusionConv):
@@ -155,15 +247,27 @@ class GCNIIConv(DiffusionConv):
         channels: of x and x^(0), which is passed as ``source``.
         alpha: α.
         theta, layer: θ and l; without them β_l = 1.
+        normalize, self_loops: of Â, as in :class:`GCNConv`.
     """
 
     references = ("chen2020gcnii",)
 
-    def __init__(self, channels: int, alpha: float = 0.1, theta: float | None = None, layer: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        alpha: float = 0.1,
+        theta: float | None = None,
+        layer: int | None = None,
+        *,
+        normalize: bool = True,
+        self_loops: SelfLoops | None = None,
+    ) -> None:
         check_counts(channels=channels)
-        super().__init__(channels, channels, _gcn_adjacency(), teleport(alpha), transform=False, bias=False)
+        adjacency = _gcn_adjacency(self_loops, normalize)
+        super().__init__(channels, channels, adjacency, teleport(alpha), transform=False, bias=False)
         if (theta is None) != (layer is None):
-            raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}.")
+            missing = "theta" if theta is None else "layer"
+            raise ValueError(f"theta and layer go together (β = log(θ/layer + 1)); got no {missing}.")
         self.mapping = 1.0
         if theta is not None and layer is not None:
             check_positive(theta, "theta")

@@ -15,7 +15,9 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.errors import check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import check_edge_order
 from diffusion_mp.layers.features import FeatureLinear, check_features
+from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs, refuse_proxy
 from diffusion_mp.models.heads import Head, Task, check_no_pairs, output_layers
 from diffusion_mp.updates import CertifiedStep
 
@@ -35,7 +37,10 @@ def recorded(record: Record, layer: nn.Module, x: Tensor, graph: Graph, **inputs
 
 
 class EdgeMask(MessagePassing):
-    """Where PyG's explainers put the mask [E] of the edges that they learn: it multiplies the weights a_ij."""
+    """Where PyG's explainers put the mask [E] of the edges that they learn: it multiplies the weights a_ij.
+
+    And where its AttentionExplainer listens: it hears the entries of every coupling at the observed edges.
+    """
 
     def forward(self, graph: Graph) -> Graph:
         """The graph, with its weights masked while a model is being explained."""
@@ -45,6 +50,19 @@ class EdgeMask(MessagePassing):
         mask = mask.sigmoid() if self._apply_sigmoid else mask
         weight, rows = graph.weights(mask) * mask, {"ptr": graph.segments, "full_degree": graph.full_degree}
         return Graph(graph.num_nodes, graph.edges, weight, **rows, validate=False)
+
+    def listening(self, graph: Graph, record: Record) -> Record:
+        """The record, which tells the attention weights to whoever listens to messages (``_message_forward_hooks``)."""
+        hooks = self._message_forward_hooks
+        if not hooks or graph.edge_index is None:
+            return record
+
+        def told(coupling: Coupling) -> None:
+            record(coupling)
+            for hook in hooks.values():
+                hook(self, ({"alpha": coupling.at(graph.edges)},), None)
+
+        return told
 
 
 def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
@@ -60,7 +78,7 @@ def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
     return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
 
 
-class GraphModel(nn.Module, ABC):
+class GraphModel(KnowsPyGNames, nn.Module, ABC):
     """A model in PyG's calling convention; a new one writes :meth:`propagate`.
 
     Args:
@@ -71,9 +89,13 @@ class GraphModel(nn.Module, ABC):
 
     Shapes:
         x: [N, in_channels], dense, or sparse (CSR, CSC or COO) for models that begin with a linear map of the features
-        alone; edges and batch as in :class:`DiffusionConv`; edge_label_index: [2, L], the pairs that ``"link"`` scores;
+        alone; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, edge_dim], where a model reads features of
+        edges; edge_label_index: [2, L], the pairs that ``"link"`` scores;
         output: raw logits [N, out_channels], for graphs [B, out_channels], and for links scores [L].
     """
+
+    reads_edge_attr = False
+    """Whether :meth:`propagate` takes ``edge_attr``, features of edges."""
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -94,15 +116,22 @@ class GraphModel(nn.Module, ABC):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        edge_attr: Tensor | None = None,
         edge_label_index: Tensor | None = None,
         return_coupling: bool = False,
+        **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Logits or scores; with ``return_coupling`` also the operator of every layer."""
+        refuse_proxy(self, x)
+        features = {} if edge_attr is None else {"edge_attr": edge_attr}
+        refuse_inputs(self, others if self.reads_edge_attr else others | features)
+        check_edge_order(edge_index, edge_attr)
         check_flags(return_coupling=return_coupling)
         check_features(x, channels=self.in_channels, module=self)
         graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
-        logits = self.propagate(x, graph, couplings.append if return_coupling else forget)
+        record = self.edge_mask.listening(graph, couplings.append if return_coupling else forget)
+        logits = self.propagate(x, graph, record, **features)
         if self.head is None:
             check_no_pairs(edge_label_index)
         else:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, starmap
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch_geometric.nn.models import JumpingKnowledge
+from torch_geometric.nn.resolver import activation_resolver
 
 from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_probability
+from diffusion_mp.errors import check_choice, check_counts, check_kind, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
+from diffusion_mp.layers.edge_layer import Norm, make_norm
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.heads import Task, output_layers
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
+#: Those whose layers are alike.
+LAYERED = ("mlp", "gcn", "gin", "gat")
 
 
 class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
-    ReLU and dropout stand before every layer that has weights (dropout also on the features).
+    The activation and dropout stand before every layer that has weights (dropout also on the features, and in GAT on
+    the values), a norm before the activation.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the hidden states and the logits.
@@ -33,6 +38,11 @@ class DiffusionGNN(GraphModel):
         dropout: rate.
         alpha: teleport of APPNP and GCNII.
         theta: of GCNII.
+        norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
+        act: the activation, by the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
+        jk: what a last linear map reads of the states after every layer of an MLP, GCN, GIN or GAT (Xu et al. 2018):
+            ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``; ``None``: the last layer gives the output itself.
+        edge_dim: of features of edges, which GAT's attention reads: ``edge_attr`` [E, edge_dim].
         task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads ReLU of a last layer of ``hidden_channels``.
 
     Shapes: see :class:`GraphModel`.
@@ -50,6 +60,10 @@ class DiffusionGNN(GraphModel):
         dropout: float = 0.5,
         alpha: float = 0.1,
         theta: float = 0.5,
+        norm: Norm = None,
+        act: str = "relu",
+        jk: Literal["last", "cat", "max", "lstm"] | None = None,
+        edge_dim: int | None = None,
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
@@ -60,10 +74,24 @@ class DiffusionGNN(GraphModel):
         check_positive(theta, "theta")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
-        self.dropout = dropout
+        check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
+        for name, given in (("norm", norm), ("jk", jk)):
+            if given is not None and conv not in LAYERED:
+                raise ValueError(f"{name} goes with conv={', '.join(map(repr, LAYERED))}; got conv={conv!r}.")
+        if edge_dim is not None and conv != "gat":
+            raise ValueError(f"edge_dim goes with conv='gat', whose attention reads edge_attr; got conv={conv!r}.")
+        self.dropout, self.act = dropout, _activation(act)
+        self.reads_edge_attr = edge_dim is not None
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
+        self.jk = None if jk in (None, "last") else JumpingKnowledge(jk, hidden_channels, num_layers)
+        self.lin: nn.Linear | None = None
+        if jk is not None:
+            self.lin = nn.Linear((num_layers if jk == "cat" else 1) * hidden_channels, out_channels)
+            out_channels = hidden_channels
+        hidden = num_layers - (jk is None)
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(0 if norm is None else hidden))
 
         def layers() -> Iterator[DiffusionConv]:
             pairs = list(pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels]))
@@ -76,12 +104,13 @@ class DiffusionGNN(GraphModel):
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
                     for a, b in pairs:
-                        mlp = nn.Sequential(nn.Linear(a, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, b))
-                        yield GINConv(a, mlp, train_eps=True)
+                        first, second = nn.Linear(a, hidden_channels), nn.Linear(hidden_channels, b)
+                        yield GINConv(a, nn.Sequential(first, _activation(act), second), train_eps=True)
                 case "gat":
                     *hidden, last = pairs
-                    yield from (GATConv(a, b // heads, heads, dropout=dropout) for a, b in hidden)
-                    yield GATConv(*last, dropout=dropout)
+                    own: dict[str, Any] = {"edge_dim": edge_dim, "value_dropout": dropout}
+                    yield from (GATConv(a, b // heads, heads, **own) for a, b in hidden)
+                    yield GATConv(*last, **own)
                 case "appnp":
                     yield from (MLPConv(in_channels, hidden_channels), MLPConv(hidden_channels, out_channels))
                     yield APPNPConv(out_channels, num_layers, alpha)
@@ -93,14 +122,31 @@ class DiffusionGNN(GraphModel):
         self.convs = nn.ModuleList(layers())
         cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which moves them as they are
 
-    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
-        initial = None
+    def propagate(self, x: Tensor, graph: Graph, record: Record, edge_attr: Tensor | None = None) -> Tensor:
+        initial, states = None, []
+        features = {} if edge_attr is None else {"edge_attr": edge_attr}
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
             has_weights = any(True for _ in conv.parameters())
             has_source = conv.update.beta != 0
-            x = relu(x) if has_weights and k else x
+            x = self._activated(x, k - 1) if has_weights and k else x
             # The first state that a source is asked for is the initial embedding of Eq. 10.
             initial = x if has_source and initial is None else initial
             x = dropout(x, self.dropout, self.training) if has_weights else x
-            x = recorded(record, conv, x, graph, source=initial if has_source else None)
-        return x if self.head is None else relu(x)
+            states += [x] if k else []
+            x = recorded(record, conv, x, graph, source=initial if has_source else None, **features)
+        if self.lin is not None:
+            x = dropout(self._activated(x, len(states)), self.dropout, self.training)
+            x = self.lin(x if self.jk is None else self.jk([*states, x]))
+        return x if self.head is None else self.act(x)
+
+    def _activated(self, x: Tensor, layer: int) -> Tensor:
+        return self.act(self.norms[layer](x) if self.norms else x)
+
+
+def _activation(act: str) -> nn.Module:
+    check_kind(act, "act", str, "the name of an activation, such as 'relu'")
+    try:
+        found: nn.Module = activation_resolver(act)
+    except ValueError as error:
+        raise ValueError(f"act must name an activation of torch.nn ('relu', 'elu', 'gelu', …); got {act!r}.") from error
+    return found

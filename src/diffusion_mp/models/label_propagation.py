@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,18 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import teleport, teleport_limit
 
 # Classes that nobody is labelled with, beyond one per node: more is a wrong number, and costs memory.
 MANY_CLASSES = 1 << 16
 
 
-class LabelPropagation(nn.Module):
+class LabelPropagation(KnowsPyGNames, nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
+
+    Weights of edges, the third argument of a call, are normalised by degrees as edges without weights are. PyG's class
+    has the mask there, and takes weights as they are; for that pass ``AdjacencyDiffusivity("sum")``.
 
     With ``num_layers=None`` to equilibrium: Y* = (1 − α)(I − αS)⁻¹ Y^(0), the limit of the steps without clamping
     (Zhou et al. 2004, Eq. 4), for an S that is symmetric, or is Ω divided by its row sums with a symmetric Ω. This is
@@ -75,8 +80,10 @@ class LabelPropagation(nn.Module):
         batch: Tensor | None = None,
         *,
         features: Tensor | None = None,
+        **others: Any,
     ) -> Tensor:
         """Soft labels of every node."""
+        refuse_inputs(self, others)
         check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
         if y.is_meta:
             raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
@@ -92,7 +99,8 @@ class LabelPropagation(nn.Module):
         check_state(y, "y")
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
-                raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}.")
+                order = "The order here is (y, edge_index, edge_weight, mask)."
+                raise ValueError(f"mask must be a bool tensor [{y.size(0)}]; got {describe(mask)}. {order}")
             check_device(mask, "mask", y.device, "y")
             y = y * mask.unsqueeze(1)
         if self.reads_features != (features is not None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_kind, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_checks import check_edge_order
 from diffusion_mp.layers import LaplacianEncoder
+from diffusion_mp.layers.pyg_names import refuse_inputs, refuse_proxy
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded, with_every_gradient
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import HEADS, Head, Task
@@ -96,17 +98,19 @@ class BlockStack(GraphModel):
         pe: Encodings | None = None,
         edge_label_index: Tensor | None = None,
         return_coupling: bool = False,
+        **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Predictions; with ``return_coupling`` also the operator of every block."""
-        if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
-            raise ValueError("edge_attr goes with edge_index [2, E]; the edges of a sparse adjacency have no order.")
+        refuse_proxy(self, x)
+        refuse_inputs(self, others)
+        check_edge_order(edge_index, edge_attr)
         check_flags(return_coupling=return_coupling)
         check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
         graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
-        record = couplings.append if return_coupling else forget
+        record = self.edge_mask.listening(graph, couplings.append if return_coupling else forget)
         out = with_every_gradient(self.propagate(x, graph, record, edge_attr, pe, edge_label_index), self)
         return (out, couplings) if return_coupling else out
 
