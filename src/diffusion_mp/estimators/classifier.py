@@ -155,6 +155,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             penalty=None,
             constraint=None,
             mu=float(self.mu),
+            encoder_layers=2,
             centre=True,
             dropout=float(self.dropout),
         ).double()

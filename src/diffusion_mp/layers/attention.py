@@ -48,6 +48,9 @@ class DIFFormerConv(DiffusionConv):
     The first two are different updates, which the paper takes for one (docs/errata.md, D3). Without observed edges all
     three are Eq. 17.
 
+    Where in- and output have the same channels, the defaults are those of the layer inside :class:`DIFFormer`: the state
+    itself propagates and is kept. Where they differ, a map of the values has to change them, with a bias as in PyG.
+
     Args:
         in_channels, out_channels, heads: as in :class:`DiffusionConv`.
         kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``.
@@ -55,8 +58,9 @@ class DIFFormerConv(DiffusionConv):
         tau, beta, leak: of the update, see :class:`ExplicitEuler`.
         graph: how observed edges enter.
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
-        transform: W_V, see :class:`DiffusionConv`.
-        options: further ones of :class:`DiffusionConv` (``keep``, ``bias``, ``dropout``, …).
+        transform, keep, bias: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias for channels that
+            stay, as Eq. 63 prints it; W_V, ``"values"`` and a bias for others.
+        options: further ones of :class:`DiffusionConv` (``concat``, ``dropout``, …).
     """
 
     references = ("wu2025transformers", "wu2023difformer")
@@ -75,19 +79,35 @@ class DIFFormerConv(DiffusionConv):
         leak: float = 0.0,
         graph: Literal["sum", "mean"] | None = "sum",
         self_loops: SelfLoops = "remaining",
-        transform: bool = True,
+        transform: bool | None = None,
+        keep: Literal["values", "state"] | None = None,
+        bias: bool | None = None,
+        concat: bool = False,
         **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels)
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
+        check_flags(concat=concat)
+        changes = in_channels != (heads * out_channels if concat else out_channels)
+        transform = changes if transform is None else transform
         check_flags(transform=transform)
         attention = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize)
         adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops)
         diffusivity = attention if graph is None else GraphAugmentedDiffusivity(attention, adjacency, graph)
         update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
-        shared = heads if transform else 1
-        super().__init__(in_channels, out_channels, diffusivity, update, shared, transform=transform, **options)
+        super().__init__(
+            in_channels,
+            out_channels,
+            diffusivity,
+            update,
+            heads if transform else 1,
+            concat=concat,
+            transform=transform,
+            keep=("values" if changes else "state") if keep is None else keep,
+            bias=changes if bias is None else bias,
+            **options,
+        )
 
 
 class NodeFormerConv(MultiHeadConv):
