@@ -72,6 +72,10 @@ def nodeformer(weight_decay: float) -> Recipe:
             logits="scaled_dot",
             relational_bias="sym",
             hops=2,
+            tau=0.25,
+            jump="cat",
+            edge_regularization=1.0,
+            relative_edge_loss=False,
             dropout=0.5,
         )
 

@@ -187,7 +187,9 @@ def test_the_degree_term_of_examples_1_and_2() -> None:
 def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | None) -> None:
     x = state()
     conv = seeded(
-        lambda: DIFFormerConv(4, 4, 2, kernel=kernel, graph=graph, projection="separate", tau=0.3)  # type: ignore
+        lambda: DIFFormerConv(
+            4, 4, 2, kernel=kernel, graph=graph, projection="separate", tau=0.3, transform=True, keep="values", bias=True
+        )  # type: ignore
     ).double()
     out, coupling = conv(x, EDGES, return_coupling=True)
     values = conv.value(x).unflatten(1, (2, 4))

@@ -162,6 +162,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
 
 # What were defaults when the states were saved.
 MAPPED: dict[str, Any] = {"transform": True, "keep": "values", "bias": True}
+SLIDES: dict[str, Any] = {"relational_bias": "sum", "tau": 0.25, "logits": "dot", "num_samples": 10}
 PUBLISHED: dict[str, Any] = {"tau": 0.5, "layer_norm": True}
 
 LAYERS: dict[str, Case] = {
@@ -181,7 +182,7 @@ LAYERS: dict[str, Case] = {
     "difformer-conv": (lambda: DIFFormerConv(4, 3, 2, projection="separate"), layer),
     "difformer-conv-mean": (lambda: DIFFormerConv(4, 4, kernel="sigmoid", graph="mean", **MAPPED), layer),
     "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED), partial(layer, source="source")),
-    "nodeformer-conv": (lambda: NodeFormerConv(4, 4, 2, num_features=5, hops=2), layer),
+    "nodeformer-conv": (lambda: NodeFormerConv(4, 4, 2, num_features=5, hops=2, **SLIDES), layer),
     "sgformer-conv": (lambda: SGFormerConv(4, 4, 2), layer),
     "sfi-conv": (lambda: SFiConv(4, 4, 2, bias=True), layer),
     "sfi-conv-no-adjacency": (lambda: SFiConv(4, 4, adjacency=False, projection="tied", residual=False), layer),
@@ -223,8 +224,11 @@ MODELS: dict[str, Case] = {
         lambda: DIFFormer(4, 4, 3, 1, kernel="sigmoid", normalize=None, graph="mean", **PUBLISHED),
         layer,
     ),
-    "nodeformer": (lambda: NodeFormer(4, 4, 3, 2, heads=2, num_features=5, hops=2), layer),
-    "nodeformer-noise": (lambda: NodeFormer(4, 4, 3, 1, heads=2, num_features=5, num_samples=3), in_training),
+    "nodeformer": (lambda: NodeFormer(4, 4, 3, 2, heads=2, num_features=5, hops=2, jump="cat", **SLIDES), layer),
+    "nodeformer-noise": (
+        lambda: NodeFormer(4, 4, 3, 1, heads=2, num_features=5, hops=1, jump="cat", **SLIDES | {"num_samples": 3}),
+        in_training,
+    ),
     "sgformer": (lambda: SGFormer(4, 4, 3, heads=2, num_gnn_layers=2, gnn="gcn", alpha=0.5), layer),
     "sgformer-released": (
         lambda: SGFormer(4, 4, 3, num_gnn_layers=1, shared_encoder=False, gnn="gat", alpha=0.5),

@@ -117,16 +117,19 @@ class NodeFormerConv(MultiHeadConv):
     Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 of the coupling S + Σ_p σ(b_p) A^p.
     Without observed edges it is attention alone, where the released code needs a graph to run at all.
 
+    The defaults are those that train well with few labels, in this layer and in :class:`NodeFormer`. The slides have
+    ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10`` (docs/errata.md, N11).
+
     Args:
         in_channels, heads: as in :class:`DiffusionConv`.
         out_channels: channels after W_O, and of every head unless ``head_channels`` is given.
         head_channels: of queries, keys and values.
-        relational_bias: how observed edges are added: ``"sum"``, the plain sum of the slides, ``"sym"`` or ``"row"``,
-            normalised by degrees, as the released code has it, or ``None``.
+        relational_bias: how observed edges are added: ``"sym"`` or ``"row"``, normalised by degrees, as the released
+            code has it, ``"sum"``, the plain sum of the slides, or ``None``.
         hops: P, how far the bias reaches.
-        projection: of the attention.
+        projection, tau, logits, num_samples: of the attention, see :class:`KernelizedSoftmaxDiffusivity`.
         bias, dropout, validate: as in :class:`MultiHeadConv`.
-        attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``tau``, ``num_features``, …).
+        attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``num_features``, ``generator``, …).
     """
 
     references = ("wu2022nodeformer", "choromanski2021performer")
@@ -138,9 +141,12 @@ class NodeFormerConv(MultiHeadConv):
         heads: int = 1,
         *,
         head_channels: int | None = None,
-        relational_bias: Literal["sum", "sym", "row"] | None = "sum",
-        hops: int = 1,
+        relational_bias: Literal["sum", "sym", "row"] | None = "sym",
+        hops: int = 4,
         projection: Projection = "separate",
+        tau: float = 1.0,
+        logits: Literal["dot", "scaled_dot"] = "scaled_dot",
+        num_samples: int = 0,
         bias: bool = True,
         dropout: float = 0.0,
         validate: bool = False,
@@ -153,6 +159,9 @@ class NodeFormerConv(MultiHeadConv):
             heads=heads,
             projection=projection,
             head_channels=None if projection is None else width,
+            tau=tau,
+            logits=logits,
+            num_samples=num_samples,
             **attention,
         )
         edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum")

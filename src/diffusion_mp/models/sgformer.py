@@ -26,7 +26,8 @@ class SGFormer(GraphModel):
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels.
+        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; by default ten
+            steps of APPNP, with which few labels suffice. The slides have a GCN.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as the slides say; ``False``: X through an encoder of its own, as the released
             code does.
