@@ -181,7 +181,10 @@ LAYERS: dict[str, Case] = {
     "multi-head": (lambda: MultiHeadConv(4, 3, SparseFlowDiffusivity(4, heads=2), 2, head_channels=2), layer),
     "difformer-conv": (lambda: DIFFormerConv(4, 3, 2, projection="separate"), layer),
     "difformer-conv-mean": (lambda: DIFFormerConv(4, 4, kernel="sigmoid", graph="mean", **MAPPED), layer),
-    "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED), partial(layer, source="source")),
+    "difformer-conv-source": (
+        lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED),
+        partial(layer, source="source"),
+    ),
     "nodeformer-conv": (lambda: NodeFormerConv(4, 4, 2, num_features=5, hops=2, **SLIDES), layer),
     "sgformer-conv": (lambda: SGFormerConv(4, 4, 2), layer),
     "sfi-conv": (lambda: SFiConv(4, 4, 2, bias=True), layer),

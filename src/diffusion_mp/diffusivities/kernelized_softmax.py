@@ -13,7 +13,15 @@ from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCouplin
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
 from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_generator, check_kind, check_positive, check_state
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_generator,
+    check_kind,
+    check_positive,
+    check_state,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.gumbel import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating

@@ -48,8 +48,9 @@ class DIFFormerConv(DiffusionConv):
     The first two are different updates, which the paper takes for one (docs/errata.md, D3). Without observed edges all
     three are Eq. 17.
 
-    Where in- and output have the same channels, the defaults are those of the layer inside :class:`DIFFormer`: the state
-    itself propagates and is kept. Where they differ, a map of the values has to change them, with a bias as in PyG.
+    Where in- and output have the same channels, the defaults are those of the layer inside :class:`DIFFormer`: the
+    state itself propagates and is kept. Where they differ, a map of the values has to change them, with a bias as in
+    PyG.
 
     Args:
         in_channels, out_channels, heads: as in :class:`DiffusionConv`.

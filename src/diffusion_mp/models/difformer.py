@@ -14,8 +14,8 @@ from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
 from diffusion_mp.models.heads import Task
 
-#: What all steps of a model together leave of a state, unless it is told otherwise.
-KEPT = 0.08
+#: How far what all nodes share grows through all steps of a model, and its largest step, unless it is told otherwise.
+GROWTH, LARGEST = 4.0, 0.75
 
 
 class DIFFormer(LayerStack):
@@ -25,14 +25,15 @@ class DIFFormer(LayerStack):
 
     By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on what
     is propagated: projections of a state with dropout are what makes the published form unstable with few labels
-    (docs/errata.md, D20). Of a state (1 − τ)^K = 0.08 is left after all K steps, so that more of them solve the same
-    diffusion more finely instead of smoothing the state away (docs/errata.md, D27). The published form, τ = ½ in every
-    layer and LayerNorm after it, is ``tau=0.5, layer_norm=True``.
+    (docs/errata.md, D20). What all nodes share grows by 1 + τ in every step beside a graph, by default to
+    (1 + τ)^K = 4 after all of them, so that more steps solve the same diffusion more finely instead of smoothing away
+    what tells nodes apart (docs/errata.md, D27). The published form, τ = ½ in every layer and LayerNorm after it, is
+    ``tau=0.5, layer_norm=True``.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
         num_layers: K.
-        tau: τ, the size of a step; by default 1 − 0.08^(1/K): 0.72 for 2 layers, 0.47 for 4, 0.15 for 16.
+        tau: τ, the size of a step; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
         transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
         source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). It does not keep a deep stack
             apart unless there is a ``leak`` κ beside it (docs/errata.md, D22).
@@ -67,7 +68,7 @@ class DIFFormer(LayerStack):
         check_choice(activation, "activation", ["relu", None])
         check_flags(source=source)
         check_counts(num_layers=num_layers)
-        step = 1.0 - KEPT ** (1.0 / num_layers) if tau is None else tau
+        step = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0) if tau is None else tau
 
         def conv() -> DIFFormerConv:
             return DIFFormerConv(

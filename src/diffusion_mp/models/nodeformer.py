@@ -26,9 +26,9 @@ class NodeFormer(LayerStack):
 
     >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
 
-    Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers that
-    :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about log n
-    per node, beside which the task's is small (docs/errata.md, N11).
+    Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers
+    that :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
+    log n per node, beside which the task's is small (docs/errata.md, N11).
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
