@@ -41,7 +41,7 @@ def difformer(kernel: str, num_layers: int, weight_decay: float) -> Recipe:
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return DIFFormer(
-            in_channels, 64, out_channels, num_layers, kernel=kernel, tau=0.5, graph="sum", transform=False, dropout=0.2
+            in_channels, 64, out_channels, num_layers, kernel=kernel, tau=0.5, layer_norm=True, dropout=0.2
         )
 
     return Recipe(make, lr=1e-3, weight_decay=weight_decay)
@@ -72,6 +72,10 @@ def nodeformer(weight_decay: float) -> Recipe:
             logits="scaled_dot",
             relational_bias="sym",
             hops=2,
+            tau=0.25,
+            jump="cat",
+            edge_regularization=1.0,
+            relative_edge_loss=False,
             dropout=0.5,
         )
 

@@ -38,7 +38,7 @@ with extra("train"):
     from sklearn.manifold import TSNE
 
 MODELS: dict[str, Callable[[int, int], GraphModel]] = {
-    "DIFFormer-s": lambda features, classes: DIFFormer(features, 64, classes, 8, tau=0.5, dropout=0.2),
+    "DIFFormer-s": lambda features, classes: DIFFormer(features, 64, classes, 8, tau=0.5, layer_norm=True, dropout=0.2),
     "certified": lambda features, classes: CertifiedDIFFormer(
         features, 64, classes, 8, lam=0.3, mu=9.0, encoder_layers=1, centre=True, dropout=0.2
     ),

@@ -66,7 +66,17 @@ class Run:
 
 def difformer(run: Run, channels: int) -> nn.Module:
     """Attention + graph (Eqs. 61-63), tau 1/2, with a value transformation."""
-    return DIFFormer(channels, run.hidden, 2, run.layers, tau=0.5, graph="sum", transform=True, dropout=run.dropout)
+    return DIFFormer(
+        channels,
+        run.hidden,
+        2,
+        run.layers,
+        tau=0.5,
+        graph="sum",
+        transform=True,
+        layer_norm=True,
+        dropout=run.dropout,
+    )
 
 
 def gcn(run: Run, channels: int) -> nn.Module:

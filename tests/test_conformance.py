@@ -635,6 +635,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     },
     "equation-24": (lambda: DiffusionConv(4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")), {}),
     "difformer-conv": (lambda: DIFFormerConv(4, 4), {}),
+    "difformer-conv-values": (lambda: DIFFormerConv(4, 4, transform=True, keep="values", bias=True), {}),
     "difformer-conv-no-edges": (lambda: DIFFormerConv(4, 4), {"edges": False}),
     "difformer-conv-separate": (
         lambda: DIFFormerConv(4, 4, 2, projection="separate", graph="mean", keep="state", bias=False),
@@ -674,6 +675,10 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
         {},
     ),
     "nodeformer-conv": (lambda: NodeFormerConv(4, 3, 2), {}),
+    "nodeformer-conv-slides": (
+        lambda: NodeFormerConv(4, 3, 2, relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10),
+        {},
+    ),
     "nodeformer-conv-no-edges": (lambda: NodeFormerConv(4, 3), {"edges": False}),
     "nodeformer-conv-normalized": (
         lambda: NodeFormerConv(4, 3, 2, head_channels=5, relational_bias="sym", hops=2, logits="scaled_dot"),
@@ -739,7 +744,18 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     "difformer": (lambda: DIFFormer(4, 6, 3), {}),
     "difformer-no-edges": (lambda: DIFFormer(4, 6, 3), {"edges": False}),
     "difformer-published": (
-        lambda: DIFFormer(4, 6, 3, 2, heads=2, projection="separate", transform=True, activation="relu", dropout=0.2),
+        lambda: DIFFormer(
+            4,
+            6,
+            3,
+            heads=2,
+            projection="separate",
+            transform=True,
+            activation="relu",
+            dropout=0.2,
+            tau=0.5,
+            layer_norm=True,
+        ),
         {},
     ),
     "difformer-sigmoid": (lambda: DIFFormer(4, 6, 3, 1, kernel="sigmoid", normalize=None, tau=0.3, graph="mean"), {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -186,9 +187,8 @@ def test_the_degree_term_of_examples_1_and_2() -> None:
 @pytest.mark.parametrize("graph", ["sum", "mean", None])
 def test_the_returned_coupling_reproduces_the_output(kernel: str, graph: str | None) -> None:
     x = state()
-    conv = seeded(
-        lambda: DIFFormerConv(4, 4, 2, kernel=kernel, graph=graph, projection="separate", tau=0.3)  # type: ignore
-    ).double()
+    mapped: Any = {"transform": True, "keep": "values", "bias": True, "kernel": kernel, "graph": graph}
+    conv = seeded(lambda: DIFFormerConv(4, 4, 2, projection="separate", tau=0.3, **mapped)).double()
     out, coupling = conv(x, EDGES, return_coupling=True)
     values = conv.value(x).unflatten(1, (2, 4))
     dense = coupling.to_dense()

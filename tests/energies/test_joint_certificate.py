@@ -137,9 +137,12 @@ EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 @pytest.mark.parametrize(
     ("model", "parts"),
     [
-        (lambda: DIFFormer(4, 6, 3), [r"convs.0 \(DIFFormerConv\).*by ExplicitEuler", r"norms.0 \(LayerNorm\)"]),
+        (
+            lambda: DIFFormer(4, 6, 3, layer_norm=True),
+            [r"convs.0 \(DIFFormerConv\).*by ExplicitEuler", r"norms.0 \(LayerNorm\)"],
+        ),
         (lambda: NodeFormer(4, 6, 3), [r"convs.0 \(NodeFormerConv\).*transforms what it propagates"]),
-        (lambda: SGFormer(4, 6, 3), [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"]),
+        (lambda: SGFormer(4, 6, 3, gnn="gcn"), [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"]),
         (lambda: DiffusionGNN(4, 6, 3, conv="mlp"), [r"in DiffusionGNN convs.0 \(MLPConv\)"]),
     ],
 )

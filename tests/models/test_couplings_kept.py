@@ -17,7 +17,7 @@ X, EDGES = torch.randn(6, 4), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "DIFFormer": lambda: DIFFormer(4, 6, 3, 3),
     "NodeFormer": lambda: NodeFormer(4, 6, 3, 3),
-    "SGFormer": lambda: SGFormer(4, 6, 3, num_gnn_layers=3),
+    "SGFormer": lambda: SGFormer(4, 6, 3, gnn="gcn", num_gnn_layers=3),
     "DiffusionGNN": lambda: DiffusionGNN(4, 6, 3, 3),
     "SFiFormer": lambda: SFiFormer(4, 8, 3, 3),
 }

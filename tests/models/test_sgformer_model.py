@@ -18,7 +18,7 @@ EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 def build(**options: Any) -> SGFormer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return SGFormer(4, 6, 3, **options).double().eval()
+        return SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options).double().eval()
 
 
 def state() -> Tensor:

@@ -87,7 +87,7 @@ def test_pairs_are_scored_by_inner_products(make, generator):
     pairs = torch.randint(7, (2, 9), generator=generator)
     scores = model(x, edges, edge_label_index=pairs)
     embedding = model.head.mlp(states[0])
-    torch.testing.assert_close(scores, (embedding @ embedding.t())[pairs[0], pairs[1]])
+    torch.testing.assert_close(scores, (embedding @ embedding.t() / 3**0.5)[pairs[0], pairs[1]])
     torch.testing.assert_close(scores, model(x, Graph(7, edges), edge_label_index=pairs.flip(0)))
 
 

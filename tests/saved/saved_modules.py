@@ -160,6 +160,11 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "three-terms": lambda: SimpleDiffusivity(4, projection="tied") + IdentityDiffusivity() + 0.5 * GATDiffusivity(4),
 }
 
+# What were defaults when the states were saved.
+MAPPED: dict[str, Any] = {"transform": True, "keep": "values", "bias": True}
+SLIDES: dict[str, Any] = {"relational_bias": "sum", "tau": 0.25, "logits": "dot", "num_samples": 10}
+PUBLISHED: dict[str, Any] = {"tau": 0.5, "layer_norm": True}
+
 LAYERS: dict[str, Case] = {
     "diffusion": (lambda: DiffusionConv(4, 3, GATDiffusivity(4, 2), ExplicitEuler(0.5), 2, concat=True), layer),
     "diffusion-keep-state": (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"), layer),
@@ -175,9 +180,12 @@ LAYERS: dict[str, Case] = {
     ),
     "multi-head": (lambda: MultiHeadConv(4, 3, SparseFlowDiffusivity(4, heads=2), 2, head_channels=2), layer),
     "difformer-conv": (lambda: DIFFormerConv(4, 3, 2, projection="separate"), layer),
-    "difformer-conv-mean": (lambda: DIFFormerConv(4, 4, kernel="sigmoid", graph="mean"), layer),
-    "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.2), partial(layer, source="source")),
-    "nodeformer-conv": (lambda: NodeFormerConv(4, 4, 2, num_features=5, hops=2), layer),
+    "difformer-conv-mean": (lambda: DIFFormerConv(4, 4, kernel="sigmoid", graph="mean", **MAPPED), layer),
+    "difformer-conv-source": (
+        lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED),
+        partial(layer, source="source"),
+    ),
+    "nodeformer-conv": (lambda: NodeFormerConv(4, 4, 2, num_features=5, hops=2, **SLIDES), layer),
     "sgformer-conv": (lambda: SGFormerConv(4, 4, 2), layer),
     "sfi-conv": (lambda: SFiConv(4, 4, 2, bias=True), layer),
     "sfi-conv-no-adjacency": (lambda: SFiConv(4, 4, adjacency=False, projection="tied", residual=False), layer),
@@ -208,16 +216,27 @@ LAYERS: dict[str, Case] = {
 }
 
 MODELS: dict[str, Case] = {
-    "difformer": (lambda: DIFFormer(4, 4, 3), layer),
+    "difformer": (lambda: DIFFormer(4, 4, 3, **PUBLISHED), layer),
     "difformer-published": (
-        lambda: DIFFormer(4, 4, 3, 1, heads=2, projection="separate", transform=True, activation="relu", source=True),
+        lambda: DIFFormer(
+            4, 4, 3, 1, heads=2, projection="separate", transform=True, activation="relu", source=True, **PUBLISHED
+        ),
         layer,
     ),
-    "difformer-sigmoid": (lambda: DIFFormer(4, 4, 3, 1, kernel="sigmoid", normalize=None, graph="mean"), layer),
-    "nodeformer": (lambda: NodeFormer(4, 4, 3, 2, heads=2, num_features=5, hops=2), layer),
-    "nodeformer-noise": (lambda: NodeFormer(4, 4, 3, 1, heads=2, num_features=5, num_samples=3), in_training),
-    "sgformer": (lambda: SGFormer(4, 4, 3, heads=2), layer),
-    "sgformer-released": (lambda: SGFormer(4, 4, 3, num_gnn_layers=1, shared_encoder=False, gnn="gat"), layer),
+    "difformer-sigmoid": (
+        lambda: DIFFormer(4, 4, 3, 1, kernel="sigmoid", normalize=None, graph="mean", **PUBLISHED),
+        layer,
+    ),
+    "nodeformer": (lambda: NodeFormer(4, 4, 3, 2, heads=2, num_features=5, hops=2, jump="cat", **SLIDES), layer),
+    "nodeformer-noise": (
+        lambda: NodeFormer(4, 4, 3, 1, heads=2, num_features=5, hops=1, jump="cat", **SLIDES | {"num_samples": 3}),
+        in_training,
+    ),
+    "sgformer": (lambda: SGFormer(4, 4, 3, heads=2, num_gnn_layers=2, gnn="gcn", alpha=0.5), layer),
+    "sgformer-released": (
+        lambda: SGFormer(4, 4, 3, num_gnn_layers=1, shared_encoder=False, gnn="gat", alpha=0.5),
+        layer,
+    ),
     **{
         f"gnn-{conv}": (partial(DiffusionGNN, 4, 4, 3, 2, conv=conv), layer)
         for conv in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")

@@ -13,7 +13,15 @@ from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCouplin
 from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
 from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions, stabilized_features
-from diffusion_mp.errors import check_choice, check_counts, check_generator, check_kind, check_positive, check_state
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_generator,
+    check_kind,
+    check_positive,
+    check_state,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.gumbel import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating
@@ -53,6 +61,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         num_samples: K; 0 for no noise at all.
         edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise. It is recorded in training, if
             there is a graph, and collected by :func:`auxiliary_loss`.
+        relative_edge_loss: that loss over what uniform attention costs, log n; the slides do not divide
+            (docs/errata.md, N11).
         generator: draws the features and the seed of the noise; by default the one that draws all parameters.
         stabilizer: ε that released code (10⁻⁶) adds to every feature once the largest is one. It is for parity only:
             where norms are large, ε is all that is left of most features and attention is uniform (docs/errata.md, N4).
@@ -77,6 +87,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         logits: Literal["dot", "scaled_dot"] = "dot",
         num_samples: int = 10,
         edge_regularization: float = 0.0,
+        relative_edge_loss: bool = True,
         generator: torch.Generator | None = None,
         stabilizer: float = 0.0,
         **options: Any,
@@ -95,7 +106,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             self.depends_on = "graph"  # the largest feature of all keys is in every entry
         self.dim = cast("int", self.head_channels)
         self.tau, self.logits, self.num_samples = float(tau), logits, num_samples
-        self.edge_regularization, self.stabilizer = edge_regularization, stabilizer
+        check_flags(relative_edge_loss=relative_edge_loss)
+        self.edge_regularization, self.relative_edge_loss = edge_regularization, relative_edge_loss
+        self.stabilizer = stabilizer
         self.auxiliary = AuxiliaryLoss()
         self.register_buffer("directions", torch.empty(num_features, self.dim))
         self.register_buffer("noise_state", torch.zeros(2, dtype=torch.long))
@@ -136,7 +149,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if regularized or not noisy:
             coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight)
             if regularized:
-                self.auxiliary.value = self.edge_regularization * edge_loss(graph.share(coupling), graph)
+                loss = edge_loss(graph.share(coupling), graph, relative=self.relative_edge_loss)
+                self.auxiliary.value = self.edge_regularization * loss
         if noisy:
             noise = gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node) / self.tau
             coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight + noise)

@@ -48,6 +48,10 @@ class DIFFormerConv(DiffusionConv):
     The first two are different updates, which the paper takes for one (docs/errata.md, D3). Without observed edges all
     three are Eq. 17.
 
+    Where in- and output have the same channels, the defaults are those of the layer inside :class:`DIFFormer`: the
+    state itself propagates and is kept. Where they differ, a map of the values has to change them, with a bias as in
+    PyG.
+
     Args:
         in_channels, out_channels, heads: as in :class:`DiffusionConv`.
         kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``.
@@ -55,8 +59,9 @@ class DIFFormerConv(DiffusionConv):
         tau, beta, leak: of the update, see :class:`ExplicitEuler`.
         graph: how observed edges enter.
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
-        transform: W_V, see :class:`DiffusionConv`.
-        options: further ones of :class:`DiffusionConv` (``keep``, ``bias``, ``dropout``, …).
+        transform, keep, bias: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias for channels that
+            stay, as Eq. 63 prints it; W_V, ``"values"`` and a bias for others.
+        options: further ones of :class:`DiffusionConv` (``concat``, ``dropout``, …).
         qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
         graph_weight: w: (1 − w) Ŝ + w Ã in the update that ``graph`` names; by default both count 1, or both ½.
         direction, degrees: of the graph term, see :class:`AdjacencyDiffusivity`.
@@ -80,26 +85,42 @@ class DIFFormerConv(DiffusionConv):
         leak: float = 0.0,
         graph: Literal["sum", "mean"] | None = "sum",
         self_loops: SelfLoops = "remaining",
-        transform: bool = True,
+        transform: bool | None = None,
+        keep: Literal["values", "state"] | None = None,
+        bias: bool | None = None,
+        concat: bool = False,
         qkv_bias: bool = False,
         graph_weight: float | None = None,
         direction: Literal["directed", "undirected", "pyg"] = "directed",
         degrees: Literal["weighted", "count"] = "weighted",
         **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels)
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
-        check_flags(transform=transform, qkv_bias=qkv_bias)
-        bias = qkv_bias and projection is not None
-        attention = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize, bias=bias)
+        check_flags(concat=concat, qkv_bias=qkv_bias)
+        changes = in_channels != (heads * out_channels if concat else out_channels)
+        transform = changes if transform is None else transform
+        check_flags(transform=transform)
+        biased = qkv_bias and projection is not None
+        attention = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)
         adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops, direction=direction, degrees=degrees)
         augmented = GraphAugmentedDiffusivity(attention, adjacency, graph or "sum", graph_weight)
         diffusivity = attention if graph is None else augmented
         update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
-        shared = heads if transform else 1
-        options |= {"transform": transform, "value_bias": qkv_bias and transform}
-        super().__init__(in_channels, out_channels, diffusivity, update, shared, **options)
+        super().__init__(
+            in_channels,
+            out_channels,
+            diffusivity,
+            update,
+            heads if transform else 1,
+            concat=concat,
+            transform=transform,
+            keep=("values" if changes else "state") if keep is None else keep,
+            bias=changes if bias is None else bias,
+            value_bias=qkv_bias and transform,
+            **options,
+        )
 
 
 class NodeFormerConv(MultiHeadConv):
@@ -109,16 +130,19 @@ class NodeFormerConv(MultiHeadConv):
     Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 of the coupling S + Σ_p σ(b_p) A^p.
     Without observed edges it is attention alone, where the released code needs a graph to run at all.
 
+    The defaults are those that train well with few labels, in this layer and in :class:`NodeFormer`. The slides have
+    ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10`` (docs/errata.md, N11).
+
     Args:
         in_channels, heads: as in :class:`DiffusionConv`.
         out_channels: channels after W_O, and of every head unless ``head_channels`` is given.
         head_channels: of queries, keys and values.
-        relational_bias: how observed edges are added: ``"sum"``, the plain sum of the slides, ``"sym"`` or ``"row"``,
-            normalised by degrees, as the released code has it, or ``None``.
+        relational_bias: how observed edges are added: ``"sym"`` or ``"row"``, normalised by degrees, as the released
+            code has it, ``"sum"``, the plain sum of the slides, or ``None``.
         hops: P, how far the bias reaches.
-        projection: of the attention.
+        projection, tau, logits, num_samples: of the attention, see :class:`KernelizedSoftmaxDiffusivity`.
         bias, dropout, validate: as in :class:`MultiHeadConv`.
-        attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``tau``, ``num_features``, …).
+        attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``num_features``, ``generator``, …).
         qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
         powers, gate: of the bias of the edges, see :class:`RelationalBias`.
 
@@ -134,9 +158,12 @@ class NodeFormerConv(MultiHeadConv):
         heads: int = 1,
         *,
         head_channels: int | None = None,
-        relational_bias: Literal["sum", "sym", "row"] | None = "sum",
-        hops: int = 1,
+        relational_bias: Literal["sum", "sym", "row"] | None = "sym",
+        hops: int = 4,
         projection: Projection = "separate",
+        tau: float = 1.0,
+        logits: Literal["dot", "scaled_dot"] = "scaled_dot",
+        num_samples: int = 0,
         bias: bool = True,
         dropout: float = 0.0,
         validate: bool = False,
@@ -154,6 +181,9 @@ class NodeFormerConv(MultiHeadConv):
             projection=projection,
             head_channels=None if projection is None else width,
             bias=qkv_bias and projection is not None,
+            tau=tau,
+            logits=logits,
+            num_samples=num_samples,
             **attention,
         )
         edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate)

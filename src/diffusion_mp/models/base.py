@@ -85,7 +85,8 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
 
     Models with a ``task`` predict for every node; for ``"graph"`` an MLP reads the mean over the nodes of each graph;
-    for ``"link"`` it reads nodes, and the score of a pair is the inner product of what it gives for the two.
+    for ``"link"`` it reads nodes, and the score of a pair is the inner product of what it gives for the two, divided by
+    √out_channels.
 
     Shapes:
         x: [N, in_channels], dense, or sparse (CSR, CSC or COO) for models that begin with a linear map of the features

@@ -42,7 +42,8 @@ class CertifiedDIFFormer(GraphModel):
         inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
             fixed term of μA; ``graph`` may be ``False`` then.
         encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
-            between them; ``hidden_channels`` by default.
+            between them; ``hidden_channels`` by default. One is best for bags of words and few labels
+            (docs/findings.md).
         centre: take the mean over the nodes of its graph out of H. A constant costs neither pairs nor edges anything,
             so with a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
         dropout: rate.
@@ -66,10 +67,10 @@ class CertifiedDIFFormer(GraphModel):
         *,
         penalty: Penalty | str | None = "simple",
         constraint: Constraint | str | None = "ball",
-        lam: float = 1.0,
-        mu: float = 10.0,
+        lam: float = 0.3,
+        mu: float = 20.0,
         inputs: Diffusivity | None = None,
-        encoder_layers: int = 2,
+        encoder_layers: int = 1,
         encoder_channels: int | None = None,
         centre: bool = False,
         dropout: float = 0.0,

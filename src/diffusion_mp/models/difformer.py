@@ -8,35 +8,43 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_flags
+from diffusion_mp.errors import check_choice, check_counts, check_flags
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
 from diffusion_mp.models.heads import Task
 
+#: How far what all nodes share grows through all steps of a model, and its largest step, unless it is told otherwise.
+GROWTH, LARGEST = 4.0, 0.75
+
 
 class DIFFormer(LayerStack):
     r"""DIFFormer (Wu, Wipf & Yan 2025, Eqs. 53–64): an input layer, K propagation layers, an output layer.
 
-    Z^(0) = ReLU(LayerNorm(W_I X + b_I)),  Z^(k+1) = σ′(LayerNorm((1 − τ) Z^(k) + τ P̄^(k))),  Ŷ = Z^(K) W_O + b_O.
+    Z^(0) = ReLU(W_I X + b_I),  Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),  Ŷ = Z^(K) W_O + b_O.
 
     By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on what
     is propagated: projections of a state with dropout are what makes the published form unstable with few labels
-    (docs/errata.md, D20). With LayerNorm in between no theorem covers the stack; ``layer_norm=False`` leaves it out.
+    (docs/errata.md, D20). What all nodes share grows by 1 + τ in every step beside a graph, by default to
+    (1 + τ)^K = 4 after all of them, so that more steps solve the same diffusion more finely instead of smoothing away
+    what tells nodes apart (docs/errata.md, D27). The published form, τ = ½ in every layer and LayerNorm after it, is
+    ``tau=0.5, layer_norm=True``.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
         num_layers: K.
+        tau: τ, the size of a step; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
         transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
         source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). It does not keep a deep stack
             apart unless there is a ``leak`` κ beside it (docs/errata.md, D22).
         activation: σ′ after every layer, ``"relu"`` or ``None``.
-        layer_norm: normalise after the input layer and after every step.
+        layer_norm: normalise after the input layer (before its ReLU) and after every step (before σ′), as published.
+            With it no theorem covers the stack.
         dropout: rate.
         task: ``"node"``, ``"graph"`` or ``"link"``.
         dropout_on: ``"values"``, what a layer propagates and what the output layer reads; or ``"state"``, after the
             input layer and after every layer, as the released code does: attention then reads a state with dropout.
-        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``tau``, ``graph``, ``leak``, …).
+        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …).
 
     Shapes: see :class:`GraphModel`.
     """
@@ -50,10 +58,11 @@ class DIFFormer(LayerStack):
         out_channels: int,
         num_layers: int = 2,
         *,
+        tau: float | None = None,
         transform: bool = False,
         source: bool = False,
         activation: Literal["relu"] | None = None,
-        layer_norm: bool = True,
+        layer_norm: bool = False,
         dropout: float = 0.0,
         task: Task = "node",
         dropout_on: Literal["values", "state"] = "values",
@@ -62,15 +71,16 @@ class DIFFormer(LayerStack):
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_flags(source=source)
+        check_counts(num_layers=num_layers)
+        step = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0) if tau is None else tau
 
         def conv() -> DIFFormerConv:
             return DIFFormerConv(
                 hidden_channels,
                 hidden_channels,
                 transform=transform,
+                tau=step,
                 beta=1.0 if source else 0.0,
-                keep="state",
-                bias=False,
                 dropout=dropout if dropout_on == "values" else 0.0,
                 **options,
             )

@@ -59,14 +59,17 @@ class GraphHead(Head):
 
 
 class LinkHead(NodeHead):
-    """Scores of listed pairs [L]: ⟨MLP(x_u), MLP(x_v)⟩, the same in both directions."""
+    """Scores of listed pairs [L]: ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels, the same in both directions.
+
+    Divided as in attention, so that scores are small at the start of training and a binary cross-entropy near log 2.
+    """
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         if pairs is None:
             raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
         pairs = check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
         embedding = super().forward(x, graph, None)
-        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1)
+        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
 
 
 HEADS: dict[str, type[Head]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}

@@ -19,23 +19,25 @@ from diffusion_mp.models.heads import Task
 class NodeFormer(LayerStack):
     r"""NodeFormer (Wu et al. 2022; slides, Algorithm 1): an input layer, L attention layers, an output layer.
 
-    Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O [Z^(0) ‖ … ‖ Z^(L)].
+    Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
 
     The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss, so that
     the slides' objective L_s + λ L_e is, with PyTorch or Lightning,
 
     >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
 
-    Without a graph the model simply runs, and nothing is recorded.
+    Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers
+    that :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
+    log n per node, beside which the task's is small (docs/errata.md, N11).
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
         num_layers: L.
-        edge_regularization: λ.
+        edge_regularization: λ, what the edge loss of uniform attention weighs.
         residual: add the state that a layer started from.
         layer_norm: normalise after the input layer and after every layer.
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
-        jump: what the output layer reads: ``"cat"``, all states (the slides), ``"max"`` of them, or ``None``, the last.
+        jump: what the output layer reads: ``None``, the last state, ``"cat"``, all of them, or their ``"max"``.
         dropout: rate, after the input layer and after every layer.
         task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
@@ -50,11 +52,11 @@ class NodeFormer(LayerStack):
         out_channels: int,
         num_layers: int = 2,
         *,
-        edge_regularization: float = 1.0,
+        edge_regularization: float = 0.1,
         residual: bool = True,
         layer_norm: bool = True,
         activation: Literal["elu"] | None = None,
-        jump: Literal["cat", "max"] | None = "cat",
+        jump: Literal["cat", "max"] | None = None,
         dropout: float = 0.0,
         task: Task = "node",
         **options: Any,

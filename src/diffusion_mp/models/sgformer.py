@@ -32,9 +32,10 @@ class SGFormer(GraphModel):
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; or
-            ``gnn="residual"``, the one of PyG's SGFormer: it reads X, has BatchNorm, ReLU and dropout after every
-            layer, and adds to each the first of its states.
+        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; by default ten
+            steps of APPNP, with which few labels suffice. The slides have a GCN. ``gnn="residual"`` is the one of PyG's
+            SGFormer: it reads X, has BatchNorm, ReLU and dropout after every layer, and adds to each the first of its
+            states.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as the slides say; ``False``: X through an encoder of its own, as the released
             code does.
@@ -65,9 +66,9 @@ class SGFormer(GraphModel):
         hidden_channels: int,
         out_channels: int,
         *,
-        num_gnn_layers: int = 2,
-        gnn: ConvName | Literal["residual"] = "gcn",
-        alpha: float = 0.5,
+        num_gnn_layers: int = 10,
+        gnn: ConvName | Literal["residual"] = "appnp",
+        alpha: float = 0.8,
         shared_encoder: bool = True,
         layer_norm: bool = True,
         dropout: float = 0.0,

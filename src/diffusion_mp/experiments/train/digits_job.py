@@ -61,6 +61,7 @@ def certified(share: float | None, mu: float = 3000.0) -> nn.Module:
         graph=False,
         inputs=None if share is None else attention(share),
         mu=mu,
+        encoder_layers=2,
         centre=True,
         dropout=0.2,
     )

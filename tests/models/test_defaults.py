@@ -1,0 +1,173 @@
+"""What a model is without options: its state survives any depth, its losses have the task's size, it scores well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch_geometric.data import Data
+
+from diffusion_mp import Graph, UniformDiffusivity, auxiliary_loss, edge_loss
+from diffusion_mp.experiments.graphs import load_planetoid
+from diffusion_mp.layers import DIFFormerConv
+from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.testing.laws import seeded
+
+
+def communities(num_nodes: int = 120, channels: int = 24) -> tuple[Tensor, Tensor]:
+    """Four groups of nodes with features of their own, and edges that mostly stay within them."""
+    generator = torch.Generator().manual_seed(0)
+    group = torch.arange(num_nodes) % 4
+    x = torch.randn(4, channels, generator=generator)[group] + torch.randn(num_nodes, channels, generator=generator)
+    pairs = torch.randint(num_nodes, (2, 12 * num_nodes), generator=generator)
+    stay = torch.rand(pairs.size(1), generator=generator) < 0.05
+    pairs = pairs[:, (group[pairs[0]] == group[pairs[1]]) | stay]
+    return x, torch.cat([pairs, pairs.flip(0)], 1)
+
+
+def spread(model: nn.Module, x: Tensor, edges: Tensor | None) -> tuple[float, float]:
+    """Of the state that the decoder reads: how much of ‖Z‖² is not one vector times a number per node, and its norm."""
+    states: list[Tensor] = []
+    model.decoder.register_forward_pre_hook(lambda _, args: states.append(args[0]))
+    with torch.no_grad():
+        model.eval()(x, edges)
+    energy = torch.linalg.svdvals(states[0].double()).square()
+    return float(1 - energy[0] / energy.sum()), float(energy.sum().sqrt())
+
+
+@pytest.mark.parametrize("edges", [True, False], ids=["graph", "no graph"])
+@pytest.mark.parametrize("kind", [DIFFormer, CertifiedDIFFormer])
+def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> None:
+    x, edge_index = communities()
+
+    def measured(num_layers: int, **options: object) -> tuple[float, float]:
+        with seeded(0):
+            model = kind(24, 32, 4, num_layers, **options)
+        return spread(model, x, edge_index if edges else None)
+
+    shares, norms = zip(*(measured(num_layers) for num_layers in (2, 4, 8, 16)), strict=True)
+    assert min(shares) > 0.003
+    assert max(shares) < 20 * min(shares)
+    assert max(norms) < 3 * min(norms)
+    if kind is DIFFormer:  # a step of the same size in every layer leaves nothing
+        assert measured(16, tau=0.5)[0] < 1e-5
+        assert measured(16, tau=0.5, layer_norm=True)[0] < 1e-5
+
+
+def test_the_layer_alone_is_the_layer_of_the_model() -> None:
+    x, edge_index = communities()
+    inside, alone = DIFFormer(24, 24, 4, 4).convs[0], DIFFormerConv(24, 24)
+    alone.update.tau = inside.update.tau  # which depends on how many layers there are
+    assert repr(inside) == repr(alone)
+    torch.testing.assert_close(inside(x, edge_index), alone(x, edge_index), rtol=0, atol=0)
+    assert not list(alone.parameters())
+    other = DIFFormerConv(24, 8)  # other channels: a map has to make them
+    assert {name for name, _ in other.named_parameters()} == {"value.weight", "bias"}
+    assert DIFFormerConv(24, 12, 2, concat=True)(x, edge_index).shape == (120, 24)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "DIFFormer": lambda: DIFFormer(24, 64, 64, task="link"),
+    "deep DIFFormer": lambda: DIFFormer(24, 64, 64, 16, task="link"),
+    "published DIFFormer": lambda: DIFFormer(24, 64, 64, 8, tau=0.5, layer_norm=True, task="link"),
+    "NodeFormer": lambda: NodeFormer(24, 64, 64, task="link"),
+    "SGFormer": lambda: SGFormer(24, 64, 64, task="link"),
+    "CertifiedDIFFormer": lambda: CertifiedDIFFormer(24, 64, 64, task="link"),
+    "GCN": lambda: DiffusionGNN(24, 64, 64, task="link"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_link_prediction_starts_at_log_two(name: str) -> None:
+    x, edge_index = communities()
+    pairs = torch.cat(
+        [edge_index[:, :200], torch.randint(120, (2, 200), generator=torch.Generator().manual_seed(1))], 1
+    )
+    target = (torch.arange(400) < 200).float()
+    with seeded(0):
+        scores = MODELS[name]()(x, edge_index, edge_label_index=pairs)
+    assert abs(float(binary_cross_entropy_with_logits(scores, target).detach()) - math.log(2)) < 0.12
+
+
+@pytest.mark.parametrize("sizes", [[120], [7, 1, 30, 82]], ids=["one graph", "batch"])
+def test_the_relative_edge_loss_of_uniform_attention_is_one(sizes: list[int]) -> None:
+    start = torch.tensor([0, *sizes]).cumsum(0)
+    ring = torch.cat([torch.arange(n) + first for n, first in zip(sizes, start[:-1], strict=True) if n > 1])
+    after = torch.cat([(torch.arange(n) + 1) % n + first for n, first in zip(sizes, start[:-1], strict=True) if n > 1])
+    graph = Graph(120, torch.stack([ring, after]), ptr=start if len(sizes) > 1 else None)
+    attention = UniformDiffusivity()(torch.zeros(120, 3, dtype=torch.float64), graph)
+    # A node alone in its graph has no edge.
+    expected = torch.tensor(ring.numel() / 120, dtype=torch.float64)
+    torch.testing.assert_close(edge_loss(attention, graph, relative=True), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("num_nodes", [40, 400])
+def test_the_edge_loss_of_nodeformer_is_small_beside_that_of_the_task(num_nodes: int) -> None:
+    x, edge_index = communities(num_nodes)
+    with seeded(0):
+        model = NodeFormer(24, 64, 4).train()
+    task = cross_entropy(model(x, edge_index), torch.arange(num_nodes) % 4)
+    assert 0 < auxiliary_loss(model) < 0.2 * task
+
+
+def score(build: Callable[[], nn.Module], data: Data, seed: int) -> float:
+    """Test accuracy in % at the best of 200 epochs on validation."""
+    with seeded(seed):
+        model = build()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+        best, result = -1.0, 0.0
+        for _ in range(200):
+            optimizer.zero_grad()
+            logits = model.train()(data.x, data.edge_index)
+            loss = cross_entropy(logits[data.train_mask], data.y[data.train_mask]) + auxiliary_loss(model)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                right = (model.eval()(data.x, data.edge_index).argmax(1) == data.y).double()
+            validation = float(right[data.val_mask].mean())
+            if validation > best:
+                best, result = validation, 100 * float(right[data.test_mask].mean())
+    return result
+
+
+KINDS: dict[str, type[nn.Module]] = {
+    kind.__name__: kind for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer)
+}
+
+
+def mean_score(kind: str, data: Data, *layers: int) -> float:
+    in_channels, classes = data.x.size(1), int(data.y.max()) + 1
+    scores = [score(lambda: KINDS[kind](in_channels, 64, classes, *layers, dropout=0.5), data, s) for s in range(5)]
+    return sum(scores) / 5
+
+
+@pytest.fixture(scope="module")
+def cora(data_root: Path) -> Data:
+    """Cora as its authors published it, with features as they are."""
+    data = load_planetoid(data_root / "Planetoid", "Cora", normalize_features=False)
+    data.x = data.x.to_sparse_csr()
+    return data
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("kind", "least"), [("DIFFormer", 80), ("NodeFormer", 78), ("SGFormer", 80), ("CertifiedDIFFormer", 81)]
+)
+def test_the_defaults_on_cora(kind: str, least: float, cora: Data) -> None:
+    assert mean_score(kind, cora) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("kind", ["DIFFormer", "CertifiedDIFFormer"])
+def test_two_to_sixteen_layers_are_alike_on_cora(kind: str, cora: Data) -> None:
+    scores = [mean_score(kind, cora, num_layers) for num_layers in (2, 4, 8, 16)]
+    assert max(scores) - min(scores) <= 3, scores
