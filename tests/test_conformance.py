@@ -17,6 +17,7 @@ from torch import Tensor
 from diffusion_mp import couplings, diffusivities, layers, models, updates
 from diffusion_mp.couplings import (
     Coupling,
+    DenseCoupling,
     IdentityCoupling,
     LinearAttentionCoupling,
     LogLowRankCoupling,
@@ -163,7 +164,19 @@ def graph(weighted: bool = False) -> Graph:
     return Graph(11, EDGES, leaf(10, positive=True) if weighted else None, ptr=PTR)
 
 
+def by_graph() -> list[Tensor]:
+    """A matrix of two heads for every graph of PTR, one of them without nodes."""
+    return [leaf(2, n, n, seed=n) for n in PTR.diff().tolist()]
+
+
 COUPLINGS: dict[str, Callable[[], Coupling]] = {
+    "dense": lambda: DenseCoupling(leaf(11, 11)),
+    "dense-heads-ragged": lambda: DenseCoupling(leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR),
+    "dense-blocks-ragged": lambda: DenseCoupling(by_graph()),
+    "dense-symmetric": lambda: DenseCoupling(leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T),
+    "dense-row-stochastic": lambda: DenseCoupling(leaf(3, 11, 11).softmax(2)),
+    "dense-float32": lambda: DenseCoupling(leaf(2, 11, 11, dtype=torch.float32)),
+    "dense-no-node": lambda: DenseCoupling(torch.zeros(0, 0, dtype=torch.float64)),
     "identity": lambda: IdentityCoupling(11, dtype=torch.float64),
     "identity-no-node": lambda: IdentityCoupling(0, dtype=torch.float64),
     "uniform": lambda: UniformCoupling(11, dtype=torch.float64),

@@ -6,6 +6,7 @@ state x  ──Diffusivity──▶  coupling S  ──StateUpdate──▶  nex
 from diffusion_mp.cite import cite
 from diffusion_mp.couplings import (
     Coupling,
+    DenseCoupling,
     IdentityCoupling,
     LinearAttentionCoupling,
     LogLowRankCoupling,
@@ -142,6 +143,7 @@ __all__ = [
     "DFiFormer",
     "DIFFormer",
     "DIFFormerConv",
+    "DenseCoupling",
     "DiffusionConv",
     "DiffusionGNN",
     "Diffusivity",

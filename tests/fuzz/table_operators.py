@@ -105,6 +105,7 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     unbounded = [call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args]
     finite = not (d.dtype == "float16" and any(unbounded))  # e^{q·k} may leave the range of half precision
     what = ["matmul", "matmul", "at", "degree", "dense", "T", "dirichlet", "scaled", "added", "operator", "log_at"]
+    what += ["to", "detach"]
     asked = d.pick(what + ["pool"] * pooled)
     heads = "coupling.heads"
     if asked == "matmul":
@@ -131,6 +132,12 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     elif asked == "added":
         d.call("added", "coupling + {other}", finite=finite, other=coupling(d))
         d.call("out", "added.degree()", finite=finite)
+    elif asked == "to":
+        # float16 may be too narrow for what another dtype holds
+        dtype = options(d, "torch.float64", "torch.float32", wrong=_dtype(d).wrong, optional=True)
+        d.call("out", "coupling.to({args}).to_dense()", finite=finite, dtype=dtype, device=_device(d))
+    elif asked == "detach":
+        d.call("out", "coupling.detach().to_dense()", finite=finite)
     elif asked == "operator":
         head = options(d, 0, optional=True, wrong=[*NOT_A_NUMBER, Wrong("-1", "negative"), Wrong("9", "beyond")])
         d.call(
@@ -191,6 +198,13 @@ def sparse_flow(d: Draw) -> None:
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
     d.call("coupling", "mp.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
+    used(d)
+
+
+def dense(d: Draw) -> None:
+    """A matrix."""
+    matrix = tensor(d, d.nodes, d.nodes).without("a lower rank", "a higher rank", "a list")
+    d.call("coupling", "mp.DenseCoupling({args})", matrix=matrix, ptr=Arg(None, wrong_ptr(d), True), **promises(d))
     used(d)
 
 
@@ -378,6 +392,7 @@ COUPLINGS: dict[str, Strategy] = {
     ),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
+    "DenseCoupling": dense,
     "SparseCoupling": sparse,
     "NeumannCoupling": neumann,
     "PolynomialCoupling": polynomial,
