@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from tests.test_conformance import COUPLINGS, PTR, leaf
 from torch import Tensor
 
 from diffusion_mp.couplings import (
@@ -19,7 +20,6 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.graph import Graph
-from tests.test_conformance import COUPLINGS, PTR, leaf
 
 FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
 
@@ -112,9 +112,9 @@ def test_a_detached_coupling_keeps_nothing_of_what_it_was_made_of(make) -> None:
 
 def test_what_to_does_not_take_is_refused_in_words() -> None:
     coupling = DenseCoupling(torch.eye(3))
-    with pytest.raises(TypeError, match="dtype must be a floating torch.dtype"):
+    with pytest.raises(TypeError, match=r"dtype must be a floating torch.dtype"):
         coupling.to(torch.int64)
-    with pytest.raises(TypeError, match="device must be a torch.device or the name of one"):
+    with pytest.raises(TypeError, match=r"device must be a torch.device or the name of one"):
         coupling.to("nowhere")
 
 

@@ -34,7 +34,7 @@ from .arguments import (
 )
 from .program import Draw, Strategy, Wrong
 from .table_models import masks
-from .table_operators import MIXTURE
+from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
 NOT_A_PENALTY = [
     Wrong("'nonsense'", "another name"),
@@ -282,6 +282,16 @@ ENERGIES: dict[str, Strategy] = {
     "SigmoidPenalty": penalty("SigmoidPenalty"),
     "SoftmaxPenalty": penalty("SoftmaxPenalty", dim=lambda d: count(d, 4, 1)),
     "GaussianPenalty": penalty("GaussianPenalty", bandwidth=lambda d: number(d, 1.0, 0.5, optional=True)),
+    "FunctionPenalty": penalty(
+        "FunctionPenalty",
+        f=lambda d: options(d, *FALLING, wrong=[*NOT_FALLING, Wrong("None", "None")]),
+        domain=lambda d: options(
+            d,
+            "(0.0, math.inf)",
+            wrong=[Wrong("3", "a number"), Wrong("(1.0, 2.0)", "not from zero"), Wrong("(0.0,)", "one end")],
+            optional=True,
+        ),
+    ),
     "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,

@@ -208,6 +208,25 @@ def dense(d: Draw) -> None:
     used(d)
 
 
+FALLING = ["lambda z2: 1 / (1 + z2)", "lambda z2: torch.exp(-z2)"]
+NOT_FALLING = [
+    Wrong("'f'", "a string"),
+    Wrong("3", "a number"),
+    Wrong("torch.ones(2)", "a tensor"),
+    Wrong("lambda z2: 1 + z2", "a rising function"),
+    Wrong("lambda z2: -z2", "a negative function"),
+    Wrong("lambda z2: 1 / z2", "a function with a pole"),
+    Wrong("lambda z2: z2.sum()", "a function of another shape"),
+]
+
+
+def of_distance(d: Draw) -> None:
+    """Any function of a distance."""
+    function = options(d, *FALLING, wrong=NOT_FALLING[:3])
+    d.call("coupling", "mp.DistanceCoupling({args})", function=function, **features(d), ptr=ptr(d), **promises(d))
+    used(d)
+
+
 def sparse(d: Draw) -> None:
     """Entries over edges."""
     weight = tensor(d, len(d.edges), optional=True).without("a higher rank")
@@ -393,6 +412,7 @@ COUPLINGS: dict[str, Strategy] = {
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
     "DenseCoupling": dense,
+    "DistanceCoupling": of_distance,
     "SparseCoupling": sparse,
     "NeumannCoupling": neumann,
     "PolynomialCoupling": polynomial,
@@ -496,6 +516,12 @@ def softmax_penalty(d: Draw) -> Arg:
     return options(d, *right, wrong=wrong)
 
 
+def own_penalties(d: Draw) -> Arg:
+    """A penalty, not its name."""
+    wrong = [w for w in softmax_penalty(d).wrong if w.what != "another name"] + [Wrong("'gaussian'", "a name")]
+    return options(d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong)
+
+
 def composed(name: str) -> Strategy:
     """A diffusivity made of others."""
 
@@ -572,6 +598,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "SoftmaxDiffusivity": of_state("SoftmaxDiffusivity", channels=False, **ALL_PAIR),
     "GaussianDiffusivity": of_state("GaussianDiffusivity", channels=False, bandwidth=positive, **ALL_PAIR),
     "MixtureDiffusivity": of_state("MixtureDiffusivity", channels=False, **MIXTURE, **DISTANCE_ONLY),
+    "PenaltyDiffusivity": of_state("PenaltyDiffusivity", penalty=own_penalties, channels=False, **DISTANCE_ONLY),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state(

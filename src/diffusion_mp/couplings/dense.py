@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -127,7 +128,7 @@ def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
 def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor]:
     """The blocks of the graphs; refused where something stands beside them."""
     bounds = ptr.tolist()
-    blocks = [matrix[:, start:stop, start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    blocks = [matrix[:, start:stop, start:stop] for start, stop in pairwise(bounds)]
     if matrix.is_meta or torch.compiler.is_compiling():
         return blocks
     beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)

@@ -116,6 +116,9 @@ def _certify_penalty(
     check_heads(x)
     if x.is_meta:
         raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    flaw = penalty.flaw()
+    if flaw is not None:
+        return Certificate.refused("Theorem 7", tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
     beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
     if beyond is not None:
         return Certificate.refused(
