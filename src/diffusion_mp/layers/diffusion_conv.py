@@ -55,7 +55,8 @@ class DiffusionConv(nn.Module):
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
-          features: [N, F], with ``reads="features"`` and only there.
+          features: [N, F], with ``reads="features"`` and only there; previous: [N, in_channels], the x of the step
+          before, for updates of two steps (``StateUpdate.takes_previous``).
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
 
     Raises:
@@ -130,6 +131,7 @@ class DiffusionConv(nn.Module):
         *,
         source: Tensor | None = None,
         features: Tensor | None = None,
+        previous: Tensor | None = None,
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation."""
@@ -142,7 +144,8 @@ class DiffusionConv(nn.Module):
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph)
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
-        out = self._evolve(state, values, coupling, self._source(state, source))
+        before = None if previous is None else self._previous(previous)
+        out = self._evolve(state, values, coupling, self._source(state, source), before)
         out = self.output(self._join(out), x)
         return (out, coupling) if return_coupling else out
 
@@ -159,12 +162,24 @@ class DiffusionConv(nn.Module):
         check_rows(features, "features", x, module=self)
         return features
 
-    def _evolve(self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None) -> Tensor:
-        for step in range(self.steps):
-            moving = values if step == 0 else state
-            if self.dropout and self.training:
-                moving = dropout(moving, self.dropout)
-            state = self.update(state, coupling, moving, source)
+    def _previous(self, previous: Tensor) -> Tensor:
+        """What propagated one step earlier."""
+        if not self.update.takes_previous:
+            raise ValueError(
+                f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
+                f"MomentumStep(..., steps=1)."
+            )
+        check_state(previous, "previous", self.in_channels, module=self)
+        return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
+
+    def _evolve(
+        self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None, previous: Tensor | None
+    ) -> Tensor:
+        for _ in range(self.steps):
+            moving = dropout(values, self.dropout) if self.dropout and self.training else values
+            options = {"previous": previous} if self.update.takes_previous else {}
+            state, previous = self.update(state, coupling, moving, source, **options), values
+            values = state
         return state
 
     def _by_head(self, x: Tensor) -> Tensor:

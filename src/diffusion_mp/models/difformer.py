@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from types import NoneType
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_flags
+from diffusion_mp.errors import check_choice, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
 from diffusion_mp.models.heads import Task
+from diffusion_mp.updates import StateUpdate
 
 
 class DIFFormer(LayerStack):
@@ -34,7 +37,10 @@ class DIFFormer(LayerStack):
         layer_norm: normalise after the input layer and after every step.
         dropout: rate.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``tau``, ``graph``, ``leak``, …).
+        update: what moves the state in place of the explicit step; every layer has a copy of its own. One of two steps
+            (`StateUpdate`) is told the state before the last layer.
+        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``tau``, ``graph``, ``leak``, …); what
+            is learned in them, every layer has a copy of.
 
     Shapes: see :class:`GraphModel`.
     """
@@ -54,21 +60,29 @@ class DIFFormer(LayerStack):
         layer_norm: bool = True,
         dropout: float = 0.0,
         task: Task = "node",
+        update: StateUpdate | None = None,
         **options: Any,
     ) -> None:
         check_choice(activation, "activation", ["relu", None])
         check_flags(source=source)
+        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        if source and update is not None and not update.beta:
+            raise ValueError(
+                f"source=True adds a source, which {update!r} has not; give the update a beta, ExplicitEuler(tau, "
+                f"beta=1.0, leak=...) for instance."
+            )
 
         def conv() -> DIFFormerConv:
             return DIFFormerConv(
                 hidden_channels,
                 hidden_channels,
                 transform=transform,
-                beta=1.0 if source else 0.0,
+                beta=1.0 if source and update is None else 0.0,
+                update=copy.deepcopy(update),
                 keep="state",
                 bias=False,
                 dropout=dropout,
-                **options,
+                **copy.deepcopy(options),
             )
 
         super().__init__(
@@ -85,8 +99,9 @@ class DIFFormer(LayerStack):
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         x = relu(self.norms[0](self.encoder(x)))
-        initial = x if self.source else None
+        initial, previous = x if self.source else None, None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            x = norm(recorded(record, conv, x, graph, source=initial))
+            before = {"previous": previous} if conv.update.takes_previous else {}
+            x, previous = norm(recorded(record, conv, x, graph, source=initial, **before)), x
             x = relu(x) if self.activation == "relu" else x
         return self.decoder(dropout(x, self.dropout, self.training))
