@@ -163,7 +163,6 @@ def certify(d: Draw) -> None:
         Wrong("'simple'", "a string"),
         Wrong("3", "a number"),
         Wrong("torch.eye(3)", "a tensor"),
-        Wrong("nn.Linear(2, 2)", "a module"),
         Wrong("mp.SimplePenalty", "a class"),
     ]
     x = _free(state(d, parameters=False), "a higher rank")

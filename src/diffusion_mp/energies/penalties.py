@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
+from diffusion_mp.graph_ops import values_only
 
 
 class Penalty(ABC):
@@ -203,6 +205,22 @@ class GaussianPenalty(Penalty):
     @property
     def score(self) -> Score:
         return Score("exp", scale=1 / self.bandwidth**2, offset=0.0)
+
+
+def warn_beyond_domain(penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]) -> None:
+    """Warn where the large squared distance that ``distance`` finds in a state lies beyond the domain of a penalty."""
+    end = penalty.domain[1]
+    if end == math.inf or x.is_meta or not values_only():
+        return
+    z2 = distance()
+    if z2 > penalty.reach(x.dtype):
+        warnings.warn(
+            f"{type(energy).__name__} of a state that leaves the domain of {penalty!r}: two nodes are at squared "
+            f"distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low energy means "
+            f"nothing. Scale the state into a ball of radius {math.sqrt(end) / 2:g}, or take another penalty "
+            f"('gaussian', 'sigmoid').",
+            stacklevel=3,
+        )
 
 
 PENALTIES: dict[str, Callable[..., Penalty]] = {

@@ -12,6 +12,7 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.dropout import dropout
+from diffusion_mp.energies import Certificate
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -24,6 +25,7 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.layers.certificates import layer_certificate, why_uncertified
 from diffusion_mp.layers.features import ValueLinear, check_features
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -112,6 +114,25 @@ class DiffusionConv(nn.Module):
             else None
         )
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
+
+    @property
+    def why_uncertified(self) -> str | None:
+        """What keeps every theorem from this layer, as a sentence; ``None`` where the state decides."""
+        return why_uncertified(self)
+
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Certificate:
+        """What a theorem says of this step at a state, as `certify` asks; the source plays no part in it."""
+        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        return layer_certificate(self, x, graph, features)
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew; the bias is zero."""
