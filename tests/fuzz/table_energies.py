@@ -543,6 +543,11 @@ def checked(name: str, right: str, wrong: list[Wrong], **make: Callable[[Draw], 
     return strategy
 
 
+def level(d: Draw) -> Arg:
+    """How much is asked."""
+    return choice(d, "core", "strict")
+
+
 def _made(wrong: list[Wrong]) -> list[Wrong]:
     """Without what can be called: a function may build what is checked, and what it raises is its own."""
     return [w for w in wrong if w.what not in ("a class", "a function", "a module", "a diffusivity")]
@@ -638,7 +643,10 @@ TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked(
         "check_coupling", "mp.UniformCoupling(5, dtype=torch.float64)", _made(NOT_A_COUPLING)
     ),
-    "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _made(NOT_A_DIFFUSIVITY)),
+    "testing.check_diffusivity": checked(
+        "check_diffusivity", "mp.UniformDiffusivity()", _made(NOT_A_DIFFUSIVITY), level=level
+    ),
+    "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _made(NOT_A_MODULE), level=level),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _made(NOT_A_MODULE)),
     "testing.assert_energy_descent": checked(
         "assert_energy_descent",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -50,8 +51,9 @@ class DenseCoupling(Coupling):
             blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
             ptr = torch.tensor([0, *(block.size(1) for block in blocks)]).cumsum(0)
         else:
-            whole = _square(matrix, "matrix")
-            blocks = [whole] if ptr is None else _diagonal_blocks(whole, row_bounds(ptr, whole.size(1)))
+            whole = _square(cast("Tensor", matrix), "matrix")
+            bounds = row_bounds(ptr, whole.size(1))
+            blocks = [whole] if bounds is None else _diagonal_blocks(whole, bounds)
         first = blocks[0]
         for block in blocks:
             check_device(block, "every block", first.device, "the first")

@@ -84,7 +84,8 @@ def certify(
     heads = getattr(subject, "heads", 1)
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
-    return _certify_penalty(subject.penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
+    penalty: Any = subject.penalty
+    return _certify_penalty(penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
 
 
 def _certify_model(model: Any, data: Any) -> Certificate:

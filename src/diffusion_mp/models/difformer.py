@@ -96,12 +96,13 @@ class DIFFormer(LayerStack):
             task=task,
         )
         self.activation, self.source = activation, source
+        self.two_steps = update is not None and update.takes_previous
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         x = relu(self.norms[0](self.encoder(x)))
         initial, previous = x if self.source else None, None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            before = {"previous": previous} if conv.update.takes_previous else {}
+            before = {"previous": previous} if self.two_steps else {}
             x, previous = norm(recorded(record, conv, x, graph, source=initial, **before)), x
             x = relu(x) if self.activation == "relu" else x
         return self.decoder(dropout(x, self.dropout, self.training))
