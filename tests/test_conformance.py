@@ -17,6 +17,8 @@ from torch import Tensor
 from diffusion_mp import couplings, diffusivities, layers, models, updates
 from diffusion_mp.couplings import (
     Coupling,
+    DenseCoupling,
+    DistanceCoupling,
     IdentityCoupling,
     LinearAttentionCoupling,
     LogLowRankCoupling,
@@ -48,6 +50,7 @@ from diffusion_mp.diffusivities import (
     KernelizedSoftmaxDiffusivity,
     MixtureDiffusivity,
     NeumannDiffusivity,
+    PenaltyDiffusivity,
     Positive,
     RelationalBias,
     SGFormerDiffusivity,
@@ -60,6 +63,7 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.energies import (
     Ball,
+    FunctionPenalty,
     GaussianPenalty,
     MixturePenalty,
     SigmoidPenalty,
@@ -163,7 +167,30 @@ def graph(weighted: bool = False) -> Graph:
     return Graph(11, EDGES, leaf(10, positive=True) if weighted else None, ptr=PTR)
 
 
+def cauchy(z2: Tensor) -> Tensor:
+    """Everybody's first idea of a decreasing function."""
+    return 1 / (1 + z2)
+
+
+def by_graph() -> list[Tensor]:
+    """A matrix of two heads for every graph of PTR, one of them without nodes."""
+    return [leaf(2, n, n, seed=n) for n in PTR.diff().tolist()]
+
+
 COUPLINGS: dict[str, Callable[[], Coupling]] = {
+    "distance": lambda: DistanceCoupling(cauchy, *features(2)),
+    "distance-ragged": lambda: DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True),
+    "distance-float32": lambda: DistanceCoupling(cauchy, *features(1, dtype=torch.float32), PTR),
+    "distance-row-normalized-ragged": lambda: row_normalized(
+        DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True)
+    ),
+    "dense": lambda: DenseCoupling(leaf(11, 11)),
+    "dense-heads-ragged": lambda: DenseCoupling(leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR),
+    "dense-blocks-ragged": lambda: DenseCoupling(by_graph()),
+    "dense-symmetric": lambda: DenseCoupling(leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T),
+    "dense-row-stochastic": lambda: DenseCoupling(leaf(3, 11, 11).softmax(2)),
+    "dense-float32": lambda: DenseCoupling(leaf(2, 11, 11, dtype=torch.float32)),
+    "dense-no-node": lambda: DenseCoupling(torch.zeros(0, 0, dtype=torch.float64)),
     "identity": lambda: IdentityCoupling(11, dtype=torch.float64),
     "identity-no-node": lambda: IdentityCoupling(0, dtype=torch.float64),
     "uniform": lambda: UniformCoupling(11, dtype=torch.float64),
@@ -375,6 +402,17 @@ def learnable_half() -> Diffusivity:
     return torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64)) * SimpleDiffusivity()
 
 
+class Tail(torch.nn.Module):
+    """f = (1 + z²)^−a with a learned a > 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exponent = Positive(1.0)
+
+    def forward(self, z2: Tensor) -> Tensor:
+        return (1 + z2) ** -self.exponent().to(z2.dtype)
+
+
 class StateFriction(torch.nn.Module):
     """A friction of the user's own: the likeness of the states themselves."""
 
@@ -384,6 +422,11 @@ class StateFriction(torch.nn.Module):
 
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     **{f"{kind}-{name}": partial(cls, **options) for kind, cls in KINDS.items() for name, options in ALL_PAIR.items()},
+    "function": lambda: PenaltyDiffusivity(FunctionPenalty(cauchy)),
+    "function-heads": lambda: PenaltyDiffusivity(FunctionPenalty(cauchy), 6, heads=2, normalize="row"),
+    "function-symmetric": lambda: PenaltyDiffusivity(FunctionPenalty(None, torch.log1p), row_stochastic=False),
+    "function-learned": lambda: PenaltyDiffusivity(FunctionPenalty(Tail()), 4, projection="separate", normalize="row"),
+    "function-edges": lambda: EdgeDiffusivity(FunctionPenalty(cauchy)),
     "mixture": MixtureDiffusivity,
     "mixture-edges": lambda: EdgeDiffusivity(MixturePenalty([0.5, 2.0])),
     "mixture-heads": lambda: MixtureDiffusivity(6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"),

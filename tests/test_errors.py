@@ -373,7 +373,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"coupling must have 5 nodes",
     ),
-    "certificate for a module": (lambda: certify(nn.Linear(3, 3), X, 0.5), TypeError, r"certify takes a Coupling"),
+    "certificate for a tensor": (lambda: certify(X, X, 0.5), TypeError, r"certify takes a Coupling"),
     # kinds, dtypes and devices, the same sentences everywhere
     "state in double for a layer in single precision": (
         lambda: conv(X.double()),

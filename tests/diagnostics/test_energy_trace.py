@@ -43,6 +43,7 @@ def test_default_energy_of_every_layer(ball) -> None:
     assert trace.to_dict()["after"] == trace.energies
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_given_energy_sees_both_states(ball) -> None:
     x, layer, energy = ball(8, 3), Smooth(), Energy("simple", 0.1)
     with EnergyTrace(layer, energy) as trace:

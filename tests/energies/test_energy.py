@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -12,13 +13,16 @@ from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
+    JointEnergy,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
     SimplePenalty,
     SoftmaxPenalty,
 )
+from diffusion_mp.energies.pairs import large_distance
 from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.graph import Graph
 
 PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.7)]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
@@ -212,3 +216,38 @@ def test_repr(ball) -> None:
 def test_the_former_name_of_the_version_still_works(ball) -> None:
     with pytest.warns(DeprecationWarning, match=r"is now Energy\(version"):
         assert Energy("simple", source=ball(3, 2), form="printed").version == "printed"
+
+
+def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:
+    """There the simple penalty falls without end: of a state ten times as large as it should be it is below −10⁴."""
+    x = ball(12, 3)
+    far = 10 * x / x.norm(dim=1).max()
+    energies = [
+        Energy("simple"),
+        Energy("simple", ptr=torch.tensor([0, 0, 5, 12])),
+        Energy("simple", coupling=symmetric_graph(12)),
+        JointEnergy("simple", constraint=None),
+        JointEnergy("simple", constraint="ball", radius=11.0, mean=True),
+    ]
+    for energy in energies:
+        kind = type(energy).__name__
+        with pytest.warns(
+            UserWarning, match=rf"{kind} of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
+        ):
+            energy(far)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for energy in energies:
+            energy(x)
+            energy(x.bfloat16() / 1.1)
+        Energy("gaussian")(far)
+        Energy("simple", coupling=SparseCoupling(Graph(12), far.new_zeros(0, 1)))(far)
+        JointEnergy("simple", constraint="ball")(far)  # infinite, and said to be
+        assert Energy("simple")(far[:1]) == 0
+
+
+def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball) -> None:
+    for seed in range(5):
+        x = torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        largest = float((x.unsqueeze(0) - x.unsqueeze(1)).square().sum(3).max())
+        assert largest / 4 <= large_distance(x) <= largest * (1 + 1e-12)

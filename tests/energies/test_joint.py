@@ -41,6 +41,7 @@ def plain(penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: T
 
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor | None) -> None:
     x, h, m = randn(9, 2, 3).requires_grad_(), randn(9, 2, 3, seed=1), randn(9, 2, seed=2).exp()
     options = {"graph_term": edges(2), "source": h, "metric": m, "ptr": ptr}
@@ -52,6 +53,7 @@ def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_projected_heads_see_one_state(penalty: object) -> None:
     x, h, w = randn(9, 1, 4), randn(9, 1, 4, seed=1), randn(2, 3, 4, seed=2)
     energy = JointEnergy(penalty, 2.0, graph_term=edges(1), mu=5.0, source=h, beta=3.0, projection=w)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ ROLES = {
     "coupling": ["couplings", "entries", "symmetric"],
     "other": ["coupling", "diffusivity", "terms"],
     "policy": ["self_loops"],
-    "subject": ["coupling", "diffusivity", "layer", "layer_or_update"],
+    "subject": ["coupling", "diffusivity", "layer", "layer_or_update", "update"],
     "penalty": ["Penalty"],
     "attention": ["alpha"],
     "in_channels": ["channels"],

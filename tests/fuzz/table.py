@@ -51,6 +51,7 @@ WEIGHTS: dict[str, float] = {
     "testing.check_coupling": 0.03,
     "testing.check_diffusivity": 0.03,
     "testing.check_layer": 0.03,
+    "testing.check_update": 0.1,
     "testing.assert_energy_descent": 0.1,
     "testing.order_of_convergence": 0.1,
     "testing.exact_problems": 0.1,

@@ -34,7 +34,7 @@ from .arguments import (
 )
 from .program import Draw, Strategy, Wrong
 from .table_models import masks
-from .table_operators import MIXTURE
+from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
 NOT_A_PENALTY = [
     Wrong("'nonsense'", "another name"),
@@ -163,7 +163,6 @@ def certify(d: Draw) -> None:
         Wrong("'simple'", "a string"),
         Wrong("3", "a number"),
         Wrong("torch.eye(3)", "a tensor"),
-        Wrong("nn.Linear(2, 2)", "a module"),
         Wrong("mp.SimplePenalty", "a class"),
     ]
     x = _free(state(d, parameters=False), "a higher rank")
@@ -282,6 +281,16 @@ ENERGIES: dict[str, Strategy] = {
     "SigmoidPenalty": penalty("SigmoidPenalty"),
     "SoftmaxPenalty": penalty("SoftmaxPenalty", dim=lambda d: count(d, 4, 1)),
     "GaussianPenalty": penalty("GaussianPenalty", bandwidth=lambda d: number(d, 1.0, 0.5, optional=True)),
+    "FunctionPenalty": penalty(
+        "FunctionPenalty",
+        f=lambda d: options(d, *FALLING, wrong=[*NOT_FALLING, Wrong("None", "None")]),
+        domain=lambda d: options(
+            d,
+            "(0.0, math.inf)",
+            wrong=[Wrong("3", "a number"), Wrong("(1.0, 2.0)", "not from zero"), Wrong("(0.0,)", "one end")],
+            optional=True,
+        ),
+    ),
     "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,
@@ -553,6 +562,11 @@ def checked(name: str, right: str, wrong: list[Wrong], **make: Callable[[Draw], 
     return strategy
 
 
+def level(d: Draw) -> Arg:
+    """How much is asked."""
+    return choice(d, "core", "strict")
+
+
 def _made(wrong: list[Wrong]) -> list[Wrong]:
     """Without what can be called: a function may build what is checked, and what it raises is its own."""
     return [w for w in wrong if w.what not in ("a class", "a function", "a module", "a diffusivity")]
@@ -648,7 +662,10 @@ TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked(
         "check_coupling", "mp.UniformCoupling(5, dtype=torch.float64)", _made(NOT_A_COUPLING)
     ),
-    "testing.check_diffusivity": checked("check_diffusivity", "mp.UniformDiffusivity()", _made(NOT_A_DIFFUSIVITY)),
+    "testing.check_diffusivity": checked(
+        "check_diffusivity", "mp.UniformDiffusivity()", _made(NOT_A_DIFFUSIVITY), level=level
+    ),
+    "testing.check_update": checked("check_update", "mp.ExplicitEuler(0.5)", _made(NOT_A_MODULE), level=level),
     "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _made(NOT_A_MODULE)),
     "testing.assert_energy_descent": checked(
         "assert_energy_descent",

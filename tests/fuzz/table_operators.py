@@ -105,6 +105,7 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     unbounded = [call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args]
     finite = not (d.dtype == "float16" and any(unbounded))  # e^{q·k} may leave the range of half precision
     what = ["matmul", "matmul", "at", "degree", "dense", "T", "dirichlet", "scaled", "added", "operator", "log_at"]
+    what += ["to", "detach"]
     asked = d.pick(what + ["pool"] * pooled)
     heads = "coupling.heads"
     if asked == "matmul":
@@ -131,6 +132,12 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     elif asked == "added":
         d.call("added", "coupling + {other}", finite=finite, other=coupling(d))
         d.call("out", "added.degree()", finite=finite)
+    elif asked == "to":
+        # float16 may be too narrow for what another dtype holds
+        dtype = options(d, "torch.float64", "torch.float32", wrong=_dtype(d).wrong, optional=True)
+        d.call("out", "coupling.to({args}).to_dense()", finite=finite, dtype=dtype, device=_device(d))
+    elif asked == "detach":
+        d.call("out", "coupling.detach().to_dense()", finite=finite)
     elif asked == "operator":
         head = options(d, 0, optional=True, wrong=[*NOT_A_NUMBER, Wrong("-1", "negative"), Wrong("9", "beyond")])
         d.call(
@@ -191,6 +198,32 @@ def sparse_flow(d: Draw) -> None:
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
     d.call("coupling", "mp.SparseFlowCoupling({args})", **parts, ptr=ptr(d), lam=strength, alpha=leak)
+    used(d)
+
+
+def dense(d: Draw) -> None:
+    """A matrix."""
+    matrix = tensor(d, d.nodes, d.nodes).without("a lower rank", "a higher rank", "a list")
+    d.call("coupling", "mp.DenseCoupling({args})", matrix=matrix, ptr=Arg(None, wrong_ptr(d), True), **promises(d))
+    used(d)
+
+
+FALLING = ["lambda z2: 1 / (1 + z2)", "lambda z2: torch.exp(-z2)"]
+NOT_FALLING = [
+    Wrong("'f'", "a string"),
+    Wrong("3", "a number"),
+    Wrong("torch.ones(2)", "a tensor"),
+    Wrong("lambda z2: 1 + z2", "a rising function"),
+    Wrong("lambda z2: -z2", "a negative function"),
+    Wrong("lambda z2: 1 / z2", "a function with a pole"),
+    Wrong("lambda z2: z2.sum()", "a function of another shape"),
+]
+
+
+def of_distance(d: Draw) -> None:
+    """Any function of a distance."""
+    function = options(d, *FALLING, wrong=NOT_FALLING[:3])
+    d.call("coupling", "mp.DistanceCoupling({args})", function=function, **features(d), ptr=ptr(d), **promises(d))
     used(d)
 
 
@@ -378,6 +411,8 @@ COUPLINGS: dict[str, Strategy] = {
     ),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
+    "DenseCoupling": dense,
+    "DistanceCoupling": of_distance,
     "SparseCoupling": sparse,
     "NeumannCoupling": neumann,
     "PolynomialCoupling": polynomial,
@@ -481,6 +516,12 @@ def softmax_penalty(d: Draw) -> Arg:
     return options(d, *right, wrong=wrong)
 
 
+def own_penalties(d: Draw) -> Arg:
+    """A penalty, not its name."""
+    wrong = [w for w in softmax_penalty(d).wrong if w.what != "another name"] + [Wrong("'gaussian'", "a name")]
+    return options(d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong)
+
+
 def composed(name: str) -> Strategy:
     """A diffusivity made of others."""
 
@@ -559,6 +600,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     "SoftmaxDiffusivity": of_state("SoftmaxDiffusivity", channels=False, **ALL_PAIR),
     "GaussianDiffusivity": of_state("GaussianDiffusivity", channels=False, bandwidth=positive, **ALL_PAIR),
     "MixtureDiffusivity": of_state("MixtureDiffusivity", channels=False, **MIXTURE, **DISTANCE_ONLY),
+    "PenaltyDiffusivity": of_state("PenaltyDiffusivity", penalty=own_penalties, channels=False, **DISTANCE_ONLY),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
     "AdjacencyDiffusivity": of_state(

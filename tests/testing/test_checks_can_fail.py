@@ -10,7 +10,8 @@ from diffusion_mp.couplings import Coupling, LinearAttentionCoupling, LowRankCou
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DiffusionConv
-from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer, tolerance
+from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer, check_update, tolerance
+from diffusion_mp.updates import ExplicitEuler, LaplacianUpdate, StateUpdate
 
 
 def matrix() -> Tensor:
@@ -201,6 +202,106 @@ def test_broken_layers_are_named() -> None:
         check_layer(nn.ReLU())
     with pytest.raises(TypeError, match=r"must be or build a Diffusivity, got Linear"):
         check_diffusivity(nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+class Halfway(StateUpdate):
+    """x′ = ½ (x + S v), the sound one that the broken ones below are made of."""
+
+    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        values = self.validate(x, coupling, values, source)
+        return torch.lerp(self.kept(x), coupling.product(values), 0.5)
+
+    def kept(self, x: Tensor) -> Tensor:
+        return x
+
+
+class LooksAtAllGraphs(Halfway):
+    def kept(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class AcceptsAnything(Halfway):
+    takes_source = False
+
+    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        return super().step(x, coupling, values)
+
+
+class ForgetsItsGain(Halfway):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def kept(self, x: Tensor) -> Tensor:
+        return self.gain * x
+
+
+class Writes(Halfway):
+    def kept(self, x: Tensor) -> Tensor:
+        return x.mul_(1.001)
+
+
+class Leaks(LaplacianUpdate):
+    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        return 0.9 * self.validate(x, coupling, values, source)
+
+
+class CountsHeads(Halfway):
+    def kept(self, x: Tensor) -> Tensor:
+        return x * x.size(1)
+
+
+class IgnoresTheStateBefore(Halfway):
+    takes_previous = True
+
+    def step(self, x, coupling, values=None, source=None, *, previous=None):  # type: ignore[no-untyped-def,override]
+        return super().step(x, coupling, values, source)
+
+
+def test_a_sound_update_passes() -> None:
+    check_update(Halfway)
+    check_update(Halfway(), channels=3, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        (LooksAtAllGraphs, "batching"),
+        (AcceptsAnything, "refusals"),
+        (ForgetsItsGain, "reset parameters"),
+        (Writes, "purity"),
+        (Leaks, "constants"),
+        (CountsHeads, "heads"),
+        (IgnoresTheStateBefore, "previous"),
+    ],
+)
+def test_broken_updates_are_named(kind: type[StateUpdate], law: str) -> None:
+    with pytest.raises(AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"):
+        check_update(kind)
+    with pytest.raises(TypeError, match=r"must be or build a StateUpdate, got Linear"):
+        check_update(nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+def test_a_broken_law_says_how_to_leave_it_out() -> None:
+    with pytest.raises(AssertionError, match=r"left out with a reason: skip=\{'reset parameters': 'why'\}") as caught:
+        check_diffusivity(ForgetsToReset)
+    assert "\n" in str(caught.value)
+    check_diffusivity(ForgetsToReset, skip={"reset parameters": "it is drawn once"})
+    with pytest.raises(AssertionError) as nested:  # the laws of the couplings, which nobody can skip one by one
+        check_diffusivity(CountsNodes)
+    assert str(nested.value).count("is left out with a reason") == 1
+
+
+def test_the_core_level_leaves_out_what_is_strict() -> None:
+    check_diffusivity(ForgetsToReset, level="core")
+    check_update(ForgetsItsGain, level="core")
+    check_update(ExplicitEuler(0.5), level="core", skip={"half precision": "a law of the strict level"})
+    with pytest.raises(AssertionError, match="breaks the law 'batching'"):
+        check_diffusivity(MixesBatchMates, level="core")
+    with pytest.raises(AssertionError, match="breaks the law 'batching'"):
+        check_layer(lambda: BatchNormed(4, 3, Cosine()), level="core")
+    with pytest.raises(ValueError, match="level must be one of 'core', 'strict'"):
+        check_update(Halfway, level="lax")  # type: ignore[arg-type]
 
 
 def test_the_table_names_its_rows() -> None:

@@ -4,10 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from diffusion_mp.couplings import ScaledCoupling, SparseCoupling
 from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.graph import Graph
+from diffusion_mp.positive import Positive
+from diffusion_mp.testing import check_update
 from diffusion_mp.testing.problems import Problem, cycle_problem, grid_problem, path_problem, random_problem
 from diffusion_mp.updates import (
     Backtracking,
@@ -17,8 +20,10 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
+    MomentumStep,
     StateUpdate,
 )
+from diffusion_mp.updates.implicit import SolvedUpdate
 
 CONSERVING = [
     ExplicitEuler(0.05),
@@ -43,6 +48,11 @@ LINEAR = [
     CertifiedStep(0.7),
 ]
 CONFINED = [CertifiedStep(0.7, constraint=constraint) for constraint in ("nonnegative", "ball", "sphere")]
+LEARNED = [
+    ExplicitEuler(nn.Parameter(torch.tensor(0.5))),
+    ExplicitEuler(Positive(0.3), beta=0.7),
+    CertifiedStep(Positive()),
+]
 ALL = [*LINEAR, *CONFINED, Backtracking(QuadraticPenalty(), tau=0.1)]
 
 
@@ -52,6 +62,16 @@ def problem_for(update: StateUpdate, num_nodes: int = 14) -> Problem:
 
 def source_for(update: StateUpdate, x: torch.Tensor) -> torch.Tensor | None:
     return x.roll(1, 0) if getattr(update, "beta", 0.0) else None
+
+
+@pytest.mark.parametrize(
+    "update", [*ALL, *LEARNED, MomentumStep(0.3, 0.5, 3, "residual"), MomentumStep(0.3, 0.5, steps=1)], ids=repr
+)
+def test_the_laws_for_everybody(update: StateUpdate) -> None:
+    searches = isinstance(update, (SolvedUpdate, Backtracking))
+    check_update(
+        update, skip={"poisoned batch mate": "a search over the batch says that there is a NaN"} if searches else {}
+    )
 
 
 @pytest.mark.parametrize("update", CONSERVING, ids=repr)

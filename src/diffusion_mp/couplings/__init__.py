@@ -2,6 +2,8 @@
 
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.dense import DenseCoupling
+from diffusion_mp.couplings.distance import DistanceCoupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.identity import IdentityCoupling
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
@@ -20,6 +22,8 @@ from diffusion_mp.couplings.symmetric import symmetric_normalized, without_diago
 
 __all__ = [
     "Coupling",
+    "DenseCoupling",
+    "DistanceCoupling",
     "IdentityCoupling",
     "LinearAttentionCoupling",
     "LogLowRankCoupling",

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import (
     CouplingMismatchError,
+    as_device,
     check_counts,
     check_device,
     check_flags,
@@ -26,6 +27,7 @@ from diffusion_mp.errors import (
     check_pairs,
     check_values,
     describe,
+    floating,
 )
 from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
 
@@ -340,6 +342,33 @@ class Coupling(ABC):
         forward, adjoint = partial(apply, False), partial(apply, True)
         shape, dtype = (self.num_nodes, self.num_nodes), np.float64
         return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
+
+    def to(self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """S in another dtype or on another device, given as to a tensor: ``S.to("cuda")``, ``S.to(torch.float64)``.
+
+        Every tensor it is made of is converted, its parts' too; gradients flow through. Row boundaries stay on the CPU.
+        """
+        from diffusion_mp.couplings.changed import Change
+
+        for value in args:
+            if isinstance(value, torch.dtype):
+                dtype = value
+            else:
+                device = value
+        if dtype is not None:
+            floating((), dtype, "meta")
+        place = None if device is None else as_device(device)
+        if place is not None and place.type == "cuda" and place.index is None:
+            place = torch.device("cuda", torch.cuda.current_device())
+        if dtype in (None, self.dtype) and place in (None, self.device):
+            return self
+        return Change(dtype, place).coupling(self)
+
+    def detach(self) -> Self:
+        """S with the same entries, cut off from what they were made of: to keep it, and no graph of autograd."""
+        from diffusion_mp.couplings.changed import Change
+
+        return Change(detach=True).coupling(self)
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
         from diffusion_mp.couplings.algebra import ScaledCoupling

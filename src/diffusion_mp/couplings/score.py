@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.distance import DistanceCoupling
 from diffusion_mp.couplings.features import distance_features, unit_rows, with_constant
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling
@@ -178,3 +179,55 @@ class MixtureScore:
             terms.append(ScaledCoupling(weight, Score("exp").coupling(scaled, other, ptr), nonnegative=True))
         total = SumCoupling(terms)
         return row_normalized(total) if normalize else total
+
+
+@dataclass(frozen=True)
+class FunctionScore:
+    """f(z²) of any function of z² = −2s, evaluated tile by tile, O(N²); ``reach`` is how far z² may go."""
+
+    function: Callable[[Tensor], Tensor]
+    scale: float = 1.0
+    reach: float = math.inf
+    g: Literal["function"] = "function"
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """f(s), elementwise."""
+        return self.function((-2 * self.scale * s).clamp(min=0))
+
+    def log(self, s: Tensor) -> Tensor:
+        """log f(s), elementwise."""
+        return self(s).log()
+
+    @torch.no_grad()
+    def inverse(self, f: Tensor) -> Tensor:
+        """The s ≤ 0 with this f(s), elementwise, by bisection of log(1 − s), for z² up to 10¹²."""
+        low = torch.zeros_like(f)
+        high = torch.full_like(f, math.log1p(min(self.reach / self.scale, 1e12) / 2))
+        for _ in range(100):
+            middle = (low + high) / 2
+            above = self(-middle.expm1()) > f
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return -high.expm1()
+
+    def on_sphere(self, radius: float) -> FunctionScore:
+        """The score of unit vectors that this one is of vectors of that norm."""
+        return replace(self, scale=self.scale * radius**2)
+
+    def coupling(
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
+        if unit:
+            q, k = unit_rows(q, k)
+        if self.scale != 1:
+            q, k = (math.sqrt(self.scale) * q,) * 2 if k is q else (math.sqrt(self.scale) * t for t in (q, k))
+        pairs = DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)
+        return row_normalized(pairs) if normalize else pairs

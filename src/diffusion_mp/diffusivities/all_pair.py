@@ -166,3 +166,22 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
     def penalty_of(self, dim: int | None) -> Penalty:
         return self.mixture
+
+
+class PenaltyDiffusivity(AllPairDiffusivity):
+    """f = δ′ of a penalty, also of one of your own; of the actual distance. See `FunctionPenalty` for any f, O(N²)."""
+
+    def __init__(
+        self,
+        penalty: Penalty,
+        channels: int | None = None,
+        *,
+        normalize: Normalization = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, normalize=normalize, measure="distance", **options)
+        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        self.of_distance = penalty
+
+    def penalty_of(self, dim: int | None) -> Penalty:
+        return self.of_distance

@@ -197,11 +197,12 @@ class EdgeDiffusivity(Diffusivity):
         graph = graph.with_self_loops(self.self_loops)
         s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1)))
         rows, score = graph.pattern.by_row, self.edge_penalty.score
-        if self.row_stochastic and score.g != "linear":
+        in_logs = score.g not in ("linear", "function")  # those may be zero
+        if self.row_stochastic and in_logs:
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
             weight = graph.weights(s).unsqueeze(1) * score(s)
-        if self.row_stochastic and score.g == "linear":
+        if self.row_stochastic and not in_logs:
             weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
         return SparseCoupling(
             graph,

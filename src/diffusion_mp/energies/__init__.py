@@ -12,6 +12,7 @@ from diffusion_mp.energies.constraints import (
     get_constraint,
 )
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.energies.function import FunctionPenalty
 from diffusion_mp.energies.joint import JointEnergy
 from diffusion_mp.energies.joint_certificate import certify_step
 from diffusion_mp.energies.mixture import MixturePenalty
@@ -33,6 +34,7 @@ __all__ = [
     "Constraint",
     "Energy",
     "EnergyBounds",
+    "FunctionPenalty",
     "GaussianPenalty",
     "JointEnergy",
     "MixturePenalty",

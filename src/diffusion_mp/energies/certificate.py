@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -20,6 +21,7 @@ class Certificate:
         reason: why it holds, or which premise fails.
         eigenvalue: the largest eigenvalue behind the bound, λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
         energy: the energy with its coefficients, where the theorem is about one that is given (Theorem T1).
+        layers: of a model whose layers have energies of their own, what is known of each, by name.
     """
 
     theorem: str
@@ -30,11 +32,15 @@ class Certificate:
     reason: str
     eigenvalue: float = math.nan
     energy: str = ""
+    layers: Mapping[str, Certificate] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self.holds
 
     def __str__(self) -> str:
+        return "\n".join([self._sentence(), *(f"  {name}: {layer}" for name, layer in self.layers.items())])
+
+    def _sentence(self) -> str:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
         if self.energy and self.holds:
             return f"{self.theorem} covers {what}: {self.energy} does not rise. {self.reason}"

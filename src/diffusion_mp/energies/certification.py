@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ def certify(
     What has no step size, Theorem T1 of docs/certified.md:
 
     * A `JointEnergy`: `certify_step` for the certified step down it, and for any number of them.
-    * A model, anything with a method ``certificate(x, edge_index, edge_weight, batch)``, at ``x``: PyG's ``Data`` (or
-      what has attributes of these names), or the features alone. A model whose layers are not certified steps is
-      refused, and told which of its parts no energy knows.
+    * A model or a layer, anything with a method ``certificate(x, edge_index, edge_weight, batch)``, at ``x``: PyG's
+      ``Data`` (or what has attributes of these names), or the features alone. Without ``x`` a certified model is looked
+      at with a random input, and of others what no input changes is said. A model whose layers are not certified steps
+      is refused, and told which of its parts no energy knows; ``layers`` of the certificate says what a theorem knows
+      of each of its layers alone. So is any other module that has layers of this package.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025; bounds as corrected here):
 
@@ -59,11 +62,12 @@ def certify(
         return certify_step(subject, None, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
         return _certify_model(subject, x)
+    if isinstance(subject, nn.Module) and not hasattr(subject, "penalty") and not isinstance(subject, Penalty):
+        return _certify_parts(subject, x)
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
         raise TypeError(
-            f"certify takes a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy or a "
-            f"model; got {describe(subject)}. For a layer pass its coupling, conv(x, edge_index, "
-            f"return_coupling=True)[1], or its diffusivity."
+            f"certify takes a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy, a layer "
+            f"or a model; got {describe(subject)}."
         )
     if tau is None:
         raise ValueError(f"tau must be given, the size of the explicit step; got None for {describe(subject)}.")
@@ -80,19 +84,80 @@ def certify(
     heads = getattr(subject, "heads", 1)
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
-    return _certify_penalty(subject.penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
+    penalty: Any = subject.penalty
+    return _certify_penalty(penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
 
 
 def _certify_model(model: Any, data: Any) -> Certificate:
     """What a model says of itself at PyG's Data, or at features alone."""
+    answer: Certificate = model.certificate(*_attributes(data))
+    return answer
+
+
+def _certify_parts(module: nn.Module, data: Any) -> Certificate:
+    """What is known of the layers of any module."""
+    inputs = _attributes(data)
+    while inputs and inputs[-1] is None:  # it may take no weights and no batch
+        inputs.pop()
+    layers = layer_certificates(module, *inputs)
+    what = "its layers one by one:" if layers else "nor is there a layer in it of which one is, such as CertifiedConv."
+    reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
+    return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
+
+
+def _attributes(data: Any) -> list[Any]:
+    """x, edge_index, edge_weight and batch of PyG's Data, or features alone."""
     if isinstance(data, Tensor) or data is None:
-        answer: Certificate = model.certificate(data)
-        return answer
+        return [data]
     if not hasattr(data, "x"):
         raise TypeError(f"data must have an attribute x, as PyG's Data has; got {describe(data)}.")
-    names = ("edge_index", "edge_weight", "batch")
-    answer = model.certificate(data.x, **{name: getattr(data, name, None) for name in names})
-    return answer
+    return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
+
+
+def certifiable(model: nn.Module) -> dict[str, Any]:
+    """The parts of a model, by name, that say something of themselves: its layers."""
+    layers = {name: part for name, part in model.named_modules() if part is not model}
+    return {name: part for name, part in layers.items() if hasattr(part, "why_uncertified")}
+
+
+@torch.no_grad()
+def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]:
+    """What is known of every layer alone, at the states that reach it from these inputs.
+
+    The model runs, in evaluation mode, where a state decides anything: ``model(*inputs)``.
+    """
+    layers = certifiable(model)
+    found: dict[str, Certificate] = {}
+    hooks = []
+    for name, layer in layers.items():
+        if not inputs or inputs[0] is None or layer.why_uncertified is not None:
+            found[name] = layer.certificate()
+        else:
+            hooks.append(layer.register_forward_pre_hook(partial(_look, found, name), with_kwargs=True))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        if hooks:
+            model.eval()(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return {name: found[name] for name in layers if name in found}
+
+
+def _look(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Keeps what a layer says of itself at the first input that reaches it."""
+    if name not in found:
+        options = {key: value for key, value in kwargs.items() if key in ("source", "features", "beside")}
+        found[name] = layer.certificate(*args, **options)
+
+
+def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """x and edge_index of eight nodes on a directed ring, for who asks about a model and has no data at hand."""
+    x = torch.randn(8, channels, generator=torch.Generator().manual_seed(0)).to(like)
+    ring = torch.arange(8, device=like.device)
+    return x, torch.stack([ring, ring.roll(1)])
 
 
 def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
@@ -116,6 +181,9 @@ def _certify_penalty(
     check_heads(x)
     if x.is_meta:
         raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    flaw = penalty.flaw()
+    if flaw is not None:
+        return Certificate.refused("Theorem 7", tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
     beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
     if beyond is not None:
         return Certificate.refused(

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import State, by_head, check_heads, metric_by_head
-from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty
+from diffusion_mp.energies.pairs import State, by_head, check_heads, large_distance, metric_by_head
+from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.errors import (
     CouplingMismatchError,
@@ -63,6 +63,9 @@ class Energy:
         x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
         tensor for every dtype of x: differences between layers would drown in the rounding of float32.
 
+    Warns:
+        UserWarning: two nodes are farther apart than the penalty's ``domain`` reaches, where the energy means nothing.
+
     Raises:
         ValueError: shapes that do not fit, λ not positive, a printed form with a source but no ``x_prev``.
         CouplingMismatchError: a coupling that the energy is not defined for.
@@ -111,6 +114,7 @@ class Energy:
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is left out."""
         self._check(x, x_prev)
+        warn_beyond_domain(self.penalty, self, x, lambda: self._large_distance(x))
         return self._assemble(x, x_prev, self._pairs(x))
 
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
@@ -183,6 +187,14 @@ class Energy:
         source, target = coupling.graph.edges
         values = by_head(x).double()
         return coupling.weight.double(), (values[target] - values[source]).square().sum(2)
+
+    @torch.no_grad()
+    def _large_distance(self, x: Tensor) -> float:
+        """The largest squared distance that is paid for, or a quarter of it at least."""
+        if self.coupling is None:
+            return large_distance(x, self.ptr)
+        z2 = self._edges(x)[1]
+        return float(z2.max()) if z2.numel() else 0.0
 
     def _weigh(self, x: Tensor) -> Tensor:
         """M x."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import State, by_head, check_heads, metric_by_head
-from diffusion_mp.energies.penalties import Penalty, get_penalty
+from diffusion_mp.energies.pairs import State, by_head, check_heads, large_distance, metric_by_head
+from diffusion_mp.energies.penalties import Penalty, get_penalty, warn_beyond_domain
 from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
 from diffusion_mp.graph_checks import as_ptr
 from diffusion_mp.graph_ops import graph_sizes
@@ -85,6 +85,8 @@ class JointEnergy:
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """F(x); ``x_prev`` plays no part, it is there for whoever calls energies of a step."""
         self._check(x, "x")
+        if self.penalty is not None and self.constraint.diameter**2 > self.penalty.domain[1]:  # else F is ∞ out there
+            warn_beyond_domain(self.penalty, self, x, lambda: large_distance(self._seen(x), self.ptr))
         return self._assemble(x, self._pairs(_total, x))
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:

@@ -72,6 +72,9 @@ def _why_not(energy: JointEnergy, coupling: Coupling | None, x: Tensor) -> str |
     if energy.metric is not None and not bool((energy.metric > 0).all()):
         return f"the metric must be positive; its least entry is {float(energy.metric.min()):g}."
     if energy.penalty is not None:
+        flaw = energy.penalty.flaw()
+        if flaw is not None:
+            return f"{energy.penalty!r} is no penalty on {energy.penalty.domain}: {flaw}"
         seen, limit = _seen(energy).diameter, energy.penalty.domain[1]
         if seen**2 > limit * (1 + 1e-6):
             return (

@@ -129,11 +129,9 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
     with torch.no_grad():
         for block in blocks(x, ptr):
             centred = _centred(block)
-            radius = centred.square().sum(1)
-            if 4 * min(radius.max(), block.double().square().sum(1).max()) <= limit:
+            if 4 * min(centred.square().sum(1).max(), block.double().square().sum(1).max()) <= limit:
                 continue
-            farthest = centred[radius.argmax()].unsqueeze(0)
-            witness = float(squared_distances(farthest, centred).max())
+            witness = _farthest(centred)
             if not witness <= limit:  # NaN is no distance within the limit either
                 return witness
             for start, stop in _tiles(centred.size(0)):
@@ -141,6 +139,18 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
                 if witness > limit:
                     return witness
     return None
+
+
+def large_distance(x: State, ptr: Tensor | None = None) -> float:
+    """A squared distance of two nodes of the same graph, at least a quarter of the largest there is, in O(N d)."""
+    with torch.no_grad():
+        return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
+
+
+def _farthest(centred: Float[Tensor, "n D"]) -> float:
+    """The largest squared distance from the node that is farthest from the mean."""
+    node = centred[centred.square().sum(1).argmax()].unsqueeze(0)
+    return float(squared_distances(node, centred).max())
 
 
 def squared_distances(a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]) -> Float[Tensor, "n m"]:

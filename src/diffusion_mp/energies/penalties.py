@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
-from diffusion_mp.couplings.score import MixtureScore
+from diffusion_mp.couplings.score import FunctionScore, MixtureScore
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import (
     State,
@@ -26,6 +27,7 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
+from diffusion_mp.graph_ops import values_only
 
 
 class Penalty(ABC):
@@ -36,7 +38,7 @@ class Penalty(ABC):
     """
 
     #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
-    domain: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    domain: tuple[float, float] = (0.0, math.inf)
 
     @abstractmethod
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -44,12 +46,16 @@ class Penalty(ABC):
 
     @property
     @abstractmethod
-    def score(self) -> Score | MixtureScore:
+    def score(self) -> Score | MixtureScore | FunctionScore:
         """f as a score of s = −½z², which makes its couplings."""
 
     def reach(self, dtype: torch.dtype) -> float:
         """The upper end of ``domain``, a little later: unit vectors of ``dtype`` are of unit norm up to rounding."""
         return self.domain[1] * (1 + 16 * torch.finfo(dtype).eps)
+
+    def flaw(self) -> str | None:
+        """What keeps f from being nonnegative and decreasing on ``domain``, as a sentence; ``None`` where it is."""
+        return None
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
@@ -130,7 +136,7 @@ class SimplePenalty(Penalty):
     polynomial in inner products, so ``total`` is exact in O(N d²), and Ω is low-rank.
     """
 
-    domain: ClassVar[tuple[float, float]] = (0.0, 4.0)
+    domain = (0.0, 4.0)
     score = Score("linear", scale=1.0, offset=2.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -199,6 +205,22 @@ class GaussianPenalty(Penalty):
     @property
     def score(self) -> Score:
         return Score("exp", scale=1 / self.bandwidth**2, offset=0.0)
+
+
+def warn_beyond_domain(penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]) -> None:
+    """Warn where the large squared distance that ``distance`` finds in a state lies beyond the domain of a penalty."""
+    end = penalty.domain[1]
+    if end == math.inf or x.is_meta or not values_only():
+        return
+    z2 = distance()
+    if z2 > penalty.reach(x.dtype):
+        warnings.warn(
+            f"{type(energy).__name__} of a state that leaves the domain of {penalty!r}: two nodes are at squared "
+            f"distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low energy means "
+            f"nothing. Scale the state into a ball of radius {math.sqrt(end) / 2:g}, or take another penalty "
+            f"('gaussian', 'sigmoid').",
+            stacklevel=3,
+        )
 
 
 PENALTIES: dict[str, Callable[..., Penalty]] = {

@@ -6,7 +6,10 @@ another choice give :class:`DiffusionConv` or :class:`MultiHeadConv` a diffusivi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
+
+from torch import Tensor
 
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -16,6 +19,8 @@ from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     KernelizedSoftmaxDiffusivity,
+    PenaltyDiffusivity,
+    Positive,
     RelationalBias,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
@@ -24,11 +29,14 @@ from diffusion_mp.diffusivities import (
     SparseFlowDiffusivity,
 )
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
+from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
-from diffusion_mp.updates import ExplicitEuler, teleport
+from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport
+
+TAU = 0.5
 
 KERNELS: dict[str, type[AllPairDiffusivity]] = {
     "simple": SimpleDiffusivity,
@@ -54,9 +62,11 @@ class DIFFormerConv(DiffusionConv):
 
     Args:
         in_channels, out_channels, heads: as in :class:`DiffusionConv`.
-        kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``.
+        kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``, or a
+            `Penalty`, whose f it then is.
         projection, normalize: of the attention, see :class:`AllPairDiffusivity`.
         tau, beta, leak: of the update, see :class:`ExplicitEuler`.
+        update: another one, which has its own step size, source and leak.
         graph: how observed edges enter.
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
         transform, keep, bias: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias for channels that
@@ -77,12 +87,13 @@ class DIFFormerConv(DiffusionConv):
         out_channels: int,
         heads: int = 1,
         *,
-        kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] = "simple",
+        kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty = "simple",
         projection: Projection = None,
         normalize: Normalization = "row",
-        tau: float = 0.5,
+        tau: float | Tensor | Positive = TAU,
         beta: float = 0.0,
         leak: float = 0.0,
+        update: StateUpdate | None = None,
         graph: Literal["sum", "mean"] | None = "sum",
         self_loops: SelfLoops = "remaining",
         transform: bool | None = None,
@@ -96,22 +107,29 @@ class DIFFormerConv(DiffusionConv):
         **options: Any,
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
-        check_choice(kernel, "kernel", KERNELS)
+        if not isinstance(kernel, Penalty):
+            check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
         check_flags(concat=concat, qkv_bias=qkv_bias)
         changes = in_channels != (heads * out_channels if concat else out_channels)
         transform = changes if transform is None else transform
         check_flags(transform=transform)
         biased = qkv_bias and projection is not None
-        attention = KERNELS[kernel](in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)
+        make = partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
+        attention = make(in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased)
         adjacency = AdjacencyDiffusivity("sym", self_loops=self_loops, direction=direction, degrees=degrees)
         augmented = GraphAugmentedDiffusivity(attention, adjacency, graph or "sum", graph_weight)
-        diffusivity = attention if graph is None else augmented
-        update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
+        if update is None:
+            update = ExplicitEuler(tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak)
+        elif isinstance(tau, (Tensor, Positive)) or tau != TAU or beta or leak:
+            raise ValueError(
+                f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
+                f"beta={beta}, leak={leak} beside {update!r}. Give them to the update."
+            )
         super().__init__(
             in_channels,
             out_channels,
-            diffusivity,
+            attention if graph is None else augmented,
             update,
             heads if transform else 1,
             concat=concat,

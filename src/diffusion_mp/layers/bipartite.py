@@ -40,7 +40,7 @@ def between(layer: Any, x: Sequence[object], edge_index: object, edge_weight: ob
     if edges.numel() and not torch.compiler.is_compiling():
         check_range(edges[0], "edge_index[0]", senders.size(0))
         check_range(edges[1], "edge_index[1]", receivers.size(0))
-    for name in ("batch", "source", "features"):
+    for name in ("batch", "source", "features", "previous"):
         if inputs.get(name) is not None:
             raise ValueError(f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst).")
     first = senders.size(0)

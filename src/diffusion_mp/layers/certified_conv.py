@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.reweighted import averaged
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
-from diffusion_mp.energies import Ball, Constraint, JointEnergy, Penalty, SoftmaxPenalty, Unconstrained, get_penalty
+from diffusion_mp.energies import (
+    Ball,
+    Certificate,
+    Constraint,
+    JointEnergy,
+    Penalty,
+    SoftmaxPenalty,
+    Unconstrained,
+    certify_step,
+    get_penalty,
+)
+from diffusion_mp.energies.certification import random_input
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -60,6 +71,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
     """
 
     is_diffusion_layer = True
+    why_uncertified: str | None = None
 
     def __init__(
         self,
@@ -174,6 +186,25 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
             ptr=graph.segments,
             mean=True,
         )
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        beside: Coupling | None = None,
+    ) -> Certificate:
+        """That no step raises F from this state (`certify_step`); without x, from a random one."""
+        if x is None:
+            x, edge_index = random_input(self.in_channels, self.mu.raw)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        state = self.update.constraint.project(self.by_head(x))
+        energy = self.energy(graph, x if source is None else source, beside)
+        return certify_step(energy, self.coupling(state, graph, beside), state)
 
     def at_rest(
         self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None

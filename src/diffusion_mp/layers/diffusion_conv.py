@@ -13,6 +13,7 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.dropout import dropout
+from diffusion_mp.energies import Certificate
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -28,6 +29,7 @@ from diffusion_mp.errors import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import check_edge_order
 from diffusion_mp.layers.bipartite import between
+from diffusion_mp.layers.certificates import layer_certificate, why_uncertified
 from diffusion_mp.layers.features import ValueLinear, check_features
 from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -62,7 +64,8 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
           features: [N, F], with ``reads="features"`` and only there; edge_attr: [E, edge_dim], for a diffusivity that
-          reads features of edges.
+          reads features of edges; previous: [N, in_channels], the x of the step before, for updates of two steps
+          (``StateUpdate.takes_previous``).
         - x of nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to
           the second, where the coupling is of observed edges, without degrees of both ends and without added loops.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
@@ -136,6 +139,25 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
+    @property
+    def why_uncertified(self) -> str | None:
+        """What keeps every theorem from this layer, as a sentence; ``None`` where the state decides."""
+        return why_uncertified(self)
+
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Certificate:
+        """What a theorem says of this step at a state, as `certify` asks; the source plays no part in it."""
+        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        return layer_certificate(self, x, graph, features)
+
     def reset_parameters(self) -> None:
         """Draw every parameter anew; the bias is zero."""
         self.diffusivity.reset_parameters()
@@ -155,6 +177,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         source: Tensor | None = None,
         features: Tensor | None = None,
         edge_attr: Tensor | None = None,
+        previous: Tensor | None = None,
         return_coupling: bool = False,
         return_attention_weights: bool | None = None,
         **others: Any,
@@ -171,7 +194,8 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         if return_attention_weights is not None:
             check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
-            given = {"batch": batch, "source": source, "features": features, "edge_attr": edge_attr}
+            given = {"batch": batch, "source": source, "features": features, "previous": previous}
+            given["edge_attr"] = edge_attr
             asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
             return between(self, x, edge_index, edge_weight, **given, **asked)
         if self.in_channels == -1:
@@ -185,7 +209,8 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         state = values if self.value is None or self.keep == "values" else self._by_head(x)
-        out = self._evolve(state, values, coupling, self._source(state, source))
+        before = None if previous is None else self._previous(previous)
+        out = self._evolve(state, values, coupling, self._source(state, source), before)
         out = self.output(self._join(out), x)
         if return_attention_weights:
             pairs = attention_weights(self, coupling)
@@ -215,12 +240,24 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         check_rows(features, "features", x, module=self)
         return features
 
-    def _evolve(self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None) -> Tensor:
-        for step in range(self.steps):
-            moving = values if step == 0 else state
-            if self.dropout and self.training:
-                moving = dropout(moving, self.dropout)
-            state = self.update(state, coupling, moving, source)
+    def _previous(self, previous: Tensor) -> Tensor:
+        """What propagated one step earlier."""
+        if not self.update.takes_previous:
+            raise ValueError(
+                f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
+                f"MomentumStep(..., steps=1)."
+            )
+        check_state(previous, "previous", self.in_channels, module=self)
+        return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
+
+    def _evolve(
+        self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None, previous: Tensor | None
+    ) -> Tensor:
+        for _ in range(self.steps):
+            moving = dropout(values, self.dropout) if self.dropout and self.training else values
+            options = {"previous": previous} if self.update.takes_previous else {}
+            state, previous = self.update(state, coupling, moving, source, **options), values
+            values = state
         return state
 
     def _by_head(self, x: Tensor) -> Tensor:

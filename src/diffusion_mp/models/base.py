@@ -13,6 +13,7 @@ from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
+from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.errors import check_counts, check_flags, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import check_edge_order
@@ -149,11 +150,11 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
     ) -> Certificate:
         """Whether every layer descends one energy at this input, as `certify` asks; a model that does overrides this.
 
-        By itself it is refused, with the parts that no energy knows.
+        By itself it is refused, with the parts that no energy knows, and with what is known of every layer alone.
         """
-        return Certificate(
-            theorem="Theorem T1", holds=False, reason=f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
-        )
+        reason = f"in {type(self).__name__} {'; '.join(uncertified_parts(self))}."
+        layers = layer_certificates(self, x, edge_index, edge_weight, batch)
+        return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, in the order of the constructor."""

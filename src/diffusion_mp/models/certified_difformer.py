@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
+from diffusion_mp.energies.certification import random_input
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
@@ -136,9 +137,11 @@ class CertifiedDIFFormer(GraphModel):
         """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`).
 
         The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
+        Without x a random input is looked at, on a directed graph.
         """
-        # None is refused like anything else that is no state.
-        source, beside, graph = self._inputs(cast("Tensor", x), edge_index, edge_weight, batch)
+        if x is None:
+            x, edge_index = random_input(self.in_channels, self.conv.mu.raw)
+        source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
         coupling = self.conv.coupling(state, graph, beside)
         return certify_step(self.conv.energy(graph, source, beside), coupling, state)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from types import NoneType
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_counts, check_flags
+from diffusion_mp.energies import Positive
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
 from diffusion_mp.models.heads import Task
+from diffusion_mp.updates import StateUpdate
 
 #: How far what all nodes share grows through all steps of a model, and its largest step, unless it is told otherwise.
 GROWTH, LARGEST = 4.0, 0.75
@@ -44,7 +48,10 @@ class DIFFormer(LayerStack):
         task: ``"node"``, ``"graph"`` or ``"link"``.
         dropout_on: ``"values"``, what a layer propagates and what the output layer reads; or ``"state"``, after the
             input layer and after every layer, as the released code does: attention then reads a state with dropout.
-        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …).
+        update: what moves the state in place of the explicit step; every layer has a copy of its own. One of two steps
+            (`StateUpdate`) is told the state before the last layer.
+        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …); what is learned
+            in them, every layer has a copy of.
 
     Shapes: see :class:`GraphModel`.
     """
@@ -58,7 +65,7 @@ class DIFFormer(LayerStack):
         out_channels: int,
         num_layers: int = 2,
         *,
-        tau: float | None = None,
+        tau: float | Tensor | Positive | None = None,
         transform: bool = False,
         source: bool = False,
         activation: Literal["relu"] | None = None,
@@ -66,23 +73,33 @@ class DIFFormer(LayerStack):
         dropout: float = 0.0,
         task: Task = "node",
         dropout_on: Literal["values", "state"] = "values",
+        update: StateUpdate | None = None,
         **options: Any,
     ) -> None:
         check_choice(activation, "activation", ["relu", None])
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_flags(source=source)
         check_counts(num_layers=num_layers)
-        step = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0) if tau is None else tau
+        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        if source and update is not None and not update.beta:
+            raise ValueError(
+                f"source=True adds a source, which {update!r} has not; give the update a beta, ExplicitEuler(tau, "
+                f"beta=1.0, leak=...) for instance."
+            )
+        if tau is None and update is None:
+            tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
+        if tau is not None:
+            options["tau"] = tau
 
         def conv() -> DIFFormerConv:
             return DIFFormerConv(
                 hidden_channels,
                 hidden_channels,
                 transform=transform,
-                tau=step,
-                beta=1.0 if source else 0.0,
+                beta=1.0 if source and update is None else 0.0,
+                update=copy.deepcopy(update),
                 dropout=dropout if dropout_on == "values" else 0.0,
-                **options,
+                **copy.deepcopy(options),
             )
 
         super().__init__(
@@ -96,12 +113,14 @@ class DIFFormer(LayerStack):
             task=task,
         )
         self.activation, self.source, self.dropout_on = activation, source, dropout_on
+        self.two_steps = update is not None and update.takes_previous
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
         x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
-        initial = x if self.source else None
+        initial, previous = x if self.source else None, None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            x = norm(recorded(record, conv, x, graph, source=initial))
+            before = {"previous": previous} if self.two_steps else {}
+            x, previous = norm(recorded(record, conv, x, graph, source=initial, **before)), x
             x = dropout(relu(x) if self.activation == "relu" else x, self.dropout, on_state)
         return self.decoder(dropout(x, self.dropout, self.training and not on_state))

@@ -17,6 +17,7 @@ from diffusion_mp.testing.problems import (
     random_problem,
 )
 from diffusion_mp.testing.tolerances import TOLERANCES, Tolerance, tolerance
+from diffusion_mp.testing.update_laws import check_update
 
 __all__ = [
     "TOLERANCES",
@@ -26,6 +27,7 @@ __all__ = [
     "check_coupling",
     "check_diffusivity",
     "check_layer",
+    "check_update",
     "complete_problem",
     "cosine_mode",
     "cycle_problem",

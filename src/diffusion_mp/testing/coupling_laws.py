@@ -71,7 +71,7 @@ def check_coupling(
         coupling = coupling()
     check_kind(coupling, "coupling", Coupling, "a Coupling, or a function that builds one")
     case = CouplingCase(coupling, coupling.ptr if ptr is None else ptr, seed)
-    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip)
+    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip or {})
 
 
 def _form(case: CouplingCase) -> None:

@@ -14,7 +14,7 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Dependence, Graph
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
 from diffusion_mp.testing.instances import Instance, join
-from diffusion_mp.testing.laws import Law, expect, expect_close, run_laws
+from diffusion_mp.testing.laws import Law, Level, expect, expect_close, run_laws, strict
 from diffusion_mp.testing.module_laws import MODULE_LAWS, ModuleCase, builder
 
 
@@ -57,6 +57,7 @@ def check_diffusivity(
     *,
     channels: int | None = None,
     edges: bool | None = None,
+    level: Level = "strict",
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -69,6 +70,8 @@ def check_diffusivity(
         diffusivity: an instance (which is copied, never changed), or a class or function that builds one.
         channels: C of the states; by default its attribute ``channels``, or 6.
         edges: whether graphs have observed edges; by default what ``needs_graph`` says.
+        level: ``"strict"``, everything the library's own classes obey; or ``"core"``, without second derivatives, half
+            precision, autocast and the like, for a first version.
         skip: law name → the reason why it does not apply.
         compile: also capture one full graph with `torch.compile` (seconds).
         seed: of states, graphs and parameters.
@@ -81,7 +84,7 @@ def check_diffusivity(
     width = channels or (known if isinstance(known, int) else 6)
     edges = bool(sample.needs_graph) if edges is None else edges
     case = DiffusivityCase(build, fresh, width, edges, compile, seed)
-    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip)
+    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
 
 
 def _declarations(case: DiffusivityCase) -> None:
@@ -148,6 +151,7 @@ def _coupling_laws(case: DiffusivityCase) -> None:
     _expect_coupling_laws(case, case.instance(), join(case.batch()))
 
 
+@strict
 def _isolated_nodes(case: DiffusivityCase) -> None:
     """so do those of nodes without an edge, of a single node, and of a batch with an empty graph"""
     generator = case.generator()
@@ -177,6 +181,7 @@ def _needs_graph(case: DiffusivityCase) -> None:
         module(instance.x)
 
 
+@strict
 def _duplicated_nodes(case: DiffusivityCase) -> None:
     """giving every node twice leaves a row-normalised all-pair product unchanged"""
     module, instance = case.module(), case.instance()
@@ -190,6 +195,7 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     expect_close(twice, torch.cat([once, once]), "rearranged", "S @ v of the doubled nodes")
 
 
+@strict
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
     module, instance = case.module(), case.instance()
@@ -197,6 +203,7 @@ def _same_in_training(case: DiffusivityCase) -> None:
     expect_close(case(module.train(), instance).to_dense(), expected, "rearranged", "S in training mode")
 
 
+@strict
 def _algebra(case: DiffusivityCase) -> None:
     """a * D and D1 + D2 give a * S and S1 + S2, and declare no more than is true"""
     module, instance = case.module(), case.instance()

@@ -127,7 +127,7 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
             raise AssertionError(
                 f"{type(layer).__name__} has several heads, each with an energy of its own; pass the one to watch."
             )
-        certificate = _covered(certify(diffusivity, x, update.tau, form=update.form, leak=update.leak))
+        certificate = _covered(certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak))
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
         metric = diffusivity.penalty.coupling(x).degree() if diffusivity.row_stochastic else None
         return Energy(diffusivity.penalty, certificate.lam, leak=update.leak, metric=metric)
@@ -139,7 +139,7 @@ def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = 
     form: Form = getattr(update, "form", "conservative")
     beta, leak, lam = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0), 1.0
     if isinstance(update, ExplicitEuler):
-        lam = _covered(certify(coupling, None, update.tau, form=form, leak=leak)).lam
+        lam = _covered(certify(coupling, None, float(update.step_size), form=form, leak=leak)).lam
     return Energy("quadratic", lam, coupling=coupling, source=source, beta=beta, leak=leak, laplacian=form)
 
 

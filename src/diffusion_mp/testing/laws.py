@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.errors import check_seed
+from diffusion_mp.errors import check_choice, check_seed
 from diffusion_mp.testing.tolerances import tolerance
 
 Case = TypeVar("Case")
 Law = Callable[[Case], None]
+#: ``"core"``: values, gradients, batches, promises; ``"strict"``: everything that the library's own classes obey.
+Level = Literal["core", "strict"]
+#: The laws of the strict level alone.
+STRICT: set[Callable[..., None]] = set()
+
+
+def strict(law: Law[Any]) -> Law[Any]:
+    """Marks a law that something useful may well break: half precision, second derivatives, compilation."""
+    STRICT.add(law)
+    return law
 
 
 class LawBroken(AssertionError):
@@ -61,24 +71,35 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def run_laws(subject: str, laws: Sequence[Law[Case]], case: Case, skip: Mapping[str, str] | None = None) -> None:
+def run_laws(
+    subject: str,
+    laws: Sequence[Law[Case]],
+    case: Case,
+    skip: Mapping[str, str] | None = None,
+    *,
+    level: Level = "strict",
+) -> None:
     """Run every law on the case and raise one `AssertionError` that names the subject and each broken law.
 
     Args:
         subject: what is being checked, usually the class name or the `repr`.
         laws: the laws; a law's name is its function's name without the leading underscore, spaces for underscores.
         case: what every law is called with.
-        skip: law name → the reason why it does not apply. A name that no law has is an error.
+        skip: law name → the reason why it does not apply. A name that no law has is an error. ``None`` where nobody can
+            skip one.
+        level: ``"core"`` leaves out the laws that are marked `strict`.
     """
-    skip = dict(skip or {})
+    check_choice(level, "level", get_args(Level))
+    left_out = dict(skip or {})
     names = {law_name(law): law for law in laws}
-    unknown = sorted(set(skip) - set(names))
+    unknown = sorted(set(left_out) - set(names))
     if unknown:
         raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")
     broken: list[str] = []
     first: Exception | None = None
+    failed = ""
     for name, law in names.items():
-        if name in skip:
+        if name in left_out or (level == "core" and law in STRICT):
             continue
         try:
             law(case)
@@ -90,8 +111,11 @@ def run_laws(subject: str, laws: Sequence[Law[Case]], case: Case, skip: Mapping[
             first = first or error
         else:
             continue
+        failed = name
         statement = (law.__doc__ or "").split("\n")[0].strip().rstrip(".")
         broken.append(f"{subject} breaks the law '{name}' ({statement}): {sentence}")
+    if broken and skip is not None:
+        broken.append(f"A law that does not apply is left out with a reason: skip={{'{failed}': 'why'}}.")
     if broken:
         raise AssertionError("\n".join(broken)) from first
 

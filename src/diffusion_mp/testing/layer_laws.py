@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.instances import Instance, join
-from diffusion_mp.testing.laws import Law, expect, expect_close, run_laws, seeded
+from diffusion_mp.testing.laws import Law, Level, expect, expect_close, run_laws, seeded
 from diffusion_mp.testing.module_laws import MODULE_LAWS, ModuleCase, builder
 
 Extra = Callable[[Tensor], Mapping[str, Any]]
@@ -55,6 +55,7 @@ def check_layer(
     in_channels: int | None = None,
     edges: bool = True,
     extra: Extra = _nothing,
+    level: Level = "strict",
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -68,6 +69,8 @@ def check_layer(
         in_channels: C of the states; by default its attribute ``in_channels``.
         edges: whether the graphs have observed edges (False: ``edge_index`` is None throughout).
         extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``.
+        level: ``"strict"``, everything the library's own classes obey; or ``"core"``, without second derivatives, half
+            precision, autocast and the like, for a first version.
         skip: law name → the reason why it does not apply.
         compile: also capture one full graph with `torch.compile` (seconds).
         seed: of states, graphs and parameters.
@@ -80,7 +83,7 @@ def check_layer(
     if not isinstance(channels, int):
         raise ValueError(f"{type(sample).__name__} has no attribute in_channels; pass check_layer(..., in_channels=C)")
     case = LayerCase(build, fresh, channels, edges, compile, seed, extra)
-    run_laws(type(sample).__name__, LAYER_LAWS, case, skip)
+    run_laws(type(sample).__name__, LAYER_LAWS, case, skip or {}, level=level)
 
 
 def _output(case: LayerCase) -> None:

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.errors import check_function
 from diffusion_mp.testing.instances import Instance, hub_instance, join, random_instance
-from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, seeded
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, seeded, strict
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -109,6 +109,7 @@ def _batching(case: ModuleCase[M]) -> None:
         expect_close(got, expected, "rearranged", f"the result of the batch in the order {order}")
 
 
+@strict
 def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
     """NaN in one graph of a batch reaches no other graph"""
     module, parts = case.module(), case.batch()
@@ -144,6 +145,7 @@ def _first_derivatives(case: ModuleCase[M]) -> None:
         gradcheck(function, leaves, atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
+@strict
 def _second_derivatives(case: ModuleCase[M]) -> None:
     """second derivatives agree with finite differences, or are refused in words"""
     function, leaves = case.differentiable()
@@ -165,6 +167,7 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
+@strict
 def _half_precision(case: ModuleCase[M]) -> None:
     """in bfloat16 sums over nodes are taken in float32"""
     brain = case.module().to(torch.bfloat16)
@@ -176,6 +179,7 @@ def _half_precision(case: ModuleCase[M]) -> None:
     expect_close(got.double() / size, expected / size, "autocast", "the result in bfloat16")
 
 
+@strict
 def _autocast(case: ModuleCase[M]) -> None:
     """under autocast the result stays finite and close"""
     module, instance = case.module(torch.float32), case.instance().to(torch.float32)
@@ -196,6 +200,7 @@ def _purity(case: ModuleCase[M]) -> None:
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
+@strict
 def _reset_parameters(case: ModuleCase[M]) -> None:
     """reset_parameters() from a seed equals a fresh module of that seed in every parameter"""
     with seeded(case.seed):
@@ -225,6 +230,7 @@ def _readable(case: ModuleCase[M]) -> None:
     expect(type(module).__name__ in repr(module), f"repr is {module!r}")
 
 
+@strict
 def _compile(case: ModuleCase[M]) -> None:
     """torch.compile captures one full graph with a dynamic number of nodes"""
     if not case.compile:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
@@ -28,7 +29,9 @@ class StateUpdate(nn.Module, ABC):
     """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
 
     An update uses ``S @ v``, ``S.degree()`` and the properties that a coupling declares, nothing else. A subclass
-    writes `step`, which begins with ``values = self.validate(x, coupling, values, source)``.
+    writes `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A method of two steps
+    declares ``takes_previous = True`` and has a keyword ``previous`` in `step`: the state one step earlier, from the
+    layer that takes several steps or the model that has several layers; ``None`` at the first.
 
     Shapes:
         x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Or a state [N, C],
@@ -44,6 +47,8 @@ class StateUpdate(nn.Module, ABC):
     needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh at all.
     takes_source: ClassVar[bool] = True
+    #: Whether `step` looks at the state before this one too.
+    takes_previous: bool = False
     #: β, the weight of the source; where it is not zero, a source must come.
     beta: float = 0.0
 
@@ -71,11 +76,18 @@ class StateUpdate(nn.Module, ABC):
             return t.unflatten(1, (heads, -1)) if isinstance(t, Tensor) and t.dim() == 2 else t
 
         x = x.unflatten(1, (heads, -1))
+        if "previous" in options:
+            options["previous"] = by_head(options["previous"])
         return self.step(x, coupling, by_head(values), by_head(source), **options).flatten(1)
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """The next state of every head, [N, H, D]."""
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew; an update with parameters of its own says how."""
+        for child in self.children():
+            reset(child)
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""

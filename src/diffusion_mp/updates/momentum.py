@@ -24,8 +24,9 @@ class MomentumStep(LaplacianUpdate):
     states, and does not rise. The fastest are τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the smallest
     eigenvalue that has to decay: about √(λ₁/μ) steps where `ExplicitEuler` takes λ₁/μ. They are beyond the first bound.
 
-    An update keeps nothing between calls, so a call takes all K steps, with one coupling. `advance` is one of them, for
-    couplings that follow the state.
+    An update keeps nothing between calls, so a call takes all K steps, with one coupling. With ``steps=1`` it is told
+    the state before by the layer or model that calls it again and again, and couplings may follow the state;
+    `advance` is that step.
 
     Args:
         tau: τ > 0.
@@ -57,10 +58,23 @@ class MomentumStep(LaplacianUpdate):
             raise ValueError(f"momentum must lie in [0, 1), or nothing would ever come to rest; got {momentum}.")
         check_counts(steps=steps)
         self.tau, self.momentum, self.steps = float(tau), float(momentum), steps
+        self.takes_previous = steps == 1
 
-    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """The state after K steps from ``values`` (the state itself unless given), at rest before."""
-        state = previous = self.validate(x, coupling, values, source)
+    def step(
+        self,
+        x: State,
+        coupling: Coupling,
+        values: State | None = None,
+        source: State | None = None,
+        *,
+        previous: State | None = None,
+    ) -> State:
+        """The state after K steps from ``values`` (the state itself unless given), at rest before; with ``steps=1``
+        from ``previous`` one step earlier, where it is given."""
+        state = self.validate(x, coupling, values, source)
+        if previous is not None and not self.takes_previous:
+            raise ValueError(f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}.")
+        previous = state if previous is None else previous
         for _ in range(self.steps):
             state, previous = self.advance(state, previous, coupling, source), state
         return state

@@ -1,0 +1,157 @@
+"""A matrix, or one matrix for every graph of a batch, as a coupling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.facts import Promise
+from diffusion_mp.couplings.inner_products import graph_of
+from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.graph_checks import row_bounds
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+
+
+class DenseCoupling(Coupling):
+    r"""s_ij as they are given, row i receives: for matrices of your own, and small graphs; O(N²) time and memory.
+
+    Args:
+        matrix: S, [N, N] or [H, N, N]; or a list with the block of every graph, [n, n] or [H, n, n].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``), for a matrix: only the blocks on
+            the diagonal are kept, and what stands beside them must be zero. A list of blocks has its own.
+        symmetric, row_stochastic, nonnegative: promises about S, or ``None`` to look at the entries when somebody asks.
+        positive_semidefinite: a promise too; nobody looks.
+
+    Raises:
+        TypeError, ValueError: no matrix, none that is square, blocks of different heads, dtypes or devices, boundaries
+            that do not fit, or entries between graphs.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor | Sequence[Tensor],
+        ptr: Tensor | None = None,
+        *,
+        symmetric: Promise | None = None,
+        row_stochastic: Promise | None = None,
+        nonnegative: Promise | None = None,
+        positive_semidefinite: Promise = False,
+    ) -> None:
+        if isinstance(matrix, (list, tuple)):
+            if ptr is not None:
+                raise ValueError("ptr goes with one matrix of all nodes; a list of blocks says itself what a graph is.")
+            if not matrix:
+                raise ValueError("matrix must hold a block at least; got an empty list.")
+            blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
+            ptr = torch.tensor([0, *(block.size(1) for block in blocks)]).cumsum(0)
+        else:
+            whole = _square(cast("Tensor", matrix), "matrix")
+            bounds = row_bounds(ptr, whole.size(1))
+            blocks = [whole] if bounds is None else _diagonal_blocks(whole, bounds)
+        first = blocks[0]
+        for block in blocks:
+            check_device(block, "every block", first.device, "the first")
+            if block.size(0) != first.size(0) or block.dtype != first.dtype:
+                raise ValueError(
+                    f"all blocks must have one number of heads and one dtype; got {describe(first)} and "
+                    f"{describe(block)}."
+                )
+        super().__init__(
+            sum(block.size(1) for block in blocks),
+            first.size(0),
+            first,
+            ptr=ptr,
+            symmetric=(lambda: all(_is_symmetric(block) for block in blocks)) if symmetric is None else symmetric,
+            row_stochastic=(lambda: all(_sums_to_one(block) for block in blocks))
+            if row_stochastic is None
+            else row_stochastic,
+            nonnegative=(lambda: all(bool((block >= 0).all()) for block in blocks))
+            if nonnegative is None
+            else nonnegative,
+            positive_semidefinite=positive_semidefinite,
+        )
+        self.quadratic = True
+        self.blocks = blocks
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        with without_autocast(v):
+            sizes = [block.size(1) for block in self.blocks]
+            moved = []
+            for block, part in zip(self.blocks, v.split(sizes), strict=True):
+                (entries, values), _ = accumulating(block, part)
+                moved.append((entries @ values.transpose(0, 1)).transpose(0, 1))
+            return torch.cat(moved).to(v.dtype)
+
+    def _transpose(self) -> Coupling:
+        turned = [block.mT for block in self.blocks]
+        if self.ptr is None:
+            return DenseCoupling(turned[0], nonnegative=self.nonnegative)
+        return DenseCoupling(turned, nonnegative=self.nonnegative)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        wide = torch.promote_types(self.dtype, torch.float32)
+        return torch.cat([block.sum(2, dtype=wide).T for block in self.blocks])
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        source, target = edge_index
+        if self.ptr is None:
+            return self.blocks[0][:, target, source].T
+        entries = self.blocks[0].new_zeros(source.numel(), self.heads)
+        member = graph_of(self.ptr, target)
+        within = member == graph_of(self.ptr, source)
+        for graph, (start, block) in enumerate(zip(self.ptr.tolist(), self.blocks, strict=False)):
+            chosen = (within & (member == graph)).nonzero().squeeze(1)
+            found = block[:, target[chosen] - start, source[chosen] - start].T
+            entries = entries.index_put((chosen,), found)
+        return entries
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        return torch.stack([torch.block_diag(*parts) for parts in zip(*(b.unbind() for b in self.blocks), strict=True)])
+
+
+def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
+    """A matrix [N, N] or [H, N, N] as [H, N, N]."""
+    check_tensor(matrix, name, "[num_nodes, num_nodes] or [heads, num_nodes, num_nodes]")
+    square = matrix.unsqueeze(0) if matrix.dim() == 2 else matrix
+    if square.dim() != 3 or square.size(1) != square.size(2) or not square.size(0):
+        raise ValueError(
+            f"{name} must be [num_nodes, num_nodes] or [heads, num_nodes, num_nodes]; got {describe(matrix)}."
+        )
+    return square
+
+
+def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor]:
+    """The blocks of the graphs; refused where something stands beside them."""
+    bounds = ptr.tolist()
+    blocks = [matrix[:, start:stop, start:stop] for start, stop in pairwise(bounds)]
+    if matrix.is_meta or torch.compiler.is_compiling():
+        return blocks
+    beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)
+    if beside:
+        raise ValueError(
+            f"matrix must be zero between the graphs of ptr; {beside} entries there are not. Leave ptr out for one "
+            f"graph, or pass the list of blocks."
+        )
+    return blocks
+
+
+def _is_symmetric(block: Tensor) -> bool:
+    """Whether a block is its own transpose up to rounding."""
+    if not block.numel():
+        return True
+    rounding = 64 * torch.finfo(block.dtype).eps * block.abs().max()
+    return bool(((block - block.mT).abs() <= rounding).all())
+
+
+def _sums_to_one(block: Tensor) -> bool:
+    """Whether every row sums to one up to rounding, or is empty."""
+    rows = block.sum(2, dtype=torch.promote_types(block.dtype, torch.float32))
+    rounding = 4 * torch.finfo(block.dtype).eps * block.abs().sum(2).to(rows.dtype).clamp(min=1)
+    return bool((((rows - 1).abs() <= rounding) | (block == 0).all(2)).all())

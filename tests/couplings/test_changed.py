@@ -1,0 +1,148 @@
+"""A coupling in another dtype, on another device or without gradient is the same operator, and keeps nothing alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from tests.test_conformance import COUPLINGS, PTR, leaf
+from torch import Tensor
+
+from diffusion_mp.couplings import (
+    Coupling,
+    DenseCoupling,
+    IdentityCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    SparseCoupling,
+)
+from diffusion_mp.couplings.facts import PROMISES
+from diffusion_mp.graph import Graph
+
+FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
+
+
+@pytest.mark.parametrize("name", FLOAT64)
+def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
+    coupling = COUPLINGS[name]()
+    single = coupling.to(torch.float32)
+    assert (single.dtype, single.device, single.shape) == (torch.float32, coupling.device, coupling.shape)
+    assert type(single) is type(coupling)
+    assert coupling.dtype == torch.float64
+    dense = coupling.to_dense()
+    assert dense.dtype == torch.float64
+    scale = float(dense.detach().abs().max()) if dense.numel() else 0.0
+    torch.testing.assert_close(single.to_dense(), dense.float(), rtol=1e-4, atol=2e-5 * scale)
+    v = leaf(coupling.num_nodes, coupling.heads, 2)
+    got, expected = single @ v.float(), coupling @ v
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0))
+    assert single.to(torch.float32) is single
+    asked = [promise for promise in PROMISES if promise != "symmetric"]  # which values decide, and they were rounded
+    assert [getattr(single, name) for name in asked] == [getattr(coupling, name) for name in asked]
+    assert (single.ptr is None) == (coupling.ptr is None)
+
+
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
+    coupling = COUPLINGS[name]()
+    plain = coupling.detach()
+    assert not plain.to_dense().requires_grad
+    assert not plain.degree().requires_grad
+    assert torch.equal(plain.to_dense(), coupling.to_dense())
+    assert not (plain.T @ leaf(coupling.num_nodes, coupling.heads, 2).detach().to(coupling.dtype)).requires_grad
+    assert (plain.metric is None) == (coupling.metric is None)
+
+
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_on_another_device_are_all_tensors_but_the_row_boundaries(name: str) -> None:
+    coupling = COUPLINGS[name]()
+    boundaries = coupling.ptr
+    moved = coupling.to("meta")
+    assert moved.device.type == "meta"
+    assert moved.ptr is boundaries
+    for name, tensor in tensors(moved):
+        assert tensor.device.type == ("cpu" if name == "ptr" else "meta")
+
+
+def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
+    """Those that a coupling holds, and its parts, with their names."""
+    if isinstance(value, Tensor):
+        return [(name, value)]
+    if isinstance(value, Coupling):
+        return [tensor for name, part in vars(value).items() for tensor in tensors(part, name)]
+    return [tensor for part in value for tensor in tensors(part)] if isinstance(value, (list, tuple)) else []
+
+
+def test_gradients_flow_through_a_change_of_dtype() -> None:
+    query = leaf(11, 2, 3)
+    PairwiseCoupling(query, query, PTR).to(torch.float32).to_dense().square().sum().backward()
+    (expected,) = torch.autograd.grad(PairwiseCoupling(query, query, PTR).to_dense().square().sum(), query)
+    torch.testing.assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_stood_twice_is_one_tensor_still() -> None:
+    query = leaf(11, 2, 3)
+    single = LowRankCoupling(query, query, PTR).to(torch.float32)
+    assert single.query is single.key  # type: ignore[attr-defined]
+    assert single.positive_semidefinite
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: PairwiseCoupling(x, x),  # whose metric is a question
+        lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
+        lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
+        lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
+    ],
+)
+def test_a_detached_coupling_keeps_nothing_of_what_it_was_made_of(make) -> None:  # type: ignore[no-untyped-def]
+    x = 2 * leaf(11, 1, 3)
+    made_of = weakref.ref(x)
+    plain = make(x).detach()
+    del x
+    gc.collect()
+    assert made_of() is None
+    assert plain.degree().size(0) == 11
+    assert plain.metric is None or plain.metric.size(0) == 11
+
+
+def test_what_to_does_not_take_is_refused_in_words() -> None:
+    coupling = DenseCoupling(torch.eye(3))
+    with pytest.raises(TypeError, match=r"dtype must be a floating torch.dtype"):
+        coupling.to(torch.int64)
+    with pytest.raises(TypeError, match=r"device must be a torch.device or the name of one"):
+        coupling.to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((torch.ones(3, 4),), r"matrix must be \[num_nodes, num_nodes\] or"),
+        (([],), "must hold a block at least"),
+        (([torch.ones(2, 2), torch.ones(2, 3, 3)],), "one number of heads and one dtype"),
+        (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks says itself"),
+        ((torch.ones(3, 3), torch.tensor([0, 2, 3])), "4 entries there are not"),
+        ((torch.ones(3, 3), torch.tensor([0, 2, 4])), "ptr"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_refused(arguments: tuple, sentence: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match=sentence):
+        DenseCoupling(*arguments)
+
+
+def test_a_dense_coupling_looks_at_its_entries_when_somebody_asks() -> None:
+    rows = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1
+    stochastic = DenseCoupling(rows / rows.sum(2, keepdim=True))
+    assert stochastic.row_stochastic
+    assert stochastic.nonnegative
+    assert not stochastic.symmetric
+    assert DenseCoupling(rows + rows.mT).symmetric
+    assert not DenseCoupling(rows - 0.5).nonnegative
+    blocks = DenseCoupling([torch.eye(2), torch.zeros(3, 3)])
+    assert blocks.symmetric
+    assert blocks.row_stochastic  # nobody sends to the last three
+    assert torch.equal(blocks.ptr, torch.tensor([0, 2, 5]))  # type: ignore[arg-type]

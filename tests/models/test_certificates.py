@@ -1,0 +1,117 @@
+"""``certify`` answers for every model: what is certified of it and of its layers, and why the rest is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.model_cases import MODELS
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedConv,
+    DIFFormer,
+    DiffusionConv,
+    ExplicitEuler,
+    GaussianDiffusivity,
+    Graph,
+    ImplicitEuler,
+    SimpleDiffusivity,
+    certify,
+)
+from diffusion_mp.energies import theorem1, theorem7
+
+EDGES = torch.tensor([[0, 1, 1, 2, 4], [1, 0, 2, 1, 3]])
+BARE: dict[str, Any] = {"transform": False, "bias": False}
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
+    """Of DIFFormer without LayerNorm, at the states that reach its layers."""
+    torch.manual_seed(0)
+    model = DIFFormer(4, 6, 3, 2, layer_norm=False, graph=None, tau=0.9).double().train()
+    for conv in model.convs:
+        conv.diffusivity = GaussianDiffusivity(measure="distance", normalize=None)  # type: ignore[union-attr]
+    x = randn(5, 4)
+    certificate = certify(model, Data(x=x, edge_index=EDGES))
+    assert not certificate
+    assert model.training
+    assert list(certificate.layers) == ["convs.0", "convs.1"]
+    state = model.encoder(x).relu().detach()
+    for conv, layer in zip(model.convs, certificate.layers.values(), strict=True):
+        penalty = conv.diffusivity.penalty  # type: ignore[union-attr]
+        expected = theorem7(penalty.coupling(state), 0.9)  # type: ignore[union-attr,operator]
+        assert layer.holds
+        assert layer.lam == pytest.approx(expected.lam)
+        state = conv(state).detach()
+    assert "\n  convs.1: Theorem 7 covers τ = 0.9" in str(certificate)
+    without = certify(model)
+    assert not any(without.layers.values())
+    assert "pass them, certify(model, data)" in str(without)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), bias=False), "transforms what it propagates"),
+        (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), transform=False), "adds a bias"),
+        (
+            lambda: DiffusionConv(4, 4, SimpleDiffusivity(), ImplicitEuler(1.0), **BARE),
+            "moves the state by ImplicitEuler",
+        ),
+        (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), **BARE), "SimpleDiffusivity: f does not read the state"),
+        (lambda: DiffusionConv(4, 4, SimpleDiffusivity(heads=2), heads=1, **BARE), "takes the mean of 2 heads"),
+    ],
+)
+def test_why_a_layer_is_not_known_is_said_without_data(layer: Any, why: str) -> None:
+    certificate = certify(nn.Sequential(layer()))
+    assert not certificate
+    assert why in certificate.layers["0"].reason
+    assert why in certify(layer()).reason
+    assert why in certify(layer(), randn(5, 4).float()).reason
+
+
+def test_a_layer_is_certified_by_its_coupling_or_its_penalty() -> None:
+    x = randn(5, 4)
+    adjacency = AdjacencyDiffusivity("sym", direction="undirected")
+    conv = DiffusionConv(4, 4, adjacency, ExplicitEuler(0.5, leak=0.1), **BARE)
+    data = Data(x=x, edge_index=EDGES)
+    got, expected = certify(conv, data), theorem1(adjacency(x, Graph(5, EDGES)), 0.5, leak=0.1)
+    assert got
+    assert got.lam == pytest.approx(expected.lam)
+    assert not certify(DiffusionConv(4, 4, AdjacencyDiffusivity("row"), **BARE), data)
+    step = CertifiedConv(4).double()
+    assert certify(step)
+    assert certify(step, data)
+    assert "mu=1" in certify(nn.ModuleDict({"a": step})).layers["a"].energy
+
+
+def test_a_module_of_ones_own_is_run_and_looked_at() -> None:
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 4)
+            self.step = DiffusionConv(4, 4, AdjacencyDiffusivity("sym", direction="undirected"), **BARE)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.step(self.first(x), edge_index)
+
+    certificate = certify(Mine().double(), Data(x=randn(5, 3), edge_index=EDGES))
+    assert not certificate
+    assert certificate.layers["step"]
+    nothing = certify(nn.Linear(3, 4))
+    assert not nothing
+    assert "nor is there a layer in it" in nothing.reason
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_answers_without_data(name: str) -> None:
+    certificate = certify(MODELS[name].model())
+    assert certificate.holds == name.startswith("certified")
+    assert len(str(certificate)) > 40

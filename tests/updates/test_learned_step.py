@@ -1,0 +1,198 @@
+"""A step size that is learned, and steps that are told the state before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    DIFFormer,
+    DIFFormerConv,
+    DiffusionConv,
+    ExplicitEuler,
+    FunctionPenalty,
+    Graph,
+    HeatKernel,
+    MomentumStep,
+    Positive,
+    SimpleDiffusivity,
+    StateUpdate,
+)
+from diffusion_mp.testing import assert_energy_descent, random_problem
+
+DOUBLE = torch.float64
+EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+@pytest.mark.parametrize("kind", ["parameter", "tensor", "positive"])
+def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form: Any, kind: str) -> None:
+    problem = random_problem(9, form)
+    number = torch.tensor(0.3, dtype=DOUBLE)
+    positive = Positive(0.3).double()
+    positive.reset_parameters()  # in double from the start
+    tau: Any = {"parameter": nn.Parameter(number), "tensor": number, "positive": positive}[kind]
+    learned, plain = (ExplicitEuler(size, form, beta=0.7, leak=0.2) for size in (tau, 0.3))
+    x, values, source = (randn(9, 2, 3, seed=seed).requires_grad_() for seed in range(3))
+    results = []
+    for update in (learned, plain):
+        out = update(x, problem.coupling, values, source)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, values, source])))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    if kind != "tensor":
+        learned(x, problem.coupling, values, source).square().sum().backward()
+        (gradient,) = [parameter.grad for parameter in learned.parameters()]
+        higher, lower = (
+            ExplicitEuler(0.3 + h, form, beta=0.7, leak=0.2)(x, problem.coupling, values, source).square().sum()
+            for h in (1e-5, -1e-5)
+        )
+        by_tau = (higher - lower) / 2e-5
+        chain = torch.sigmoid(tau.raw) if kind == "positive" else 1.0
+        torch.testing.assert_close(gradient, by_tau * chain, rtol=1e-7, atol=1e-7)
+
+
+def test_it_is_saved_moved_reset_and_named() -> None:
+    conv = DIFFormerConv(4, 4, tau=nn.Parameter(torch.tensor(0.25)), transform=False, bias=False)
+    assert conv.state_dict()["update.tau"].item() == 0.25
+    with torch.no_grad():
+        conv.update.tau.fill_(2.0)  # type: ignore[union-attr,operator]
+    conv.reset_parameters()
+    assert conv.state_dict()["update.tau"].item() == 0.25
+    assert "tau=learned" in repr(conv)
+    assert conv.double().update.tau.dtype == DOUBLE  # type: ignore[union-attr]
+    assert "tau=" not in repr(ExplicitEuler(Positive(0.5)).extra_repr())
+    assert conv.half()(randn(5, 4).half()).dtype == torch.float16
+    assert dict(ExplicitEuler(torch.tensor(0.5)).named_buffers()).keys() == {"tau"}
+    assert_energy_descent(ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2)
+
+
+def test_compiled_a_learned_step_is_one_graph() -> None:
+    conv = DIFFormerConv(4, 4, tau=nn.Parameter(torch.tensor(0.25)), update=None)
+    x = randn(6, 4).float()
+    torch._dynamo.reset()
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, Graph(6, EDGES)), conv(x, Graph(6, EDGES)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tau", "error", "sentence"),
+    [
+        (torch.tensor(-0.5), ValueError, "tau must be finite and > 0"),
+        (torch.tensor([0.5]), ValueError, "tau must be one number"),
+        (torch.tensor(1), TypeError, "tau must be floating point"),
+        (0.0, ValueError, "tau must be finite and > 0"),
+    ],
+)
+def test_what_is_no_step_size_is_refused(tau: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        ExplicitEuler(tau)
+
+
+# ---------------------------------------------------------------- two steps
+
+
+def test_a_layer_of_many_steps_tells_the_state_before() -> None:
+    x, graph = randn(6, 4), Graph(6, EDGES).to_undirected()
+    adjacency = AdjacencyDiffusivity("sum")
+    options: dict[str, Any] = {"transform": False, "bias": False}
+    many = DiffusionConv(4, 4, adjacency, MomentumStep(0.1, 0.6, steps=1), steps=7, **options)
+    once = DiffusionConv(4, 4, adjacency, MomentumStep(0.1, 0.6, steps=7), **options)
+    torch.testing.assert_close(many(x, graph), once(x, graph), rtol=1e-12, atol=1e-13)
+    assert (
+        many(x, graph) - DiffusionConv(4, 4, adjacency, ExplicitEuler(0.1), steps=7, **options)(x, graph)
+    ).abs().max() > 0.01
+
+
+def test_the_layers_of_a_model_tell_the_state_before() -> None:
+    torch.manual_seed(0)
+    update = MomentumStep(0.2, 0.5, steps=1, form="residual")
+    model = DIFFormer(4, 6, 3, 5, layer_norm=False, update=update).double()
+    x, graph = randn(6, 4), Graph(6, EDGES)
+    state = previous = model.encoder(x).relu()
+    for conv in model.convs:
+        s = conv.diffusivity(state, graph).to_dense()[0]
+        state, previous = state - 0.2 * (state - s @ state) + 0.5 * (state - previous), state
+    torch.testing.assert_close(model(x, graph), model.decoder(state), rtol=1e-10, atol=1e-11)
+
+
+def test_the_state_before_goes_to_those_that_look_at_it() -> None:
+    x = randn(6, 4)
+    conv = DiffusionConv(4, 4, SimpleDiffusivity()).double()
+    with pytest.raises(ValueError, match="previous is for updates of two steps"):
+        conv(x, previous=x)
+    momentum = DiffusionConv(4, 4, SimpleDiffusivity(), MomentumStep(0.1, 0.5, steps=1), transform=False, bias=False)
+    still, moving = momentum(x), momentum(x, previous=x - 1)
+    torch.testing.assert_close(moving, still + 0.5)
+    with pytest.raises(ValueError, match="previous must have 4 channels"):
+        momentum(x, previous=x[:, :3])
+    with pytest.raises(ValueError, match="goes with steps=1; got it with steps=10"):
+        MomentumStep(0.1, 0.5)(x, momentum.diffusivity(x), previous=x)
+
+
+# ---------------------------------------------------------------- an update of one's own in DIFFormer
+
+
+class Damped(StateUpdate):
+    """x′ = x + a (S v − x) with a learned a."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.a, 0.25)
+
+    def step(self, x: Tensor, coupling: Any, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        values = self.validate(x, coupling, values, source)
+        return x + self.a * (coupling.product(values) - x)
+
+
+def test_every_layer_of_difformer_has_a_copy_of_its_update() -> None:
+    torch.manual_seed(0)
+    model = DIFFormer(4, 6, 3, 3, update=Damped(), graph=None)
+    torch.manual_seed(0)
+    plain = DIFFormer(4, 6, 3, 3, tau=0.25, graph=None)
+    x = randn(6, 4).float()
+    torch.testing.assert_close(model(x), plain(x))
+    assert len({id(parameter) for name, parameter in model.named_parameters() if name.endswith("update.a")}) == 3
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(17.0)
+    model.reset_parameters()
+    assert all(conv.update.a.item() == 0.25 for conv in model.convs)  # type: ignore[union-attr]
+    assert not any((parameter == 17.0).any() for parameter in model.parameters())
+    learned = DIFFormer(
+        4, 6, 3, 2, tau=nn.Parameter(torch.tensor(0.5)), kernel=FunctionPenalty(lambda z2: 1 / (1 + z2))
+    )
+    first, second = (conv.update.tau for conv in learned.convs)  # type: ignore[union-attr]
+    assert first is not second
+    learned(x).sum().backward()
+    assert first.grad is not None  # type: ignore[union-attr]
+    assert DIFFormer(4, 6, 3, update=HeatKernel(0.5), graph=None)(x, EDGES).shape == (6, 3)
+
+
+def test_an_update_beside_its_own_options_is_refused() -> None:
+    with pytest.raises(ValueError, match="tau, beta and leak are those of the explicit step"):
+        DIFFormer(4, 6, 3, update=HeatKernel(1.0), tau=0.1)
+    with pytest.raises(ValueError, match=r"source=True adds a source, which HeatKernel.* has not"):
+        DIFFormer(4, 6, 3, update=HeatKernel(1.0), source=True)
+    x = randn(6, 4).float()
+    torch.manual_seed(0)
+    own = DIFFormer(4, 6, 3, 2, source=True, update=ExplicitEuler(0.5, "residual", beta=1.0, leak=0.5))
+    torch.manual_seed(0)
+    torch.testing.assert_close(own(x), DIFFormer(4, 6, 3, 2, source=True, leak=0.5)(x))
+
+
+def test_what_is_no_update_is_named(no_typecheck: None) -> None:
+    with pytest.raises(TypeError, match=r"update must be a StateUpdate; got 0\.5"):
+        DIFFormer(4, 6, 3, update=0.5)  # type: ignore[arg-type]
