@@ -133,7 +133,7 @@ def test_the_digits_job_needs_the_labels_that_it_asks_for(labels, sentence, tmp_
 def test_a_command_without_a_configuration_says_what_is_missing(command, capsys):
     assert main([command]) == 2
     said = capsys.readouterr().err
-    assert f"diffusion-mp {command} needs a configuration, which names a model and data" in said
+    assert f"diffusion-mp {command} needs a model and data: --config configs/" in said
     assert "diffusion-mp digits" in said
 
 

@@ -23,9 +23,10 @@ _USAGE = """diffusion-mp trains energy-constrained diffusion models.
   diffusion-mp --version                      the version of the library
 """
 _UNCONFIGURED = (
-    "diffusion-mp {command} needs a configuration, which names a model and data: diffusion-mp {command} --config "
-    "configs/digits_difformer_s.yaml, say. Any field can be overridden: --model.lr 0.005. What needs none is the main job, "
-    "diffusion-mp digits."
+    "diffusion-mp {command} needs a model and data: --config configs/digits_difformer_s.yaml names both, say, and any "
+    "field can be overridden (--model.lr 0.005); without a file they are --data=DigitsDataModule "
+    "--model.model=diffusion_mp.models.DIFFormer --model.model.hidden_channels=64. The main job, diffusion-mp digits, "
+    "needs neither."
 )
 _LIGHTNING = ("fit", "validate", "test", "predict")
 

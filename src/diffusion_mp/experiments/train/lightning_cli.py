@@ -196,7 +196,7 @@ def _told_by(data: pl.LightningDataModule, name: str) -> int:
         return int(getattr(data, name))
     except AttributeError as error:
         raise ValueError(
-            f"The model takes its width from {type(data).__name__}.{name}, which it does not have: {error}. Give the data "
+            f"The model takes its width from {type(data).__name__}.{name}, which there is not: {error}. Give the data "
             "module the properties num_features and num_classes."
         ) from error
 

@@ -17,7 +17,7 @@ def write_predictions(path: Path, predictions: Any) -> Path:
 
     Args:
         path: the file, which is made or written over, and its folder.
-        predictions: what ``Trainer.predict`` returns: a tensor [N] or [N, C] for every batch, perhaps of several loaders.
+        predictions: what ``Trainer.predict`` returns: a tensor [N] or [N, C] for every batch of every loader.
 
     Raises:
         ValueError: a batch has predictions of another kind.
