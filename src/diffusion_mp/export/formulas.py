@@ -46,8 +46,13 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
     return reached.nonzero().t()
 
 
-def repeat_interleave(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
-    """Every number 0, 1, … so many times; torch's own is one that ONNX has without a size only."""
+def repeat_interleave(x: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Size | None = None) -> Tensor:
+    """Every entry so many times; torch makes ONNX of its own only where no size is given."""
+    return (x.flatten() if dim is None else x).index_select(dim or 0, numbers(repeats, output_size=output_size))
+
+
+def numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
+    """Every number 0, 1, … so many times."""
     ends = repeats.cumsum(0)
     size = _number(repeats.sum()) if output_size is None else output_size
     return ends.new_zeros(size + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
@@ -70,7 +75,7 @@ class Stacked:
 
     def __init__(self, ptr: Tensor, num_nodes: int, device: torch.device) -> None:
         self.ptr = ptr = ptr.to(device)
-        self.graph = repeat_interleave(ptr.diff(), output_size=num_nodes)
+        self.graph = numbers(ptr.diff(), output_size=num_nodes)
         self.place = torch.arange(num_nodes, device=device) - ptr[self.graph]
         self.graphs, self.size = ptr.size(0) - 1, _number(ptr.diff().max())
 

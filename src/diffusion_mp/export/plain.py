@@ -68,7 +68,8 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
     """
     check_kind(program, "program", ExportedProgram, "what torch.export.export returns")
     table: dict[Any, Callable[..., Any]] = {
-        torch.ops.aten.repeat_interleave.Tensor: formulas.repeat_interleave,
+        torch.ops.aten.repeat_interleave.Tensor: formulas.numbers,
+        torch.ops.aten.repeat_interleave.self_Tensor: formulas.repeat_interleave,
         graph_ops.batch_pointers._opoverload: formulas.batch_pointers,
         graph_ops._compress._opoverload: formulas.compress,
         graph_ops.walk_pairs._opoverload: formulas.walk_pairs,
