@@ -147,8 +147,10 @@ def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> T
     if weighting.ptr is None:
         return pairwise.pairwise_product(q, k, v, weighting)
     stack = Stacked(weighting.ptr, v.size(0), v.device)
-    shifts = (None if shift is None else stack(shift) for shift in weighting[:2])
-    stacked = Weighting(*shifts, None, *weighting[3:])
+    row_shift, col_shift = weighting[:2]
+    stacked = weighting._replace(
+        row_shift=stack(row_shift), col_shift=None if col_shift is None else stack(col_shift), ptr=None
+    )
     return stack.back(pairwise.pairwise_product(_looking(stack(q)), stack.marked(k), stack(v), stacked))
 
 
