@@ -177,7 +177,7 @@ def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[T
     size, length = mask.shape
     start = length * torch.arange(size, device=mask.device)
     # No two keys are equal: ONNX has no stable sort.
-    keys = mask.logical_not() * length + torch.arange(length, device=mask.device)
+    keys = mask.logical_not().long() * length + torch.arange(length, device=mask.device)
     order = keys.argsort(dim=1) + start.unsqueeze(1)
     ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
     return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()
