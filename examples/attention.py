@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
-from runs import extra
+from runs import extra, options
 from torch_geometric.data import Batch
 
 from diffusion_mp import Coupling, SparseFlowCoupling
@@ -27,7 +27,12 @@ with extra("train"):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    import sfi_former
     from sfi_former import BENCHMARKS, Run, make_model, predict
+
+
+#: What is drawn with --quick, and trained for it.
+QUICK = Path("runs/sfi_former_quick/CLUSTER-SFi-seed0.pt")
 
 
 def attentions(checkpoint: Path, peptides: Path, index: int) -> list[tuple[SparseFlowCoupling, Coupling]]:
@@ -73,14 +78,16 @@ def draw(layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Pat
 def main(argv: list[str] | None = None) -> int:
     """Draws the picture; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="of an SFi-Former, from examples/sfi_former.py")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="of an SFi-Former, from examples/sfi_former.py")
     parser.add_argument("--graph", type=int, default=0, help="which graph of the test split")
     parser.add_argument("--head", type=int, default=0)
     parser.add_argument("--peptides", type=Path, default=Path("data/peptides-functional"), help="its files")
     parser.add_argument("--out", type=Path, help="the picture; beside the checkpoint by default")
-    args = parser.parse_args(argv)
-    if not args.checkpoint.is_file():
-        parser.error(f"there is no checkpoint {args.checkpoint}; examples/sfi_former.py writes one.")
+    args = options(parser, argv, checkpoint=QUICK)
+    if args.checkpoint == QUICK:
+        sfi_former.main(["--quick", "--out", str(QUICK.parent), "--model", "SFi"])
+    if args.checkpoint is None or not args.checkpoint.is_file():
+        parser.error(f"there is no checkpoint {args.checkpoint or ''}; examples/sfi_former.py writes one.")
     layers = attentions(args.checkpoint, args.peptides, args.graph)
     path = args.out or args.checkpoint.with_suffix(".png")
     draw(layers, args.head, path)

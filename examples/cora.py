@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from runs import count, spread
+from runs import count, options, spread
 from torch import nn
 from torch_geometric.data import Data
 
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", nargs="+", choices=list(RECIPES["Cora"]), default=["difformer-s", "gcn"])
     parser.add_argument("--seed", type=int, default=0, help="run i draws its split and its weights with seed + i")
     parser.add_argument("--download", action="store_true", help="let PyG download missing files into --root")
-    args = parser.parse_args(argv)
+    args = options(parser, argv, splits=1, epochs=20)
     try:
         data = load_planetoid(args.root, args.dataset, download=args.download)
     except (FileNotFoundError, ConnectionError) as error:

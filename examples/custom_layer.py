@@ -6,7 +6,10 @@ Trains on a small stochastic block model whose features say little and whose edg
 against every law of couplings: dense oracle, gradients, permutations, batches, autocast.
 """
 
+import argparse
+
 import torch
+from runs import count, options
 from torch import nn
 from torch.nn.functional import cross_entropy, elu
 from torch_geometric.nn import GCNConv
@@ -47,7 +50,10 @@ class MyModel(nn.Module):
         return self.head(self.diffuse(x, edge_index).relu())
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=count, default=100)
+    args = options(parser, argv, epochs=25)
     torch.manual_seed(0)
     sizes = [100, 100, 100]
     edge_index = stochastic_blockmodel_graph(sizes, torch.full((3, 3), 0.01) + 0.07 * torch.eye(3))
@@ -57,7 +63,7 @@ def main() -> None:
 
     model = MyModel(16, 32, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-3)
-    for epoch in range(1, 101):
+    for epoch in range(1, args.epochs + 1):
         optimizer.zero_grad()
         loss = cross_entropy(model(x, edge_index)[train], y[train])
         loss.backward()

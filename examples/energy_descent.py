@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from runs import extra
+from runs import extra, options
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
@@ -45,13 +45,13 @@ def run(
     return energies, violations
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=60)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/energy_descent.png"))
-    args = parser.parse_args()
+    args = options(parser, argv, nodes=20, steps=5)
     with extra("plot"):
         import matplotlib
 

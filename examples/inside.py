@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from runs import count, extra
+from runs import count, extra, options
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_dense_adj
@@ -116,9 +116,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=count, default=100)
     parser.add_argument("--pairs", type=count, default=500, help="strongest couplings that are shown")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="two epochs")
     parser.add_argument("--out", type=Path, default=Path("runs/inside.png"))
-    args = parser.parse_args(argv)
+    args = options(parser, argv, epochs=2)
     data = load_digits(10) if args.root is None else load_planetoid(args.root, args.name)
     split = random_split_per_class(data.y, 10, 500, None, torch.Generator().manual_seed(args.seed))
     data, found = split.apply_to(data), {}
@@ -126,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, make in MODELS.items():
         torch.manual_seed(args.seed)
         model = make(data.num_features, len(shares))
-        train(model, data, 2 if args.quick else args.epochs)
+        train(model, data, args.epochs)
         found[name] = inside = look_inside(model, data, args.pairs)
         alike = (data.y[inside.pairs[0]] == data.y[inside.pairs[1]]).float().mean()
         print(

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import chosen, count, extra, go_on, grouped, spread, train_all
+from runs import chosen, count, extra, go_on, grouped, options, spread, train_all
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
@@ -373,7 +373,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
-    return parser.parse_args(argv)
+    return options(
+        parser,
+        argv,
+        out=Path("runs/pde_transformer_quick"),
+        task=["listops"],
+        placement=["none", "P1", "P7"],
+        seeds=1,
+        items=64,
+        epochs=2,
+        channels=8,
+        heads=2,
+        jobs=1,
+    )
 
 
 def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:

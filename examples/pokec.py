@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import chosen, count, go_on, stored
+from runs import chosen, count, go_on, options, stored
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -299,7 +299,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=count, default=5, help="batches; and at the end of every epoch")
     parser.add_argument("--node-parallel", action="store_true", help="under torchrun: nodes over processes, no parts")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    return parser.parse_args(argv)
+    return options(
+        parser,
+        argv,
+        out=Path("runs/pokec_quick"),
+        source="synthetic",
+        nodes=2000,
+        edges=30_000,
+        batch_size=500,
+        hidden=16,
+        epochs=2,
+    )
 
 
 def report(args: argparse.Namespace) -> str:

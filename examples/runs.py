@@ -38,6 +38,19 @@ def count(text: str) -> int:
     return number
 
 
+def options(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any) -> argparse.Namespace:
+    """The command line; with ``--quick`` these stand for what it does not name."""
+    told = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items())
+    parser.add_argument("--quick", action="store_true", help=f"a first look: {told}, where nothing else is asked for")
+    if "--quick" in (sys.argv[1:] if argv is None else argv):
+        parser.set_defaults(**quick)
+    return parser.parse_args(argv)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def chosen(run: type[R], args: argparse.Namespace) -> dict[str, Any]:
     """The options of the command line that are settings of a run, but lists, which are for the caller to multiply."""
     fields = run.__dataclass_fields__  # type: ignore[attr-defined]

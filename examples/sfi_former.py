@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from runs import chosen, count, extra, go_on, grouped, spread, stored, train_all
+from runs import chosen, count, extra, go_on, grouped, options, spread, stored, train_all
 from torch import Tensor, nn
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -337,7 +337,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=1e-5)
     parser.add_argument("--device", default="cpu", help="cuda, to train at the published sizes")
     parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
-    return parser.parse_args(argv)
+    return options(
+        parser,
+        argv,
+        out=Path("runs/sfi_former_quick"),
+        dataset=["CLUSTER"],
+        model=["SFi", "GatedGCN"],
+        seeds=1,
+        graphs=10,
+        epochs=2,
+        layers=2,
+        parameters=9000,
+        jobs=1,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

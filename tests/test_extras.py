@@ -96,13 +96,14 @@ def test_nothing_is_said_where_nothing_is_missing():
 
 
 @pytest.mark.slow
-def test_a_wheel_has_the_licence_and_the_marker_of_types(tmp_path):
+def test_a_wheel_has_every_file_of_the_package_and_the_licence(tmp_path):
     """Built by pip, which fetches the build backend."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "diffusion_mp/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    assert sources == {name for name in names if name.endswith(".py")}
+    files = (path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    assert {str(path.relative_to(ROOT / "src")) for path in files} == {
+        name for name in names if "dist-info" not in name
+    }

@@ -34,6 +34,7 @@ EXEMPT: dict[str, str] = {
     "SingularSystemError": "an error: the library raises it, nobody calls it",
     "distributed.RankLostError": "an error: the library raises it, nobody calls it",
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
+    "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
     "testing.TOLERANCES": "a table, read through `tolerance`",
     "train.CheckpointFiles": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",
     "train.Resumable": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",

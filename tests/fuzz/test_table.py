@@ -7,14 +7,20 @@ from types import ModuleType
 import pytest
 
 import diffusion_mp
-from diffusion_mp import data, diagnostics, distributed, estimators, testing
+from diffusion_mp import data, diagnostics, distributed, estimators, export, testing
 from diffusion_mp.experiments import graphs, sequences, train
 
 from .program import plain_program
 from .table import EXEMPT, STRATEGIES, WEIGHTS, drawn
 
 PACKAGES = {"": diffusion_mp, "data.": data, "diagnostics.": diagnostics, "distributed.": distributed}
-PACKAGES |= {"estimators.": estimators, "testing.": testing, "graphs.": graphs, "sequences.": sequences}
+PACKAGES |= {
+    "estimators.": estimators,
+    "export.": export,
+    "testing.": testing,
+    "graphs.": graphs,
+    "sequences.": sequences,
+}
 PACKAGES |= {"train.": train}
 
 

@@ -119,7 +119,7 @@ def random_split_per_class(
     if len(rest) < wanted:
         raise ValueError(
             f"num_val + num_test = {wanted}, but only {len(rest)} labelled nodes are left after {len(train)} "
-            "for training; lower num_val or num_test (num_test=None takes what remains)."
+            "for training; lower per_class, num_val or num_test (num_test=None takes what remains)."
         )
     return _masks(y, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted])
 

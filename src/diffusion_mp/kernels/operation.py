@@ -29,6 +29,7 @@ from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, get_typ
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from diffusion_mp.graph_ops import values_only
 from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
@@ -223,6 +224,7 @@ class Operation(Generic[T]):
         dtype: str | None,
     ) -> None:
         self.__doc__ = shapes.__doc__
+        self.name = name
         self.family, self._table, self._shapes = family, table, shapes
         self._signature = signature = Signature(shapes)
         # What has no reference is a part of another operation, such as its derivative, and does as it is told.
@@ -294,6 +296,26 @@ class Operation(Generic[T]):
         """Results without values, when torch traces."""
         out: Any = self._shapes(*self._signature.unflatten(flat))
         return tuple(out) if self._signature.several else out
+
+    def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
+        """The registered operation, and as a function of its flat arguments a formula that torch looks into.
+
+        Args:
+            formula: in plain torch, with the arguments of the operation; ``None`` is its reference.
+        """
+        compute = formula or self._table["reference"].run
+        count = len(self._signature.flat)
+
+        def run(*flat: Any) -> Any:
+            wide = list(flat[:count])
+            self._signature.to_one_dtype(wide, narrow=False)
+            out = compute(*self._signature.unflatten(wide))
+            dtype = None if self._like is None else flat[self._like].dtype
+            if not self._signature.several:
+                return out if dtype is None else out.to(dtype)
+            return tuple(out) if dtype is None else (out[0].to(dtype), *out[1:])
+
+        return self._registered._opoverload, run
 
     def derivatives(self, formulas: Mapping[str, Formula]) -> None:
         """Declare the derivatives; without them the operation has none.

@@ -176,6 +176,8 @@ def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[T
     """The order of the B·L rows with the tokens of every row before its padding, and where each of both begins."""
     size, length = mask.shape
     start = length * torch.arange(size, device=mask.device)
-    order = mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True) + start.unsqueeze(1)
+    # No two keys are equal: ONNX has no stable sort.
+    keys = mask.logical_not().long() * length + torch.arange(length, device=mask.device)
+    order = keys.argsort(dim=1) + start.unsqueeze(1)
     ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
     return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()

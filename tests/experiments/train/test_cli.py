@@ -1,17 +1,43 @@
 """The console script: every configuration, fit, resume, best checkpoint, messages."""
 
 import csv
+import operator
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import fsspec
 import pytest
+import pytorch_lightning as pl
 import torch
 import yaml
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
 
 import diffusion_mp.models
+from diffusion_mp.experiments.train import DigitsDataModule
 from diffusion_mp.experiments.train.cli import main
+
+
+class Unmeasured(pl.LightningDataModule):
+    """Two classes on a ring."""
+
+    def train_dataloader(self):
+        nodes = torch.arange(8)
+        every = torch.ones(8, dtype=torch.bool)
+        masks = {"train_mask": every, "val_mask": every, "test_mask": every}
+        data = Data(torch.ones(8, 3), torch.stack([nodes, (nodes + 1) % 8]), y=nodes % 2, **masks)
+        return DataLoader([data], collate_fn=operator.itemgetter(0))
+
+    val_dataloader = test_dataloader = train_dataloader
+
+
+class Ring(Unmeasured):
+    """The same, with what a model has to know."""
+
+    num_features, num_classes = 3, 2
+
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -112,6 +138,39 @@ def test_test_subcommand_reads_the_written_configuration(fit, capsys):
     arguments = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(folder / "checkpoints" / "last.ckpt")]
     assert main(["test", *arguments]) == 0
     assert "test_acc" in capsys.readouterr().out
+
+
+def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
+    """The whole way: fit, resume, test, predict; and nothing but what was asked for is said."""
+    folder = fit()
+    fit("--ckpt_path", str(folder / "checkpoints" / "last.ckpt"), epochs=3)
+    said = capsys.readouterr()
+    assert not re.search("Seed|GPU|TPU|Tip|workers|Restoring|Warning", said.out + said.err)
+    trained = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(folder / "checkpoints" / "last.ckpt")]
+    assert main(["test", *trained]) == 0
+    accuracy = float(re.search(r"test_acc\D+([\d.]+)", capsys.readouterr().out).group(1))
+    assert main(["predict", *trained]) == 0
+    written = Path(capsys.readouterr().out.strip().removeprefix("Predictions: "))
+    assert written.parent.parent == tmp_path / "digits_difformer_s"
+    with written.open() as file:
+        header, *rows = csv.reader(file)
+    data = DigitsDataModule().data
+    assert header == ["row", "prediction"]
+    assert [int(number) for number, _ in rows] == list(range(data.num_nodes))
+    predicted = torch.tensor([int(label) for _, label in rows])
+    assert (predicted == data.y)[data.test_mask].double().mean().item() == pytest.approx(accuracy)
+
+
+def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
+    """Here one that inherits from Lightning alone."""
+    folder = fit(f"--data={__name__}.Ring", epochs=1)
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_a_data_module_that_does_not_say_so_is_told(tmp_path, capsys):
+    options = ["--config", DIGITS, "--out", str(tmp_path), f"--data={__name__}.Unmeasured"]
+    assert main(["fit", *options]) == 2
+    assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
 
 
 def test_missing_data_is_a_message_and_code_two(tmp_path, capsys, monkeypatch):

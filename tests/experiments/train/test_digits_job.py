@@ -14,7 +14,7 @@ NETWORKS = {FLAGSHIP, "DIFFormer-s", "MLP"}  # of those that are trained; one ma
 METHODS = {*NETWORKS, "label propagation, kNN", "label propagation, pixels", "logistic regression"}
 
 
-@pytest.mark.parametrize("start", [[], ["fit"], ["digits"]], ids=["bare", "fit", "digits"])
+@pytest.mark.parametrize("start", [[], ["digits"]], ids=["bare", "digits"])
 def test_command_lines_that_mean_the_main_job(start, monkeypatch):
     asked = []
     monkeypatch.setattr(digits_job, "run_digits", asked.append)

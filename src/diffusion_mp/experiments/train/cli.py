@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,16 @@ _USAGE = """diffusion-mp trains energy-constrained diffusion models.
   diffusion-mp results                        docs/results.md and its figures, from results/
   diffusion-mp fit --config configs/X.yaml    train one model; any field can be overridden: --model.lr 0.01
                    --ckpt_path PATH           ... going on from runs/X/version_0/checkpoints/last.ckpt, say
-  diffusion-mp validate | test | predict      the other subcommands of Lightning's command line (each has --help)
+  diffusion-mp predict --config ... --ckpt_path ...    writes predictions.csv, a row per prediction
+  diffusion-mp validate | test                the other subcommands of Lightning's command line (each has --help)
   diffusion-mp --version                      the version of the library
 """
+_UNCONFIGURED = (
+    "diffusion-mp {command} needs a model and data: --config configs/digits_difformer_s.yaml names both, say, and any "
+    "field can be overridden (--model.lr 0.005); without a file they are --data=DigitsDataModule "
+    "--model.model=diffusion_mp.models.DIFFormer --model.model.hidden_channels=64. The main job, diffusion-mp digits, "
+    "needs neither."
+)
 _LIGHTNING = ("fit", "validate", "test", "predict")
 
 
@@ -59,14 +65,8 @@ def _run(command: str, args: list[str]) -> int:
         run_reproduce(rest)
     elif command == "results":
         run_results(rest)
-    elif command == "fit" and (options := _main_job_options(digits_parser(add_help=False), rest)):
-        run_digits(options)
+    elif not rest:
+        raise ValueError(_UNCONFIGURED.format(command=command))
     else:
         run_lightning(args)
     return 0
-
-
-def _main_job_options(parser: argparse.ArgumentParser, args: list[str]) -> argparse.Namespace | None:
-    """`fit` without a configuration is the main job: nothing beside its own options may be given."""
-    options, unknown = parser.parse_known_args(args)
-    return None if unknown else options

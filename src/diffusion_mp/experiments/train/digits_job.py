@@ -114,6 +114,7 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     check_writable(options.out)
     start = time.perf_counter()
     splits = range(options.seed, options.seed + options.splits)
+    data = _data(options.per_class, splits[-1]).data  # labels that there are not are refused before anything begins
     work = partial(run_method, per_class=options.per_class, epochs=options.epochs, last=splits[-1])
     runs = [(method, split) for method in (*RECIPES, *BASELINES) for split in splits]
     done: dict[tuple[str, int], Result] = {}
@@ -125,7 +126,6 @@ def run_digits(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     seconds = time.perf_counter() - start
     print(f"\nDigits, {options.per_class} labels per class. Test accuracy in %:\n")
     print(table(results))
-    data = _data(options.per_class, splits[-1]).data
     written = write_report(options.out, results, data, options, seconds)
     print(f"\n{seconds:.0f} s. Report: {written}")
     return summarise(results)

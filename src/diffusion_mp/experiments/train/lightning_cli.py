@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from diffusion_mp.experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp.experiments.train.classifiers import NodeClassifier
-from diffusion_mp.experiments.train.datamodules import DigitsDataModule, FullGraphDataModule, PlanetoidDataModule
+from diffusion_mp.experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
+from diffusion_mp.experiments.train.many_runs import lightning_from
+from diffusion_mp.experiments.train.predictions import write_predictions
 from diffusion_mp.experiments.train.progress import EpochProgress
 from diffusion_mp.experiments.train.resume import CheckpointFiles
 
@@ -27,10 +31,15 @@ _SETTINGS = ("lr", "weight_decay", "optimizer")  # what a checkpoint may decide;
 
 
 def run_lightning(args: list[str]) -> None:
-    """One subcommand; errors of Lightning's configuration are ValueErrors, and its own deprecations stay with it."""
-    with warnings.catch_warnings():
+    """One subcommand; errors of Lightning's configuration are ValueErrors, and what it announces stays with it.
+
+    Its warnings are heard, except its own deprecations, that data in memory have no workers, and that a resumed run
+    finds its checkpoints.
+    """
+    with lightning_from(logging.WARNING), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
-        warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # a resumed run's
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
         try:
             DiffusionCLI(args)
         except MisconfigurationException as error:
@@ -50,7 +59,7 @@ class DiffusionCLI(LightningCLI):
         set_parsing_settings(config_read_mode_fsspec_enabled=False)  # Lightning lets any option be read from anywhere
         super().__init__(
             NodeClassifier,
-            FullGraphDataModule,
+            pl.LightningDataModule,
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -85,8 +94,10 @@ class DiffusionCLI(LightningCLI):
                 "early_stopping.patience": 200,
             }
         )
-        for source, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
-            parser.link_arguments(f"data.{source}", f"model.model.init_args.{target}", apply_on="instantiate")
+        for name, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
+            parser.link_arguments(
+                "data", f"model.model.init_args.{target}", partial(_told_by, name=name), apply_on="instantiate"
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses, a second time with what a checkpoint's run was told in the place of the defaults."""
@@ -158,6 +169,12 @@ class DiffusionCLI(LightningCLI):
             else:
                 return [CSVLogger(out, name, version), TensorBoardLogger(out, name, version)]
 
+    def predict(self, **kwargs: Any) -> None:
+        """Writes what the model predicts to predictions.csv, a row per prediction, and says where."""
+        found = self.trainer.predict(**kwargs)
+        folder = Path(self.trainer.log_dir or self._get(self.config_init, "out"))
+        print(f"Predictions: {write_predictions(folder / 'predictions.csv', found)}")
+
     def fit(self, **kwargs: Any) -> None:
         """Trains, or goes on from `--ckpt_path`; tests the best checkpoint and says where everything lies."""
         try:
@@ -171,6 +188,17 @@ class DiffusionCLI(LightningCLI):
             if Path(last).is_file():
                 error.add_note(f"Go on from the last complete epoch with\n  {_resuming(self._args, last)}")
             raise
+
+
+def _told_by(data: pl.LightningDataModule, name: str) -> int:
+    """A width of the model, which the data know."""
+    try:
+        return int(getattr(data, name))
+    except AttributeError as error:
+        raise ValueError(
+            f"The model takes its width from {type(data).__name__}.{name}, which there is not: {error}. Give the data "
+            "module the properties num_features and num_classes."
+        ) from error
 
 
 def _check_local(args: Sequence[str]) -> None:

@@ -70,18 +70,24 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Lightning announces hardware, limits and tips once per trainer; many trainers need none of it."""
+    with lightning_from(logging.ERROR), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric|torch_geometric|torchmetrics)\b")
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        yield
+
+
+@contextmanager
+def lightning_from(level: int) -> Iterator[None]:
+    """Lightning logs from this level on: its announcements are of level INFO."""
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric|torch_geometric|torchmetrics)\b")
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
 
 
 def versions() -> dict[str, str]:

@@ -62,7 +62,7 @@ def attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Att
 def pool(senders: Senders) -> Pooled:
     """The sums over the senders of one graph."""
     exponents = senders.log_k.unsqueeze(2) + senders.col_shift.unsqueeze(3)
-    shift = exponents.detach().amax(0) if len(exponents) else torch.full_like(exponents.sum(0), -torch.inf)
+    shift = pad(exponents.detach(), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf).amax(0)  # also of no sender
     sums = torch.einsum("jhsr,jhd->hsrd", (exponents - shift).exp(), pad(senders.v, (0, 1), value=1.0))
     return Pooled(sums, shift.double().unsqueeze(3))
 

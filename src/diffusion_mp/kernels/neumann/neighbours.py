@@ -28,6 +28,11 @@ def positions(ptr: Tensor | None, num_nodes: int, device: torch.device) -> tuple
     return row - start, lengths.repeat_interleave(lengths, output_size=num_nodes)
 
 
+def column(strides: Sequence[int], like: Tensor) -> Int[Tensor, "K one"]:
+    """The strides below each other; made without ``torch.tensor``, which operations cannot be written out with."""
+    return torch.cat([like.new_zeros(0, 1), *(like.new_full((1, 1), stride) for stride in strides)])
+
+
 def neighbours(
     num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, device: torch.device
 ) -> tuple[Int[Tensor, "K N"], Int[Tensor, "K N"]]:
@@ -38,7 +43,7 @@ def neighbours(
     has the node itself for its right neighbour.
     """
     place, length = positions(ptr, num_nodes, device)
-    stride = torch.tensor(list(strides), device=device).unsqueeze(1)
+    stride = column(strides, place)
     left, right = place - stride, place + stride
     if boundary == "symmetric":
         left, right = left % (2 * length), right % (2 * length)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.neumann.neighbours import positions
+from diffusion_mp.kernels.neumann.neighbours import column, positions
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
@@ -62,8 +62,7 @@ _transform.derivatives(
 def _modes_of_rows(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
     place, length = positions(ptr, v.size(0), v.device)
     period = length if periodic else 2 * length
-    stride = torch.tensor(strides, device=v.device).unsqueeze(1)
-    phase = (place * stride % period).to(v.dtype) / period
+    phase = (place * column(strides, place) % period).to(v.dtype) / period
     return 4 * (math.pi * phase).sin().square()
 
 

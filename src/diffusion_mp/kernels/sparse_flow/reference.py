@@ -21,7 +21,7 @@ def flowing(log_conductance: Tensor, threshold: Tensor, inverse: Tensor) -> Tens
     order = threshold.masked_fill(conductance == 0, math.inf).argsort(-1)
     theta = threshold.gather(-1, order)
     through = conductance.gather(-1, order).cumsum(-1) + inverse * one
-    steps = torch.cat([inverse * one * theta[..., :1], theta.diff(dim=-1) * through[..., :-1]], -1)
+    steps = torch.cat([inverse * one * theta[..., :1], (theta[..., 1:] - theta[..., :-1]) * through[..., :-1]], -1)
     active = torch.zeros_like(conductance).bool().scatter(-1, order, steps.cumsum(-1) < one)
     return active & (conductance > 0)
 
@@ -99,8 +99,9 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
 
 
 def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
-    """The rows of one graph, [H, n, 1], from its scores [H, n, n]."""
-    resistance, friction = (-s).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
+    """The rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is none."""
+    resistance = (-s).masked_fill(s == -math.inf, -math.inf).logsumexp(2, keepdim=True)
+    friction = u.logsumexp(2, keepdim=True)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
     log_c, theta = s + resistance, lam * (u - friction).exp()
     with torch.no_grad():

@@ -36,8 +36,8 @@ def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     rubs = log_drag > -torch.inf
     rise = torch.where(rubs, (-UNIT - log_drag).clamp_min(0), 0.0)
-    nu = torch.where(rubs, log_drag.clamp(-UNIT, 0).exp(), 0.0)
-    return log_drag.clamp(0, UNIT), (log_drag - UNIT).clamp_min(0), rise, nu
+    nu = torch.where(rubs, log_drag.clamp(-UNIT, 0.0).exp(), 0.0)
+    return log_drag.clamp(0.0, UNIT), (log_drag - UNIT).clamp_min(0), rise, nu
 
 
 def below(s: Tensor, u: Tensor, bound: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:

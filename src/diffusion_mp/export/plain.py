@@ -1,0 +1,78 @@
+"""``in_plain_torch``: an exported program without operations of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from diffusion_mp import graph_ops
+from diffusion_mp.errors import check_kind
+from diffusion_mp.export import formulas
+from diffusion_mp.kernels import edge_softmax
+from diffusion_mp.kernels.linear_attention import op as linear
+from diffusion_mp.kernels.log_linear_attention import op as log_linear
+from diffusion_mp.kernels.neumann import op as neumann
+from diffusion_mp.kernels.neumann import spectral
+from diffusion_mp.kernels.operation import Operation
+from diffusion_mp.kernels.pairwise import op as pairwise
+from diffusion_mp.kernels.sparse_flow import op as sparse_flow
+from diffusion_mp.kernels.sparse_flow import segments
+from diffusion_mp.kernels.spmm import op as spmm
+
+#: Every operation of a forward pass and its formula; ``None`` is its reference, where that looks at no values.
+FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
+    spmm._spmm: None,
+    spmm._sddmm: None,
+    edge_softmax._row_sums: None,
+    edge_softmax._at_rows: None,
+    edge_softmax._softmax: None,
+    linear._product: formulas.linear_product,
+    linear._attention: formulas.linear_attention,
+    log_linear._attention: formulas.log_linear_attention,
+    log_linear._entries: None,
+    pairwise._attention: formulas.pairwise_attention,
+    pairwise._logsumexp: formulas.pairwise_logsumexp,
+    pairwise._product: formulas.pairwise_product,
+    sparse_flow._potentials: formulas.sparse_flow_potentials,
+    sparse_flow._product: formulas.sparse_flow_product,
+    segments._support: formulas.sparse_flow_support,
+    neumann._product: formulas.neumann_product,
+    neumann._inner: formulas.neumann_inner,
+    spectral._transform: formulas.neumann_transform,
+    spectral._modes: spectral._modes_of_rows,
+}
+
+
+def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
+    """The program with every operation of this library written out in operations of torch.
+
+    It runs where the library is not installed, for graphs of all sizes, and torch makes ONNX of it:
+
+        program = torch.export.export(model.eval(), (x, edge_index), dynamic_shapes=sizes)
+        torch.onnx.export(in_plain_torch(program), f="model.onnx")
+
+    What is written out takes more memory than the kernels: attention over pairs holds all pairs of a graph, a batch is
+    filled up to its largest graph, and walks of several hops are found in the matrix of all pairs.
+
+    Args:
+        program: what ``torch.export.export`` makes of a model in evaluation mode.
+
+    Returns:
+        Another program; that which was given stays as it is.
+
+    Raises:
+        TypeError: it is no exported program.
+    """
+    check_kind(program, "program", ExportedProgram, "what torch.export.export returns")
+    table: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.repeat_interleave.Tensor: formulas.numbers,
+        torch.ops.aten.repeat_interleave.self_Tensor: formulas.repeat_interleave,
+        graph_ops.batch_pointers._opoverload: formulas.batch_pointers,
+        graph_ops._compress._opoverload: formulas.compress,
+        graph_ops.walk_pairs._opoverload: formulas.walk_pairs,
+        **dict(operation.written_out(formula) for operation, formula in FORMULAS.items()),
+    }
+    return program.run_decompositions(table)
