@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import relu
 
+from diffusion_mp.diffusivities import Positive
 from diffusion_mp.dropout import dropout
-from diffusion_mp.energies import Positive
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
