@@ -18,7 +18,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 
 @dataclass(frozen=True)
 class Commutator:
-    """Norms over the tokens of all sequences: ‖[S, A](X)‖, its linearised form, and ‖A(X)‖ to measure them by."""
+    """Norms over the tokens of all sequences: `‖[S, A](X)‖`, its linearised form, and ‖A(X)‖ to measure them by."""
 
     exact: float
     linearized: float | None
@@ -26,7 +26,7 @@ class Commutator:
 
     @property
     def relative(self) -> float:
-        """‖[S, A](X)‖ / ‖A(X)‖; 0 where the attention gives nothing."""
+        """`‖[S, A](X)‖` / ‖A(X)‖; 0 where the attention gives nothing."""
         return self.exact / self.routed if self.routed else 0.0
 
     @property

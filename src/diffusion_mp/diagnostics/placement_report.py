@@ -27,7 +27,7 @@ class PlacementReport:
 
     Args:
         attention: a row for every call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` ‖[S, A](X)‖/‖A(X)‖
+            𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` `‖[S, A](X)‖`/‖A(X)‖
             and ``linearized``, Eq. 13 relative to the same (``None`` where the module has no ``frozen``).
         insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
             where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``
