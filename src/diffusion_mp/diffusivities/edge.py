@@ -35,6 +35,10 @@ class GATDiffusivity(Diffusivity):
         heads: H.
         negative_slope: of the LeakyReLU.
         self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is what PyG's ``GATConv`` amounts to.
+
+    Examples:
+        >>> DiffusionConv(4, 8, GATDiffusivity(8), reads="values")(x, edge_index).shape
+        torch.Size([6, 8])
     """
 
     depends_on = "edges"
@@ -99,6 +103,10 @@ class EdgeDiffusivity(Diffusivity):
         penalty: a ``Penalty`` or its name.
         row_stochastic: divide rows by their sums; ``False`` keeps the symmetric Ω.
         self_loops: policy of ``Graph.with_self_loops``.
+
+    Examples:
+        >>> EdgeDiffusivity("sigmoid")(x, graph).heads
+        1
     """
 
     depends_on = "edges"

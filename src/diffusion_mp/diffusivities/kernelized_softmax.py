@@ -55,6 +55,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             there is a graph, and collected by :func:`auxiliary_loss`.
         generator: draws the features and the seed of the noise; by default the one that draws all parameters.
         options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`.
+
+    Examples:
+        >>> S = KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x)
+        >>> torch.allclose(S.degree(), torch.ones(6, 1), atol=1e-4)
+        True
     """
 
     directions: Tensor

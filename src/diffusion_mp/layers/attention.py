@@ -57,6 +57,10 @@ class DIFFormerConv(DiffusionConv):
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
         transform: W_V, see :class:`DiffusionConv`.
         options: further ones of :class:`DiffusionConv` (``keep``, ``bias``, ``dropout``, …).
+
+    Examples:
+        >>> DIFFormerConv(4, 8, kernel="simple", tau=0.5)(x, edge_index).shape
+        torch.Size([6, 8])
     """
 
     references = ("wu2025transformers", "wu2023difformer")
@@ -107,6 +111,10 @@ class NodeFormerConv(MultiHeadConv):
         projection: of the attention.
         bias, dropout, validate: as in :class:`MultiHeadConv`.
         attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``tau``, ``num_features``, …).
+
+    Examples:
+        >>> NodeFormerConv(4, 8, heads=2)(x, edge_index).shape
+        torch.Size([6, 8])
     """
 
     references = ("wu2022nodeformer", "choromanski2021performer")
@@ -169,6 +177,10 @@ class SFiConv(MultiHeadConv):
 
     Raises:
         TypeError, ValueError: channels that do not fit, or as in the diffusivities.
+
+    Examples:
+        >>> SFiConv(4, 4, heads=2)(x, edge_index).shape
+        torch.Size([6, 4])
     """
 
     references = ("sfiformer",)
@@ -234,6 +246,10 @@ class SGFormerConv(DiffusionConv):
 
     Raises:
         TypeError, ValueError: β does not lie in (0, 1], or as in :class:`DiffusionConv`.
+
+    Examples:
+        >>> SGFormerConv(4, 4)(x).shape
+        torch.Size([6, 4])
     """
 
     references = ("wu2023sgformer",)

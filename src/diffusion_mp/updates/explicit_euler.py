@@ -41,6 +41,11 @@ class ExplicitEuler(LaplacianUpdate):
 
     Raises:
         ValueError: τ not positive and finite, negative leak, missing source, shapes that do not fit.
+
+    Examples:
+        >>> S = UniformDiffusivity()(x)
+        >>> torch.allclose(ExplicitEuler(tau=1.0)(x, S), x.mean(0).expand(6, 4))  # one whole step to the mean
+        True
     """
 
     def __init__(self, tau: float, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:

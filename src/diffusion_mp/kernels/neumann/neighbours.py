@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+#: How a sequence goes on beyond its two ends.
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 
 
@@ -36,6 +37,9 @@ def neighbours(
     ``"symmetric"`` reflects with the end repeated (x₀ = x₁, x₋₁ = x₂, …), ``"replicate"`` stops at the end, ``"drop"``
     puts the node itself where a neighbour is missing, ``"periodic"`` goes round, ``"causal"`` drops on the left and
     has the node itself for its right neighbour.
+
+    Examples:
+        >>> left, right = neighbours(6, (1,), "symmetric", None, torch.device("cpu"))
     """
     place, length = positions(ptr, num_nodes, device)
     stride = torch.tensor(list(strides), device=device).unsqueeze(1)
