@@ -11,6 +11,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -51,6 +52,16 @@ class Name(NamedTuple):
         return next((page for page in RUN if _word(self.name, "\n".join(blocks(ROOT / page)))), "")
 
     @property
+    def address(self) -> str:
+        """Where the site has it. A name that is lazy, or that a module has too, stands there by the path of its module."""
+        package = self.package.__name__
+        page = f"{package.split('.')[1] if '.' in package else 'diffusion_mp'}.md"
+        if not (inspect.isroutine(self.value) or inspect.isclass(self.value) or hasattr(self.value, "derivatives")):
+            return page
+        hidden = hasattr(self.package, "__getattr__") or find_spec(f"{package}.{self.name}")
+        return f"{page}#{self.value.__module__ if hidden else package}.{self.name}"
+
+    @property
     def tested(self) -> bool:
         return _word(self.name, _tests())
 
@@ -88,8 +99,7 @@ def table() -> str:
     ]
     for name in names:
         package = name.package.__name__
-        page = package.split(".")[1] if "." in package else "diffusion_mp"
-        row = [f"[`{name.name}`]({page}.md#{package}.{name.name})", f"`{package}`"]
+        row = [f"[`{name.name}`]({name.address})", f"`{package}`"]
         row += ["yes" if name.documented else "–", name.example or "–", "yes" if name.tested else "–"]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
