@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -49,11 +50,11 @@ class Name(NamedTuple):
         """Where an example of it is run: its docstring or a page."""
         if ">>>" in (self.value.__doc__ or "") and self.documented:
             return "docstring"
-        return next((page for page in RUN if _word(self.name, "\n".join(blocks(ROOT / page)))), "")
+        return next((page for page in RUN if self.name in _words(ROOT / page)), "")
 
     @property
     def address(self) -> str:
-        """Where the site has it. A name that is lazy, or that a module has too, stands there by the path of its module."""
+        """Where the site has it. What is lazy, or has a module's name, stands there by its own path."""
         package = self.package.__name__
         page = f"{package.split('.')[1] if '.' in package else 'diffusion_mp'}.md"
         if not (inspect.isroutine(self.value) or inspect.isclass(self.value) or hasattr(self.value, "derivatives")):
@@ -63,7 +64,7 @@ class Name(NamedTuple):
 
     @property
     def tested(self) -> bool:
-        return _word(self.name, _tests())
+        return self.name in _tested()
 
 
 def packages() -> Iterator[ModuleType]:
@@ -111,17 +112,17 @@ def page() -> str:
     return f"{head}{MARK}\n\n{table()}"
 
 
-def _word(name: str, text: str) -> bool:
-    return bool(re.search(rf"\b{name}\b", text))
+@cache
+def _words(page: Path) -> set[str]:
+    return set(re.findall(r"\w+", "\n".join(blocks(page))))
 
 
 @cache
-def _tests() -> str:
-    return "\n".join(
-        path.read_text()
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        if not {"fuzz", "pages"} & set(path.relative_to(ROOT).parts)
+def _tested() -> set[str]:
+    paths = (
+        path for path in (ROOT / "tests").rglob("*.py") if not {"fuzz", "pages"} & set(path.relative_to(ROOT).parts)
     )
+    return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
 
 
 @cache
