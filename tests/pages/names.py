@@ -22,11 +22,9 @@ from .blocks import ROOT, blocks
 
 PAGE = ROOT / "docs/api/index.md"
 MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
-RUN = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *(f"docs/{page}.md" for page in ("certified", "getting-started", "write-your-own")),
-]
+STORIES = ["index", "concepts", "training", "large-graphs"]
+SCRIPTS = ["getting-started", "write-your-own"]
+RUN = ["README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in ["certified", *SCRIPTS, *STORIES])]
 
 
 class Name(NamedTuple):
