@@ -12,7 +12,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 # Not tried by .ci/floors: each GPU build of PyTorch asks for one version of Triton, and the tools only read the source.
-UNTRIED = {"diffusion-mp", "torch", "torch-scatter", "triton", "ruff", "mypy", "pre-commit"}
+TOOLS = {"ruff", "mypy", "pre-commit", "mkdocs-material", "mkdocstrings", "playwright"}
+UNTRIED = {"diffusion-mp", "torch", "torch-scatter", "triton", *TOOLS}
 
 
 def floors() -> dict[str, Version]:

@@ -22,6 +22,10 @@ def cite(model: nn.Module) -> str:
     """BibTeX of the papers behind ``model`` and its parts, in the order they appear; also printed.
 
     A module names its papers in a class attribute ``references``, keys of ``diffusion_mp.cite.REFERENCES``.
+
+    Examples:
+        >>> text = cite(SGConv(4, 3))  # doctest: +ELLIPSIS
+        @...
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     keys = dict.fromkeys(key for module in model.modules() for key in getattr(module, "references", ()))

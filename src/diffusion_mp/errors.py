@@ -20,15 +20,33 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class CouplingMismatchError(ValueError):
-    """An update or a theorem needs a property that the coupling does not declare."""
+    """An update or a theorem needs a property that the coupling does not declare.
+
+    Examples:
+        >>> try:
+        ...     CrankNicolson(tau=0.5)(x, GATDiffusivity(4)(x, graph))  # softmax over edges is not reversible
+        ... except CouplingMismatchError:
+        ...     print("refused")
+        refused
+    """
 
 
 class SingularSystemError(ValueError):
-    """A steady state was asked for that does not exist or is not unique."""
+    """A steady state was asked for that does not exist or is not unique.
+
+    Examples:
+        >>> issubclass(SingularSystemError, Exception)
+        True
+    """
 
 
 class ConvergenceError(RuntimeError):
-    """An iteration used up its budget before it reached its tolerance."""
+    """An iteration used up its budget before it reached its tolerance.
+
+    Examples:
+        >>> issubclass(ConvergenceError, RuntimeError)
+        True
+    """
 
 
 class BackendError(RuntimeError):

@@ -11,8 +11,10 @@ from shlex import quote
 def needed_by(what: str, install: str) -> Iterator[None]:
     """Around the import of optional packages: without them, one sentence with the way out.
 
-    >>> with needed_by("A picture", "diffusion-mp[plot]"):
-    ...     import matplotlib.pyplot as plt
+    ```python
+    with needed_by("A picture", "diffusion-mp[plot]"):
+        import matplotlib.pyplot as plt
+    ```
 
     Args:
         what: needs them; begins the sentence.

@@ -68,6 +68,11 @@ class Graph:
 
     Raises:
         TypeError, ValueError: with a sentence, before any arithmetic.
+
+    Examples:
+        >>> graph = Graph(6, edge_index)
+        >>> graph.num_nodes, graph.num_edges
+        (6, 12)
     """
 
     def __init__(

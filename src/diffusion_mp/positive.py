@@ -20,6 +20,10 @@ class Positive(nn.Module):
 
     Raises:
         TypeError, ValueError: ``initial`` is no finite number above zero.
+
+    Examples:
+        >>> weight = Positive(1.0)  # softplus of a parameter, so it stays positive
+        >>> diffusivity = weight * SimpleDiffusivity()
     """
 
     def __init__(self, initial: float = 1.0) -> None:

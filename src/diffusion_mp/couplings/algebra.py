@@ -41,6 +41,10 @@ class ScaledCoupling(Coupling):
 
     Raises:
         TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
+
+    Examples:
+        >>> isinstance(0.5 * UniformCoupling(6), ScaledCoupling)
+        True
     """
 
     def __init__(self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False) -> None:
@@ -104,6 +108,10 @@ class SumCoupling(Coupling):
 
     Raises:
         TypeError, ValueError: no couplings, none at all, or couplings of different nodes or heads.
+
+    Examples:
+        >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
+        True
     """
 
     def __init__(self, terms: Sequence[Coupling]) -> None:

@@ -68,6 +68,13 @@ class Coupling(ABC):
 
     Raises:
         TypeError, ValueError: a size, boundaries or a promise that is none.
+
+    Examples:
+        >>> S = SimpleDiffusivity()(x)
+        >>> (S @ x.unsqueeze(1)).shape  # a coupling multiplies states [nodes, heads, channels]
+        torch.Size([6, 1, 4])
+        >>> S.to_dense().shape  # [heads, nodes, nodes]; for looking at it
+        torch.Size([1, 6, 6])
     """
 
     ptr = Fact[Tensor | None]()

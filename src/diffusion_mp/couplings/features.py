@@ -18,6 +18,12 @@ def distance_features(
     DIFFormer-s score 2 − ½z² stays low-rank, and the sigmoid's and the Gaussian's are tiled like any other. (The paper
     writes 1 + q_i·k_j for it, which is the same for unit vectors only; D8 of docs/errata.md.)
     In at least float32: the squares leave the range of half precision, and what they cancel to has no digits in it.
+
+    Examples:
+        >>> query, key = distance_features(q)
+        >>> distance = torch.cdist(q.transpose(0, 1), q.transpose(0, 1))
+        >>> torch.allclose(torch.einsum("ihf,jhf->hij", query, key), -distance.square() / 2, atol=1e-5)
+        True
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     x, y = x.to(wide), (x if y is None else y).to(wide)
@@ -36,5 +42,11 @@ def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Ten
 
 
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:
-    """Append a constant feature c, which adds c·c′ to every inner product."""
+    """Append a constant feature c, which adds c·c′ to every inner product.
+
+    Examples:
+        >>> query, key = with_constant(q, 1.0), with_constant(k, 1.0)
+        >>> torch.allclose((query * key).sum(2), (q * k).sum(2) + 1)
+        True
+    """
     return torch.cat([features, features.new_full((*features.shape[:2], 1), constant)], dim=2)

@@ -17,6 +17,11 @@ class IdentityCoupling(Coupling):
     Args:
         num_nodes: N.
         dtype, device: of the entries.
+
+    Examples:
+        >>> S = IdentityCoupling(6)
+        >>> torch.equal(S.to_dense()[0], torch.eye(6))
+        True
     """
 
     def __init__(

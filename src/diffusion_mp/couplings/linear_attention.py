@@ -42,6 +42,11 @@ class LinearAttentionCoupling(PooledCoupling):
 
     Raises:
         ValueError: query and key are not of one shape [N, H, F].
+
+    Examples:
+        >>> S = LinearAttentionCoupling(q, k, nonnegative=True)
+        >>> torch.allclose(S.degree(), torch.ones(6, 2))  # every row sums to one
+        True
     """
 
     def __init__(

@@ -84,6 +84,11 @@ class LogLowRankCoupling(PooledCoupling):
 
     Raises:
         ValueError: the features are not of one shape [N, H, F] with F ≥ 1, or log_weight does not fit.
+
+    Examples:
+        >>> S = LogLowRankCoupling(q.log(), k.log())
+        >>> torch.allclose(S.degree(), torch.ones(6, 2))
+        True
     """
 
     def __init__(

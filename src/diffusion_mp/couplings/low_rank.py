@@ -28,6 +28,11 @@ class LowRankCoupling(PooledCoupling):
         symmetric, row_stochastic, nonnegative: promises about S.
 
     With rows divided by their sums it is a :class:`LinearAttentionCoupling`.
+
+    Examples:
+        >>> S = LowRankCoupling(q, k)
+        >>> torch.allclose(S.to_dense(), torch.einsum("ihf,jhf->hij", q, k))
+        True
     """
 
     def __init__(
@@ -96,6 +101,11 @@ class UniformCoupling(LowRankCoupling):
         num_nodes: N.
         ptr: row boundaries of a ragged batch; ``None`` is one graph.
         normalize: 1/n (the mean over the graph); otherwise s_ij = 1 (the sum).
+
+    Examples:
+        >>> S = UniformCoupling(6)
+        >>> torch.allclose(S.to_dense(), torch.full((1, 6, 6), 1 / 6))
+        True
     """
 
     def __init__(

@@ -48,6 +48,11 @@ class NeumannCoupling(Coupling):
 
     Raises:
         ValueError: strides, boundary or α that do not fit.
+
+    Examples:
+        >>> S = NeumannCoupling(6, torch.full((1, 1), 0.25))  # a sequence of six positions, stride 1
+        >>> S.symmetric
+        True
     """
 
     def __init__(

@@ -31,6 +31,11 @@ class PairwiseCoupling(Coupling):
         symmetric, positive_semidefinite: promises about S as it is in the end.
         reversible: the promise that the scores q_i·k_j are symmetric, made anyway where q and k are one tensor. Rows
             divided by their sums are then self-adjoint in the ``metric`` of these.
+
+    Examples:
+        >>> S = PairwiseCoupling(q, k, score="exp")  # softmax attention
+        >>> torch.allclose(S.to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
+        True
     """
 
     def __init__(

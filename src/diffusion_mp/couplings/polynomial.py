@@ -19,6 +19,12 @@ class PolynomialCoupling(Coupling):
 
     Raises:
         ValueError: the coefficients have another shape, or heads that do not match those of S.
+
+    Examples:
+        >>> A = UniformCoupling(6)
+        >>> S = PolynomialCoupling(A, torch.tensor([0.0, 0.5, 0.5]).unsqueeze(1))  # ½A + ½A²
+        >>> torch.allclose(S.to_dense(), A.to_dense())  # the mean of a mean is the mean
+        True
     """
 
     def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:

@@ -14,7 +14,13 @@ from diffusion_mp.couplings.base import Coupling
 
 
 class Sums(NamedTuple):
-    """Sums over some senders: Σ_j … = ``totals`` · exp(``shift``), with a shift that has no gradient (``None``: 0)."""
+    """Sums over some senders: Σ_j … = ``totals`` · exp(``shift``), with a shift that has no gradient (``None``: 0).
+
+    Examples:
+        >>> sums = LinearAttentionCoupling(q, k).pool(torch.rand(6, 2, 4))
+        >>> isinstance(sums, Sums)
+        True
+    """
 
     totals: Tensor
     shift: Tensor | None = None
@@ -34,7 +40,15 @@ def merge(a: Sums, b: Sums) -> Sums:
 
 
 def merged(parts: list[Sums]) -> Sums:
-    """The sums over the senders of all."""
+    """The sums over the senders of all.
+
+    Examples:
+        >>> first, second = LinearAttentionCoupling(q[:4], k[:4]), LinearAttentionCoupling(q[4:], k[4:])
+        >>> v = torch.rand(6, 2, 4)
+        >>> sums = merged([first.pool(v[:4]), second.pool(v[4:])])  # two halves of the nodes, one after the other
+        >>> torch.allclose(first.read(sums, v[:4]), (LinearAttentionCoupling(q, k) @ v)[:4], atol=1e-6)
+        True
+    """
     return reduce(merge, parts)
 
 
@@ -45,11 +59,19 @@ class PooledCoupling(Coupling):
     may lie in blocks of which one is at hand at a time, or with different processes: with S^b the coupling made of the
     rows of block b alone, the rows of S v in block b are
 
-    >>> sums = merged([S_b.pool(v_b) for S_b, v_b in zip(blocks, values)])
-    >>> S_b.read(sums, v_b)
+    ```python
+    sums = merged([S_b.pool(v_b) for S_b, v_b in zip(blocks, values)])
+    S_b.read(sums, v_b)
+    ```
 
     Both steps are differentiable once. They know one graph: a ragged batch is refused. A new kind writes ``_pool``,
     ``_read`` and ``block`` beside what every coupling writes, and ``check_coupling`` compares them with its entries.
+
+    Examples:
+        >>> S = LinearAttentionCoupling(q, k)
+        >>> v = torch.rand(6, 2, 4)
+        >>> torch.allclose(S.read(S.pool(v), v), S @ v, atol=1e-6)
+        True
     """
 
     @abstractmethod

@@ -25,6 +25,11 @@ class ProjectedCoupling(Coupling):
 
     Raises:
         TypeError, ValueError: no coupling, or a projection of another shape.
+
+    Examples:
+        >>> S = ProjectedCoupling(UniformCoupling(6), torch.rand(1, 2, 4))
+        >>> (S @ x.unsqueeze(1)).shape
+        torch.Size([6, 1, 4])
     """
 
     def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:

@@ -27,6 +27,11 @@ class ReweightedCoupling(Coupling):
 
     Raises:
         ValueError: r or c has other nodes than S, or heads that do not match.
+
+    Examples:
+        >>> S = ReweightedCoupling(UniformCoupling(6), row=torch.full((6, 1), 2.0))
+        >>> torch.allclose(S.degree(), torch.full((6, 1), 2.0))
+        True
     """
 
     def __init__(
@@ -103,7 +108,13 @@ class ReweightedCoupling(Coupling):
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
-    """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row."""
+    """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row.
+
+    Examples:
+        >>> S = row_normalized(LowRankCoupling(q, k, nonnegative=True))
+        >>> torch.allclose(S.degree(), torch.ones(6, 2))
+        True
+    """
     degree = reciprocal(coupling.degree())
     nonnegative = coupling.nonnegative  # a row that sums to zero is zero then; its column too, where S is reversible
     return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=nonnegative, positive=nonnegative)

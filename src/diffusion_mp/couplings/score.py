@@ -42,6 +42,11 @@ class Score:
     - ``"inner"``: s = q_i·k_j − 1, the published form.
 
     A constant or linear g makes a low-rank coupling, O(N); the others are evaluated tile by tile.
+
+    Examples:
+        >>> f = Score("sigmoid", scale=2.0, offset=1.0)  # f(z²) = σ(2 − z²) with s = −z²/2
+        >>> f.coupling(q, q).symmetric
+        True
     """
 
     g: Literal["linear", "exp", "sigmoid", "constant"]

@@ -31,6 +31,11 @@ class SparseCoupling(Coupling):
 
     Raises:
         TypeError, ValueError: no graph, or weights that do not fit its edges.
+
+    Examples:
+        >>> S = SparseCoupling(graph, torch.ones(12))
+        >>> (S @ x.unsqueeze(1)).shape
+        torch.Size([6, 1, 4])
     """
 
     def __init__(

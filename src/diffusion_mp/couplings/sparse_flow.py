@@ -54,6 +54,11 @@ class SparseFlowCoupling(Coupling):
 
     Raises:
         ValueError: features that do not match, one friction feature without the other, λ < 0 or α ≤ 0.
+
+    Examples:
+        >>> S = SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1)
+        >>> S.density().shape  # the fraction of pairs that attend, by head
+        torch.Size([2])
     """
 
     def __init__(

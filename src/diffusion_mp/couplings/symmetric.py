@@ -32,6 +32,10 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 
     Raises:
         CouplingMismatchError: S is not promised to be non-negative, or its rows were divided by their sums already.
+
+    Examples:
+        >>> symmetric_normalized(LowRankCoupling(q, q, symmetric=True, nonnegative=True)).symmetric
+        True
     """
     check_coupling_kind(coupling)
     check_flags(diagonal=diagonal)
@@ -60,6 +64,11 @@ def without_diagonal(coupling: Coupling) -> Coupling:
 
     Raises:
         TypeError: no coupling.
+
+    Examples:
+        >>> S = without_diagonal(LowRankCoupling(q, q, symmetric=True))
+        >>> bool((S.to_dense().diagonal(dim1=1, dim2=2).abs() < 1e-6).all())
+        True
     """
     check_coupling_kind(coupling)
     if isinstance(coupling, SumCoupling):

@@ -48,6 +48,10 @@ def find_clusters(
         ImportError: METIS is asked for and there is none.
         ValueError: a number of clusters where the method finds it, and none where it needs one.
         TypeError: a number of clusters or a seed that is none.
+
+    Examples:
+        >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
+        torch.Size([6])
     """
     check_choice(method, "method", ["metis", "label_propagation"])
     seed = as_whole(seed, "seed")

@@ -28,10 +28,6 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
     It is found by scikit-learn, without compiled extensions of PyG. By "cosine" nobody is joined whose features have
     nothing in common, an angle of 90° or more: so an empty document has no neighbours instead of arbitrary ones.
 
-    >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0], [7.0]]), k=1)
-    tensor([[0, 1, 2, 3],
-            [1, 0, 3, 2]])
-
     Args:
         x: the features. Columns in different units are scaled first, else the largest numbers decide alone.
         k: neighbours that every row has at most on its own account, below the number of rows.
@@ -43,6 +39,11 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
     Raises:
         TypeError, ValueError: an argument does not fit, k is not below the number of rows, or x is not finite.
         ModuleNotFoundError: scikit-learn is not installed.
+
+    Examples:
+        >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0], [7.0]]), k=1)
+        tensor([[0, 1, 2, 3],
+                [1, 0, 3, 2]])
     """
     return _edges(x, *_options(k, metric), name="x")[0]
 
@@ -65,6 +66,10 @@ class KNNGraph(BaseTransform):
 
     Raises:
         TypeError, ValueError, ModuleNotFoundError: as `knn_graph`.
+
+    Examples:
+        >>> KNNGraph(k=2)(Data(x=x)).edge_index.size(0)
+        2
     """
 
     def __init__(self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False) -> None:

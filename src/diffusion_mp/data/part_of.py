@@ -20,7 +20,9 @@ class PartOf(BaseTransform):
 
     `RandomPartitionLoader` does so by itself; a loader of PyG takes it as its transform and yields the same attributes:
 
-    >>> NeighborLoader(data, [15, 10], data.train_mask, batch_size=1024, transform=PartOf(data, degrees="full"))
+    ```python
+    NeighborLoader(data, [15, 10], data.train_mask, batch_size=1024, transform=PartOf(data, degrees="full"))
+    ```
 
     - `kept_edges`, a float: of the edges that arrive at the batch's own nodes (the first `batch_size`) in `data`, the
       share that the batch has; 1.0 where none arrives.
@@ -39,6 +41,10 @@ class PartOf(BaseTransform):
     Raises:
         TypeError, ValueError: where `Graph.from_data` has them, for edges that are not on the CPU or come as `adj_t`,
             and for an unknown choice.
+
+    Examples:
+        >>> data = Data(x=x, edge_index=edge_index)
+        >>> part = PartOf(data, degrees="full")  # NeighborLoader(data, [15, 10], transform=part)
     """
 
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:

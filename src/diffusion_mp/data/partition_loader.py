@@ -66,6 +66,11 @@ class RandomPartitionLoader(DataLoader[Data]):
     Raises:
         TypeError, ValueError: data that is not one graph on the CPU, more parts than nodes or than training nodes, and
             a `num_parts` that processes can not share evenly.
+
+    Examples:
+        >>> data = Data(x=x, edge_index=edge_index, y=torch.arange(6) % 2)
+        >>> sorted(batch.num_nodes for batch in RandomPartitionLoader(data, num_parts=2))
+        [3, 3]
     """
 
     def __init__(

@@ -41,6 +41,11 @@ class AddLaplacianPE(BaseTransform):
     Raises:
         TypeError, ValueError: where `Graph.from_data` has them; ValueError for a graph without edge_index, or one that
             is not undirected.
+
+    Examples:
+        >>> data = AddLaplacianPE(2)(Data(x=x, edge_index=edge_index))
+        >>> data.laplacian_eigenvectors.shape
+        torch.Size([6, 2])
     """
 
     def __init__(self, k: int) -> None:

@@ -30,6 +30,11 @@ def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, .
     Raises:
         ValueError: an empty batch, or a `max_length` below 1.
         TypeError: items of different kinds, tokens or labels that are no whole numbers.
+
+    Examples:
+        >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])
+        >>> tokens.shape, mask.sum(1).tolist()
+        (torch.Size([2, 3]), [3, 1])
     """
     check_kind(batch, "batch", (list, tuple), "a list of items")
     if not batch:

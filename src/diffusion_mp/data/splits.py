@@ -15,7 +15,13 @@ from diffusion_mp.errors import check_kind, check_number, describe, index_vector
 
 
 class Split(NamedTuple):
-    """Three boolean masks [N], disjoint; nodes in none of them are unlabelled or left over."""
+    """Three boolean masks [N], disjoint; nodes in none of them are unlabelled or left over.
+
+    Examples:
+        >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))
+        >>> isinstance(split, Split)
+        True
+    """
 
     train: Bool[Tensor, " N"]
     val: Bool[Tensor, " N"]
@@ -68,6 +74,10 @@ def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
 
     Raises:
         TypeError: y is no tensor (array, list) of whole numbers [N].
+
+    Examples:
+        >>> label_mask(torch.tensor([0, 1, -1]))  # a negative number is no label
+        tensor([ True,  True, False])
     """
     return _labels(y) >= 0
 
@@ -97,6 +107,12 @@ def random_split_per_class(
     Raises:
         TypeError: no generator, y that are no whole numbers [N], or counts that are none.
         ValueError: a class, or what is left of all of them, has too few nodes.
+
+    Examples:
+        >>> y = torch.arange(20) % 2
+        >>> split = random_split_per_class(y, 3, 4, 5, torch.Generator().manual_seed(0))
+        >>> int(split.train.sum()), int(split.val.sum()), int(split.test.sum())
+        (6, 4, 5)
     """
     per_class, num_val = as_whole(per_class, "per_class"), as_whole(num_val, "num_val")
     num_test = None if num_test is None else as_whole(num_test, "num_test")
@@ -141,6 +157,11 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
     Raises:
         TypeError: no generator, y that are no whole numbers [N], or shares that are no numbers.
         ValueError: the shares are negative, NaN or exceed 1, or leave no node to train.
+
+    Examples:
+        >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))
+        >>> int(split.train.sum()), int(split.val.sum()), int(split.test.sum())
+        (5, 2, 3)
     """
     for name, share in (("train", train), ("val", val)):
         check_number(share, name)

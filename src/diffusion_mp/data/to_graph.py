@@ -30,6 +30,9 @@ class ToDiffusionGraph(BaseTransform):
 
     Raises:
         TypeError, ValueError: no data, or where `Graph.from_data` has them.
+
+    Examples:
+        >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
     """
 
     def __init__(self, self_loops: SelfLoops | None = None) -> None:

@@ -18,7 +18,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 
 @dataclass(frozen=True)
 class Commutator:
-    """Norms over the tokens of all sequences: ‖[S, A](X)‖, its linearised form, and ‖A(X)‖ to measure them by."""
+    """Norms over the tokens of all sequences: `‖[S, A](X)‖`, its linearised form, and ‖A(X)‖ to measure them by."""
 
     exact: float
     linearized: float | None
@@ -26,7 +26,7 @@ class Commutator:
 
     @property
     def relative(self) -> float:
-        """‖[S, A](X)‖ / ‖A(X)‖; 0 where the attention gives nothing."""
+        """`‖[S, A](X)‖` / ‖A(X)‖; 0 where the attention gives nothing."""
         return self.exact / self.routed if self.routed else 0.0
 
     @property
@@ -55,6 +55,12 @@ def commutator(
             method ``frozen(x, mask)`` that gives A_X, as `SelfAttention` has, also the linearised form is taken.
         x: the state that the attention reads.
         mask: true where there is a token; only tokens count.
+
+    Examples:
+        >>> attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        >>> result = commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4))
+        >>> result.exact > 0
+        True
     """
     check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
     check_function(attention, "attention", "called as attention(x, mask)")

@@ -40,11 +40,12 @@ class EnergyTrace:
     Raises:
         ValueError: the model has no diffusion layer.
 
-    Example:
+    Examples:
+        >>> model = DIFFormer(4, 16, 3, num_layers=2)
         >>> with EnergyTrace(model) as trace:
-        ...     model(x, edge_index)
-        >>> trace.energies  # one number per layer and call
-        >>> print(trace)  # a table: layer, energy before, energy after
+        ...     out = model(x, edge_index)
+        >>> len(trace.energies)  # one number per layer and call; print(trace) shows a table
+        2
     """
 
     def __init__(self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None) -> None:

@@ -46,6 +46,11 @@ def kernel_error(
 
     Takes O(N² m) time for every draw, minutes for thousands of nodes (a progress bar runs in a terminal), and
     O(N (m + 512)) memory.
+
+    Examples:
+        >>> errors = kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2)
+        >>> list(errors)  # from the number of random features to the error
+        [16, 32]
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
         raise TypeError(

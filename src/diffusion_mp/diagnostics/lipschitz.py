@@ -48,6 +48,10 @@ def lipschitz(
     Raises:
         ConvergenceError: the tolerance was not reached.
         RuntimeError: a part of f can be differentiated only once.
+
+    Examples:
+        >>> round(lipschitz(lambda z: 3 * z, torch.rand(5)), 3)
+        3.0
     """
     check_positive(tol, "tol")
     check_counts(max_iter=max_iter)

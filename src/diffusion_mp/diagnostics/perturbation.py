@@ -102,6 +102,12 @@ def perturbation_bound(
     Raises:
         TypeError, ValueError: ``site`` is not called, or is no diffusion layer while none is given.
         ConvergenceError, RuntimeError: see `lipschitz`.
+
+    Examples:
+        >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P1")
+        >>> site = next(module for module in model.modules() if isinstance(module, PDEDiffusion1d))
+        >>> perturbation_bound(model, site, torch.rand(2, 5, 4)).truth >= 0
+        True
     """
     check_counts(points=points)
     check_positive(tol, "tol")

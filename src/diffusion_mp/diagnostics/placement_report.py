@@ -27,7 +27,7 @@ class PlacementReport:
 
     Args:
         attention: a row for every call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` ‖[S, A](X)‖/‖A(X)‖
+            𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` `‖[S, A](X)‖`/‖A(X)‖
             and ``linearized``, Eq. 13 relative to the same (``None`` where the module has no ``frozen``).
         insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
             where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``
@@ -81,8 +81,10 @@ def diagnose(
 ) -> PlacementReport:
     r"""Measure what Zhang & Zhou predict the best placement with and did not measure (§ 3.5, Eqs. 6, 10, 12, 13).
 
-    >>> report = diagnose(model, x, mask)
-    >>> report.plot(quantity="commutator")
+    ```python
+    report = diagnose(model, x, mask)
+    report.plot(quantity="commutator")
+    ```
 
     Every module with ``is_self_attention = True`` gives the commutator with S at the state that it reads. Every
     diffusion layer is bypassed for the estimate of Theorem 4.7. The model is run in evaluation mode and left as it was;
@@ -103,6 +105,12 @@ def diagnose(
     Raises:
         ValueError: no diffusion layer to measure with, or a site that the model does not have.
         ConvergenceError, RuntimeError: see `lipschitz`.
+
+    Examples:
+        >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
+        >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot() draws it
+        >>> isinstance(report, PlacementReport)
+        True
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")

@@ -35,6 +35,9 @@ def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, thresho
 
     Raises:
         TypeError, ValueError: not a coupling, a head that it does not have, an entry that is negative.
+
+    Examples:
+        >>> axes = plot_attention(SimpleDiffusivity()(x))
     """
     if not isinstance(coupling, Coupling):
         raise TypeError(f"coupling must be a Coupling, such as return_coupling=True gives; got {describe(coupling)}.")

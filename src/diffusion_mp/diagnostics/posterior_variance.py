@@ -36,6 +36,10 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         CouplingMismatchError: the coupling is not promised to be symmetric and nonnegative, or is too large.
         SingularSystemError: a node couples with nobody, not even with itself, and nothing holds it.
         ValueError: the leak is not positive.
+
+    Examples:
+        >>> posterior_variance(SigmoidPenalty().coupling(0.1 * x), leak=0.5).shape
+        torch.Size([6, 1])
     """
     check_coupling_kind(coupling)
     check_positive(leak, "leak")

@@ -18,6 +18,10 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
 
     Raises:
         TypeError, ValueError: x is not [B, L, C], or the mask is not [B, L] of bool.
+
+    Examples:
+        >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences
+        torch.Size([3])
     """
     check_tensor(x, "x", "[batch, length, channels]")
     if x.dim() != 3:

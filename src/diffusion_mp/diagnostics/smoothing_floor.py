@@ -28,6 +28,11 @@ class SmoothingFloor:
 
     All are norms of what differs between nodes, ‖ΠX‖ in the metric D̄: ``spread`` of the state, ``source`` of H,
     ``residual`` of (I − Ŝ + κ)Z − βH, which is zero at a steady state.
+
+    Examples:
+        >>> floor = smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x)
+        >>> isinstance(floor, SmoothingFloor)
+        True
     """
 
     spread: float
@@ -55,6 +60,11 @@ def smoothing_floor(
     Raises:
         CouplingMismatchError: Ω does not promise to be symmetric and nonnegative.
         TypeError, ValueError: arguments of another kind, shapes that do not fit.
+
+    Examples:
+        >>> floor = smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x, beta=1.0, leak=0.5)
+        >>> floor.floor >= 0
+        True
     """
     check_coupling_kind(coupling)
     check_number(beta, "beta")

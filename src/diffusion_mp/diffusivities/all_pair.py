@@ -38,6 +38,10 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
 
     An energy is known (``penalty``) for ``projection=None, normalize=None, measure="distance"``: f then sees the state
     itself.
+
+    Examples:
+        >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
+        True
     """
 
     def __init__(
@@ -110,6 +114,13 @@ class SimpleDiffusivity(AllPairDiffusivity):
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
     is exact for states of any norm and still low-rank; f is non-negative, and an energy falls, while all
     ‖x_i − x_j‖ ≤ 2, a condition that the paper leaves out (docs/errata.md, D7).
+
+    Examples:
+        >>> S = SimpleDiffusivity()(x)
+        >>> torch.allclose(S.degree(), torch.ones(6, 1))
+        True
+        >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
+        2
     """
 
     def penalty_of(self, dim: int | None) -> Penalty:
@@ -121,6 +132,11 @@ class SigmoidDiffusivity(AllPairDiffusivity):
 
     The published equations normalise q and k for this kernel too; the released code does not
     (docs/errata.md, D2): that is ``normalize=None``.
+
+    Examples:
+        >>> S = SigmoidDiffusivity()(x)
+        >>> torch.allclose(S.degree(), torch.ones(6, 1))
+        True
     """
 
     def penalty_of(self, dim: int | None) -> Penalty:
@@ -131,6 +147,11 @@ class SoftmaxDiffusivity(AllPairDiffusivity):
     """f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21).
 
     The δ that the paper prints beside it has another derivative, and is corrected (docs/errata.md, D9).
+
+    Examples:
+        >>> S = SoftmaxDiffusivity(4, projection="separate")(x)
+        >>> torch.allclose(S.degree(), torch.ones(6, 1))
+        True
     """
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
@@ -138,7 +159,12 @@ class SoftmaxDiffusivity(AllPairDiffusivity):
 
 
 class GaussianDiffusivity(AllPairDiffusivity):
-    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``."""
+    """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``.
+
+    Examples:
+        >>> GaussianDiffusivity(bandwidth=0.5, normalize=None, measure="distance")(x).row_stochastic
+        True
+    """
 
     def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any) -> None:
         super().__init__(channels, **options)
@@ -150,7 +176,12 @@ class GaussianDiffusivity(AllPairDiffusivity):
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """f = Σ_m c_m exp(−z²/2σ_m²) with learned weights and widths, see `MixturePenalty`; of the actual distance."""
+    """f = Σ_m c_m exp(−z²/2σ_m²) with learned weights and widths, see `MixturePenalty`; of the actual distance.
+
+    Examples:
+        >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads  # the weights of the widths are learned
+        1
+    """
 
     def __init__(
         self,

@@ -33,6 +33,10 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
 
     Raises:
         ValueError: the graph has no ``edge_index`` at all, or other nodes than the coupling.
+
+    Examples:
+        >>> edge_loss(SoftmaxDiffusivity()(x), graph).shape
+        torch.Size([])
     """
     check_coupling_kind(coupling)
     check_kind(graph, "graph", Graph, "a Graph")
@@ -106,12 +110,15 @@ class AuxiliaryLoss:
 def auxiliary_loss(model: nn.Module) -> Tensor:
     """The sum of what this thread's last forward pass left in any module of ``model``; zero where that is nothing.
 
-    >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
-
     Weights (λ/L) are already in it. A module that ran several times in one pass counts with its last run.
 
     Raises:
         RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
+
+    Examples:
+        >>> model = NodeFormer(4, 16, 3)
+        >>> logits = model(x, edge_index)
+        >>> loss = logits.logsumexp(1).mean() + auxiliary_loss(model)
     """
     check_kind(model, "model", nn.Module, "a module")
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]

@@ -41,6 +41,11 @@ class Diffusivity(nn.Module, ABC):
         why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None``.
         heads: H of its couplings; 1 broadcasts.
         positional: rows are positions, in order: renaming the nodes changes the coupling.
+
+    Examples:
+        >>> S = (0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row"))(x, graph)  # sums and multiples
+        >>> S.row_stochastic
+        True
     """
 
     depends_on: Dependence = "graph"
@@ -97,6 +102,10 @@ class ScaledDiffusivity(Diffusivity):
     """a · D; ``a`` is a number, or a tensor (0-dimensional or [H]), learnable if it is an ``nn.Parameter``.
 
     With a learnable ``Positive`` the promises of D about signs are kept.
+
+    Examples:
+        >>> isinstance(0.5 * SimpleDiffusivity(), ScaledDiffusivity)
+        True
     """
 
     depends_on = "parts"
@@ -136,7 +145,12 @@ class ScaledDiffusivity(Diffusivity):
 
 
 class SumDiffusivity(Diffusivity):
-    """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025)."""
+    """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
+
+    Examples:
+        >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)
+        True
+    """
 
     depends_on = "parts"
     why_no_penalty = (

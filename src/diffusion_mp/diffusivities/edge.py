@@ -50,6 +50,10 @@ class GATDiffusivity(Diffusivity):
         edge_dim: channels of the features of edges, which come as ``edge_attr`` [E, edge_dim]; ``None``: there are
             none. A loop that is added has the mean of those of the edges that reach its node.
         dropout: rate on the entries in training, whose rows then sum to one in expectation only.
+
+    Examples:
+        >>> DiffusionConv(4, 8, GATDiffusivity(8), reads="values")(x, edge_index).shape
+        torch.Size([6, 8])
     """
 
     depends_on = "edges"
@@ -175,6 +179,10 @@ class EdgeDiffusivity(Diffusivity):
         penalty: a ``Penalty`` or its name.
         row_stochastic: divide rows by their sums; ``False`` keeps the symmetric Ω.
         self_loops: policy of ``Graph.with_self_loops``.
+
+    Examples:
+        >>> EdgeDiffusivity("sigmoid")(x, graph).heads
+        1
     """
 
     depends_on = "edges"

@@ -16,7 +16,13 @@ from diffusion_mp.kernels.unit import inverse_root, reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):
-    """S = I: no node sees another, an MLP (Table 1)."""
+    """S = I: no node sees another, an MLP (Table 1).
+
+    Examples:
+        >>> S = IdentityDiffusivity()(x)
+        >>> torch.equal(S @ x.unsqueeze(1), x.unsqueeze(1))
+        True
+    """
 
     depends_on = "nothing"
     symmetric = True
@@ -28,7 +34,13 @@ class IdentityDiffusivity(Diffusivity):
 
 
 class UniformDiffusivity(Diffusivity):
-    """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3."""
+    """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3.
+
+    Examples:
+        >>> S = UniformDiffusivity()(x)
+        >>> torch.allclose((S @ x.unsqueeze(1))[0, 0], x.mean(0))
+        True
+    """
 
     depends_on = "nothing"
     symmetric = True
@@ -62,6 +74,11 @@ class AdjacencyDiffusivity(Diffusivity):
             ``"error"``: such a node is refused.
         degrees: d is the sum of the weights of edges, ``"weighted"``, or the number of those with a positive weight,
             ``"count"``. A part of a weighted graph knows its ``full_degree`` only, which are sums.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("row")(x, graph)
+        >>> torch.allclose(S.degree(), torch.ones(6, 1))  # every row sums to one
+        True
     """
 
     depends_on = "nothing"

@@ -46,6 +46,11 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     Raises:
         TypeError, ValueError: something else than two diffusivities, another mix, or a w outside [0, 1].
+
+    Examples:
+        >>> diffusivity = GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")
+        >>> torch.allclose(diffusivity(x, graph).degree(), torch.ones(6, 1))
+        True
     """
 
     depends_on = "parts"
@@ -104,6 +109,10 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
 
     Raises:
         TypeError, ValueError: γ is not positive.
+
+    Examples:
+        >>> AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4), gamma=1.0)(x, graph).heads
+        1
     """
 
     why_no_penalty = "attention plus a graph term, with a learnable balance: no theorem names an energy it descends."

@@ -68,6 +68,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             where norms are large, ε is all that is left of most features and attention is uniform (docs/errata.md, N4).
         options: ``heads``, ``projection``, ``head_channels``, ``normalize`` and ``bias`` of
             :class:`QueryKeyDiffusivity`.
+
+    Examples:
+        >>> S = KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x)
+        >>> torch.allclose(S.degree(), torch.ones(6, 1), atol=1e-4)
+        True
     """
 
     directions: Tensor

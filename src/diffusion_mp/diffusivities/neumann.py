@@ -36,6 +36,11 @@ class NeumannDiffusivity(Diffusivity):
 
     Raises:
         ValueError: strides, boundary, alpha or budget that do not fit.
+
+    Examples:
+        >>> S = NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x)  # the rows are positions of a sequence
+        >>> S.symmetric
+        True
     """
 
     positional = True

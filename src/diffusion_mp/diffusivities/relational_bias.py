@@ -37,6 +37,10 @@ class RelationalBias(Diffusivity):
 
     Attributes:
         bias: b [P, H].
+
+    Examples:
+        >>> RelationalBias(heads=2, hops=2, normalization="sym")(x, graph).heads
+        2
     """
 
     depends_on = "parts"

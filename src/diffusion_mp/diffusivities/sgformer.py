@@ -30,6 +30,10 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
 
     Raises:
         ValueError: ``normalize`` is ``None``, or another option is not one of its choices.
+
+    Examples:
+        >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic
+        True
     """
 
     row_stochastic = True

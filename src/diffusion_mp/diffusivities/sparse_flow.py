@@ -22,6 +22,11 @@ class FrictionAttention(nn.Module):
     """q̃ = W̃_Q x/√d and k̃ = W̃_K x: frictions are attention scores with projections of their own (SFi-Former, § 3.3).
 
     A module in its place takes (x, graph) and returns q̃ and k̃ [N, H, G] likewise.
+
+    Examples:
+        >>> diffusivity = SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))
+        >>> diffusivity(x).heads
+        1
     """
 
     def __init__(self, channels: int, heads: int, head_channels: int) -> None:
@@ -59,6 +64,11 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     Raises:
         ValueError, TypeError: an option is not one of its choices, λ* < 0, or α ≤ 0.
+
+    Examples:
+        >>> S = SparseFlowDiffusivity(4, lam=1.0)(x)
+        >>> S.density().shape  # the fraction of pairs that attend, by head
+        torch.Size([1])
     """
 
     references = ("sfiformer",)
@@ -153,6 +163,10 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         hops: k; j is every node with a walk of 1 to k edges to i. For k > 1 weights only say which edges exist (a > 0).
         self_loops: policy of ``Graph.with_self_loops``, before the walks are counted.
         options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no part, since λ_i is that of row i.
+
+    Examples:
+        >>> EdgeSparseFlowDiffusivity(4, hops=2)(x, graph).heads
+        1
     """
 
     needs_graph = True

@@ -25,6 +25,11 @@ class SymmetricDiffusivity(Diffusivity):
     Raises:
         TypeError, ValueError: no diffusivity, or one that divides rows by their sums.
         CouplingMismatchError: its couplings are not promised to be non-negative.
+
+    Examples:
+        >>> kernel = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
+        >>> SymmetricDiffusivity(kernel, diagonal=False)(x).symmetric
+        True
     """
 
     depends_on = "parts"

@@ -16,7 +16,12 @@ from diffusion_mp.couplings import Sums
 
 
 class RankLostError(RuntimeError):
-    """Another process of the group has ended, or did not answer in time."""
+    """Another process of the group has ended, or did not answer in time.
+
+    Examples:
+        >>> issubclass(RankLostError, RuntimeError)
+        True
+    """
 
 
 #: What backends say where the other side is gone; gloo raises plain RuntimeErrors.

@@ -18,11 +18,13 @@ Model = TypeVar("Model", bound=nn.Module)
 def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     r"""Give every rank the parameters and buffers of the first, and sum gradients over ranks as they arrive.
 
-    >>> graph = ShardedGraph(edge_index, num_nodes)
-    >>> model = node_parallel(DIFFormer(...))
-    >>> logits = model(x[graph.rows], graph)
-    >>> loss = cross_entropy(logits[mask], y[graph.rows][mask], reduction="sum") / graph.total(mask.sum())
-    >>> (loss + auxiliary_loss(model)).backward()
+    ```python
+    graph = ShardedGraph(edge_index, num_nodes)
+    model = node_parallel(DIFFormer(...))
+    logits = model(x[graph.rows], graph)
+    loss = cross_entropy(logits[mask], y[graph.rows][mask], reduction="sum") / graph.total(mask.sum())
+    (loss + auxiliary_loss(model)).backward()
+    ```
 
     The loss of the whole graph is the sum of the ranks' losses, which is why they are divided by the number of labels
     everywhere, not by a rank's own; then the gradient of every parameter is the one a single process has. The model is

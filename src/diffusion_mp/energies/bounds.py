@@ -11,7 +11,13 @@ from diffusion_mp.errors import CouplingMismatchError, check_kind, check_positiv
 
 @dataclass(frozen=True)
 class EnergyBounds:
-    """``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and Δ's non-zero spectrum from μ to λ₁."""
+    """``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and Δ's non-zero spectrum from μ to λ₁.
+
+    Examples:
+        >>> bounds = energy_bounds(AdjacencyDiffusivity("sym")(x, graph), tau=0.5)
+        >>> bounds.lower <= bounds.upper
+        True
+    """
 
     lower: float
     upper: float
@@ -30,6 +36,11 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
 
     Raises:
         CouplingMismatchError: S not symmetric or not declared non-negative. ValueError: τ not positive.
+
+    Examples:
+        >>> bounds = energy_bounds(AdjacencyDiffusivity("sym")(x, graph), tau=0.5)
+        >>> bounds.lower <= bounds.upper
+        True
     """
     check_kind(coupling, "coupling", Coupling, "a Coupling")
     check_positive(tau, "tau")

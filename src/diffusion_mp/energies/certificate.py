@@ -22,6 +22,11 @@ class Certificate:
         eigenvalue: the largest eigenvalue behind the bound, λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
         energy: the energy with its coefficients, where the theorem is about one that is given (Theorem T1).
         layers: of a model whose layers have energies of their own, what is known of each, by name.
+
+    Examples:
+        >>> certificate = certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5)
+        >>> bool(certificate), certificate.lam > 0
+        (True, True)
     """
 
     theorem: str

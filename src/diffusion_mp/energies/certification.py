@@ -57,6 +57,12 @@ def certify(
 
     Raises:
         ValueError: τ ≤ 0, not finite or missing, negative leak. TypeError: a subject of another kind.
+
+    Examples:
+        >>> bool(certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5))
+        True
+        >>> bool(certify(AdjacencyDiffusivity("sym")(x, graph), tau=5.0))  # beyond the largest step
+        False
     """
     if isinstance(subject, JointEnergy):
         return certify_step(subject, None, x)

@@ -21,6 +21,10 @@ class Constraint(ABC):
     """A closed set C of vectors, to which every row of every head is confined (ι_C of Theorem T1, docs/certified.md).
 
     A new one writes `project` and `holds`, and says whether it is convex and how far apart two of its vectors may be.
+
+    Examples:
+        >>> get_constraint("sphere").convex
+        False
     """
 
     #: Whether C is convex: a certified step may then be twice as long.
@@ -42,7 +46,12 @@ class Constraint(ABC):
 
 @dataclass(frozen=True)
 class Unconstrained(Constraint):
-    """All of space."""
+    """All of space.
+
+    Examples:
+        >>> torch.equal(Unconstrained().project(x), x)
+        True
+    """
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         return y
@@ -53,7 +62,12 @@ class Unconstrained(Constraint):
 
 @dataclass(frozen=True)
 class Nonnegative(Constraint):
-    """No entry is negative: the projection is ReLU."""
+    """No entry is negative: the projection is ReLU.
+
+    Examples:
+        >>> Nonnegative().project(torch.tensor([[-1.0, 2.0]]))
+        tensor([[0., 2.]])
+    """
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         return relu(y)
@@ -86,7 +100,12 @@ class _Round(Constraint):
 
 @dataclass(frozen=True)
 class Ball(_Round):
-    """‖x‖ ≤ radius: the projection clips norms."""
+    """‖x‖ ≤ radius: the projection clips norms.
+
+    Examples:
+        >>> bool((Ball(1.0).project(10 * x).norm(dim=1) <= 1 + 1e-6).all())
+        True
+    """
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
@@ -105,6 +124,10 @@ class Sphere(_Round):
     A row of zeros is equally far from all of the sphere. It keeps the direction of ``start``, which is as near as any
     other, so an energy that nearest vectors make fall does not rise by it; where that is zero too it takes the first
     axis.
+
+    Examples:
+        >>> torch.allclose(Sphere(1.0).project(x).norm(dim=1), torch.ones(6))
+        True
     """
 
     convex = False
@@ -134,7 +157,12 @@ CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
 
 
 def get_constraint(constraint: str | Constraint | None, radius: float = 1.0) -> Constraint:
-    """The constraint of that name (None, ``"nonnegative"``, ``"ball"`` or ``"sphere"`` of ``radius``); or itself."""
+    """The constraint of that name (None, ``"nonnegative"``, ``"ball"`` or ``"sphere"`` of ``radius``); or itself.
+
+    Examples:
+        >>> get_constraint("ball", radius=2.0)
+        Ball(radius=2.0)
+    """
     if isinstance(constraint, Constraint):
         return constraint
     check_choice(constraint, "constraint", CONSTRAINTS)

@@ -69,6 +69,13 @@ class Energy:
     Raises:
         ValueError: shapes that do not fit, λ not positive, a printed form with a source but no ``x_prev``.
         CouplingMismatchError: a coupling that the energy is not defined for.
+
+    Examples:
+        >>> h = torch.nn.functional.normalize(x.double(), dim=1)
+        >>> energy = Energy(SimplePenalty(), lam=certify(SimplePenalty(), h, tau=0.5).lam)
+        >>> following = ExplicitEuler(tau=0.5)(h, SimplePenalty().coupling(h, normalize=True))
+        >>> bool(energy(following, h) <= energy(h, h))
+        True
     """
 
     def __init__(

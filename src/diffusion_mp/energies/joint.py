@@ -44,6 +44,11 @@ class JointEnergy:
 
     Raises:
         TypeError, ValueError: an argument of another kind or out of range, shapes that do not fit.
+
+    Examples:
+        >>> energy = JointEnergy("simple", graph_term=AdjacencyDiffusivity("sum")(x, graph), source=0.1 * x)
+        >>> energy(0.1 * x).shape
+        torch.Size([])
     """
 
     def __init__(

@@ -40,6 +40,11 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
 
     Raises:
         TypeError, ValueError: arguments of another kind, or shapes that do not fit.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("sum")(x, graph)
+        >>> bool(certify_step(JointEnergy(None, graph_term=S, source=x), S, x))
+        True
     """
     check_kind(energy, "energy", JointEnergy, "a JointEnergy")
     check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")

@@ -26,6 +26,11 @@ class MixturePenalty(nn.Module, Penalty):
 
     Raises:
         TypeError, ValueError: none at all, not as many weights as widths, or one that is not positive and finite.
+
+    Examples:
+        >>> penalty = MixturePenalty(widths=(0.5, 1.0))
+        >>> penalty.total(x).shape
+        torch.Size([])
     """
 
     def __init__(self, widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0), weights: Sequence[float] | None = None) -> None:

@@ -35,6 +35,10 @@ class Penalty(ABC):
 
     Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). A new penalty writes
     ``delta`` and ``score`` (f = δ′).
+
+    Examples:
+        >>> SimplePenalty().coupling(x, normalize=True).row_stochastic  # a penalty makes its couplings
+        True
     """
 
     #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
@@ -111,7 +115,12 @@ class Penalty(ABC):
 
 @dataclass(frozen=True)
 class QuadraticPenalty(Penalty):
-    """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d)."""
+    """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d).
+
+    Examples:
+        >>> QuadraticPenalty().f(torch.tensor([0.0, 9.0]))  # every pair attends alike
+        tensor([1., 1.])
+    """
 
     score = Score("constant")
 
@@ -134,6 +143,10 @@ class SimplePenalty(Penalty):
 
     Only for z² ∈ [0, 4], that is within a unit ball. (The paper says [0, 2], which is the range of z.) δ is a
     polynomial in inner products, so ``total`` is exact in O(N d²), and Ω is low-rank.
+
+    Examples:
+        >>> SimplePenalty().f(torch.tensor([0.0, 4.0]))  # 2 for alike, 0 at the far end of the domain
+        tensor([2., 0.])
     """
 
     domain = (0.0, 4.0)
@@ -155,7 +168,12 @@ class SimplePenalty(Penalty):
 
 @dataclass(frozen=True)
 class SigmoidPenalty(Penalty):
-    """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20)."""
+    """δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}): DIFFormer-a (TfD, Eq. 20).
+
+    Examples:
+        >>> SigmoidPenalty().total(x).shape  # the sum over all pairs
+        torch.Size([])
+    """
 
     score = Score("sigmoid", scale=1.0, offset=1.0)
 
@@ -171,6 +189,11 @@ class SoftmaxPenalty(Penalty):
 
     f = exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, which is another function.) The
     constant in δ makes δ(0) = 0. ``dim`` is the d of Eq. 21, the channels per head.
+
+    Examples:
+        >>> f = SoftmaxPenalty(dim=4).f(torch.tensor([0.0, 1.0]))
+        >>> bool(f[0] > f[1])
+        True
     """
 
     dim: int
@@ -190,7 +213,13 @@ class SoftmaxPenalty(Penalty):
 
 @dataclass(frozen=True)
 class GaussianPenalty(Penalty):
-    """δ(z²) = 2σ² (1 − e^{−z²/(2σ²)}), f = e^{−z²/(2σ²)}: the Gaussian kernel of TfD's Figure 3; σ is ``bandwidth``."""
+    """δ(z²) = 2σ² (1 − e^{−z²/(2σ²)}), f = e^{−z²/(2σ²)}: the Gaussian kernel of TfD's Figure 3; σ is ``bandwidth``.
+
+    Examples:
+        >>> f = GaussianPenalty(bandwidth=0.5).f(torch.tensor([0.0, 1.0]))  # falls with the distance
+        >>> bool(f[0] > f[1])
+        True
+    """
 
     bandwidth: float = 1.0
 
@@ -233,7 +262,12 @@ PENALTIES: dict[str, Callable[..., Penalty]] = {
 
 
 def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
-    """The penalty of that name, built with ``options`` (``dim`` for softmax, ``bandwidth`` for Gaussian); or itself."""
+    """The penalty of that name, built with ``options`` (``dim`` for softmax, ``bandwidth`` for Gaussian); or itself.
+
+    Examples:
+        >>> get_penalty("simple")
+        SimplePenalty()
+    """
     if isinstance(penalty, Penalty):
         return penalty
     check_choice(penalty, "penalty", PENALTIES)

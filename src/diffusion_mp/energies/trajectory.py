@@ -31,6 +31,10 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
 
     Raises:
         TypeError, ValueError: no penalty, τ ≤ 0 or not finite, shapes that do not fit.
+
+    Examples:
+        >>> bool(certify_trajectory(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.1))
+        True
     """
     check_kind(penalty, "penalty", Penalty, "a Penalty")
     check_positive(tau, "tau")

@@ -39,14 +39,6 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
     of :meth:`fit` keep theirs: so every new row is predicted by itself.
 
-    >>> import numpy as np
-    >>> from diffusion_mp.estimators import DiffusionClassifier
-    >>> X = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
-    >>> y = np.array(["low", -1, -1, "high", -1, -1], dtype=object)  # an array of objects holds names and -1
-    >>> classifier = DiffusionClassifier(n_neighbors=2, random_state=0).fit(X, y)
-    >>> print(*classifier.transduction_, *classifier.predict([[0.3], [4.0]]))
-    low low low high high high low high
-
     Args:
         n_neighbors: neighbours of a row in the graph; fewer where there are fewer rows.
         metric: "euclidean", or "cosine" for texts, see `knn_graph`. Columns in different units are scaled first
@@ -72,6 +64,14 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     Raises:
         TypeError, ValueError: an option or the data do not fit.
         ModuleNotFoundError: scikit-learn is not installed (when the class is imported).
+
+    Examples:
+        >>> import numpy as np
+        >>> X = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
+        >>> y = np.array(["low", -1, -1, "high", -1, -1], dtype=object)  # an array of objects holds names and -1
+        >>> classifier = DiffusionClassifier(n_neighbors=2, random_state=0).fit(X, y)
+        >>> print(*classifier.transduction_, *classifier.predict([[0.3], [4.0]]))
+        low low low high high high low high
     """
 
     def __init__(

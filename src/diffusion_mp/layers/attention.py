@@ -77,6 +77,10 @@ class DIFFormerConv(DiffusionConv):
         direction, degrees: of the graph term, see :class:`AdjacencyDiffusivity`.
 
     The released code is this layer with other options: docs/released.md.
+
+    Examples:
+        >>> DIFFormerConv(4, 8, kernel="simple", tau=0.5)(x, edge_index).shape
+        torch.Size([6, 8])
     """
 
     references = ("wu2025transformers", "wu2023difformer")
@@ -165,6 +169,10 @@ class NodeFormerConv(MultiHeadConv):
         powers, gate: of the bias of the edges, see :class:`RelationalBias`.
 
     The released code is this layer with other options: docs/released.md.
+
+    Examples:
+        >>> NodeFormerConv(4, 8, heads=2)(x, edge_index).shape
+        torch.Size([6, 8])
     """
 
     references = ("wu2022nodeformer", "choromanski2021performer")
@@ -239,6 +247,10 @@ class SFiConv(MultiHeadConv):
 
     Raises:
         TypeError, ValueError: channels that do not fit, or as in the diffusivities.
+
+    Examples:
+        >>> SFiConv(4, 4, heads=2)(x, edge_index).shape
+        torch.Size([6, 4])
     """
 
     references = ("sfiformer",)
@@ -305,6 +317,10 @@ class SGFormerConv(DiffusionConv):
 
     Raises:
         TypeError, ValueError: β does not lie in (0, 1], or as in :class:`DiffusionConv`.
+
+    Examples:
+        >>> SGFormerConv(4, 4)(x).shape
+        torch.Size([6, 4])
     """
 
     references = ("wu2023sgformer",)

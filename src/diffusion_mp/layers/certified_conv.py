@@ -68,6 +68,11 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
     Raises:
         TypeError, ValueError: an option or the input does not fit; a penalty that is not concave everywhere in C.
         CouplingMismatchError: A does not promise to be symmetric and nonnegative.
+
+    Examples:
+        >>> h = 0.1 * x
+        >>> CertifiedConv(4, lam=1.0, mu=1.0)(h, edge_index, source=h).shape
+        torch.Size([6, 4])
     """
 
     is_diffusion_layer = True

@@ -72,6 +72,13 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
 
     Raises:
         TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
+
+    Examples:
+        >>> diffusivity = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
+        >>> conv = DiffusionConv(4, 8, diffusivity, ExplicitEuler(tau=0.5))
+        >>> conv(x, edge_index).shape
+        torch.Size([6, 8])
+        >>> out, S = conv(x, edge_index, return_coupling=True)  # S @ v is the propagation that was used
     """
 
     is_diffusion_layer = True

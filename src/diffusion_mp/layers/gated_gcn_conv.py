@@ -30,6 +30,11 @@ class GatedGCNConv(EdgeLayer):
         eps: ε.
 
     Shapes: as in :class:`EdgeLayer`, but observed edges there must be.
+
+    Examples:
+        >>> nodes, edges = GatedGCNConv(4)(x, edge_index, edge_attr=torch.rand(12, 4))
+        >>> nodes.shape, edges.shape
+        (torch.Size([6, 4]), torch.Size([12, 4]))
     """
 
     references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")

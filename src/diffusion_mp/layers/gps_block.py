@@ -37,6 +37,12 @@ class GPSBlock(EdgeLayer):
 
     Raises:
         TypeError, ValueError: neither layer is given, or the input does not fit.
+
+    Examples:
+        >>> block = GPSBlock(8, local=GatedGCNConv(8), attention=SFiConv(8, 8, heads=2))
+        >>> nodes, edges = block(torch.rand(6, 8), edge_index, edge_attr=torch.rand(12, 8))
+        >>> nodes.shape, edges.shape
+        (torch.Size([6, 8]), torch.Size([12, 8]))
     """
 
     references = ("rampasek2022gps",)

@@ -22,6 +22,11 @@ class MultiHeadConv(DiffusionConv):
         residual: add x.
         bias: of W_O.
         options: further ones of :class:`DiffusionConv` (``dropout``, ``validate``).
+
+    Examples:
+        >>> softmax = SoftmaxDiffusivity(4, projection="separate", heads=2)
+        >>> MultiHeadConv(4, 8, softmax, heads=2, head_channels=5)(x).shape
+        torch.Size([6, 8])
     """
 
     def __init__(

@@ -50,6 +50,11 @@ class PDEDiffusion1d(nn.Module):
 
     Raises:
         TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
+
+    Examples:
+        >>> smooth = PDEDiffusion1d(4, strides=(1, 2))
+        >>> smooth(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
+        torch.Size([3, 10, 4])
     """
 
     is_diffusion_layer = True

@@ -30,6 +30,11 @@ class LaplacianEncoder(nn.Module):
 
     Raises:
         TypeError, ValueError: a number of channels below 1, or shapes that differ.
+
+    Examples:
+        >>> vectors, values, valid = torch.rand(6, 2), torch.rand(6, 2), torch.ones(6, 2, dtype=torch.bool)
+        >>> LaplacianEncoder(8)(vectors, values, valid).shape
+        torch.Size([6, 8])
     """
 
     references = ("lim2023signnet",)

@@ -54,6 +54,14 @@ class DIFFormer(LayerStack):
             in them, every layer has a copy of.
 
     Shapes: see :class:`GraphModel`.
+
+    Examples:
+        >>> model = DIFFormer(4, 16, 3, num_layers=2, kernel="simple")
+        >>> model(x, edge_index).shape
+        torch.Size([6, 3])
+        >>> logits, couplings = model(x, edge_index, return_coupling=True)  # one coupling per layer
+        >>> couplings[0].to_dense().shape  # [heads, nodes, nodes]
+        torch.Size([1, 6, 6])
     """
 
     references = DIFFormerConv.references

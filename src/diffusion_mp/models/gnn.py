@@ -46,6 +46,11 @@ class DiffusionGNN(GraphModel):
         task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads ReLU of a last layer of ``hidden_channels``.
 
     Shapes: see :class:`GraphModel`.
+
+    Examples:
+        >>> model = DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)
+        >>> model(x, edge_index).shape
+        torch.Size([6, 3])
     """
 
     def __init__(

@@ -23,6 +23,10 @@ class GatedGCN(BlockStack):
         norm, dropout: of every layer.
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
+
+    Examples:
+        >>> GatedGCN(4, 16, 3, num_layers=2)(x, edge_index).shape
+        torch.Size([6, 3])
     """
 
     def __init__(
@@ -56,6 +60,11 @@ class GPS(BlockStack):
         attention_dropout: on the values that the attention propagates.
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
+
+    Examples:
+        >>> model = GPS(4, 16, 3, num_layers=2)
+        >>> model(x, edge_index).shape
+        torch.Size([6, 3])
     """
 
     def __init__(
@@ -96,6 +105,11 @@ class DFiFormer(GPS):
         adjacency: the term Ã.
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
         options: further ones of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …), but for ``lam``.
+
+    Examples:
+        >>> model = DFiFormer(4, 16, 3, num_layers=2, task="graph")
+        >>> model(x, edge_index).shape  # one row for the one graph
+        torch.Size([1, 3])
     """
 
     def __init__(
@@ -123,6 +137,12 @@ class SFiFormer(GPS):
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
         options: further ones of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
             ``attention={"alpha": ...}``.
+
+    Examples:
+        >>> model = SFiFormer(4, 16, 3, num_layers=2)
+        >>> logits, couplings = model(x, edge_index, return_coupling=True)
+        >>> logits.shape
+        torch.Size([6, 3])
     """
 
     def __init__(
@@ -145,9 +165,11 @@ class SFiFormer(GPS):
 
         What DFi-Former has no counterpart of, the projections of the frictions, is drawn. From a checkpoint:
 
-        >>> dfi = DFiFormer(16, 64, 6)
-        >>> dfi.load_state_dict(torch.load(path, weights_only=True))
-        >>> model = SFiFormer.from_dfi(dfi)
+        ```python
+        dfi = DFiFormer(16, 64, 6)
+        dfi.load_state_dict(torch.load(path, weights_only=True))
+        model = SFiFormer.from_dfi(dfi)
+        ```
 
         Args:
             dfi: the model to start from; it is left as it is.

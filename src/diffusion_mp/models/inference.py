@@ -58,6 +58,12 @@ def full_graph_inference(
 
     Raises:
         TypeError, ValueError: the input does not fit the model, or is a batch of several graphs.
+
+    Examples:
+        >>> model = DIFFormer(4, 16, 3).eval()
+        >>> out = full_graph_inference(model, x, edge_index, block_size=2, progress=False)  # two rows at a time
+        >>> torch.allclose(out, model(x, edge_index), atol=1e-5)
+        True
     """
     check_kind(model, "model", nn.Module, "a model called as model(x, graph)")
     check_state(x)

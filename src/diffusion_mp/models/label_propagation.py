@@ -48,6 +48,11 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
     Shapes:
         y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes whose labels are known; features:
         [N, F], where the diffusivity reads nodes, and only there; output: [N, K].
+
+    Examples:
+        >>> y, known = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, False, False, True, False, False])
+        >>> LabelPropagation(num_layers=None, alpha=0.5)(y, edge_index, mask=known).shape  # a column per class
+        torch.Size([6, 2])
     """
 
     references = ("zhou2004learning",)

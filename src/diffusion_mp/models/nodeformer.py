@@ -24,7 +24,9 @@ class NodeFormer(LayerStack):
     The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss, so that
     the slides' objective L_s + λ L_e is, with PyTorch or Lightning,
 
-    >>> loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
+    ```python
+    loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
+    ```
 
     Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers
     that :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
@@ -43,6 +45,11 @@ class NodeFormer(LayerStack):
         options: further ones of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
     Shapes: see :class:`GraphModel`.
+
+    Examples:
+        >>> model = NodeFormer(4, 16, 3, heads=2)
+        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
+        >>> loss.backward()
     """
 
     def __init__(

@@ -75,6 +75,11 @@ class PDETransformer(nn.Module):
 
     Raises:
         TypeError, ValueError: an option or the input does not fit; a sentence says what came and what was expected.
+
+    Examples:
+        >>> model = PDETransformer(4, 16, 2, num_layers=1, heads=2, max_length=10, placement="P2")
+        >>> model(torch.rand(3, 10, 4)).shape  # three sequences of ten positions
+        torch.Size([3, 2])
     """
 
     references = ("zhangwhere", "vaswani2017attention", "tay2021lra")

@@ -56,6 +56,10 @@ class SGFormer(GraphModel):
 
     Raises:
         TypeError, ValueError: an option or the input does not fit.
+
+    Examples:
+        >>> SGFormer(4, 16, 3)(x, edge_index).shape
+        torch.Size([6, 3])
     """
 
     references = SGFormerConv.references

@@ -27,8 +27,10 @@ class BlockStack(GraphModel):
 
     With data of PyG:
 
-    >>> model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr,
-    ...       pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask))
+    ```python
+    model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr,
+          pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask))
+    ```
 
     Args:
         in_channels: of floating-point features; or, for integer features, a list with the number of categories of every

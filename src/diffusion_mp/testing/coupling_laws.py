@@ -64,6 +64,9 @@ def check_coupling(
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
+
+    Examples:
+        >>> check_coupling(lambda: UniformCoupling(6, dtype=torch.float64))
     """
     check_seed(seed)
     if not isinstance(coupling, Coupling):

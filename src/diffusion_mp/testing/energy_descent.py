@@ -47,6 +47,9 @@ def assert_energy_descent(
     Raises:
         AssertionError: names the step, the instance, the energy before and after; or the certificate's reason when no
             theorem covers the step and no energy was given.
+
+    Examples:
+        >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
     check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
     if energy is not None:

@@ -77,6 +77,9 @@ def check_layer(
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
+
+    Examples:
+        >>> check_layer(lambda: GCNConv(4, 3), in_channels=4)
     """
     build, fresh, sample = builder(layer, "layer", nn.Module, seed)
     channels = in_channels if in_channels is not None else getattr(sample, "in_channels", None)

@@ -41,6 +41,10 @@ class Problem:
         matrix: S [N, N], symmetric and non-negative.
         state: x at time 0 [N, H, D].
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+
+    Examples:
+        >>> path_problem(5).state.shape  # [nodes, heads, channels]
+        torch.Size([5, 2, 3])
     """
 
     name: str
@@ -94,6 +98,10 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
     """A random state [N, 2, 3] on a graph given by its symmetric adjacency.
 
     Nobody may be isolated. In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as GCN has it.
+
+    Examples:
+        >>> problem_on_graph("a pair", torch.tensor([[0.0, 1.0], [1.0, 0.0]])).name
+        'a pair, conservative'
     """
     check_choice(form, "form", ["conservative", "residual"])
     check_seed(seed)
@@ -116,26 +124,46 @@ def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
 
 
 def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
-    """Diffusion along a path."""
+    """Diffusion along a path.
+
+    Examples:
+        >>> path_problem(5).matrix.shape
+        torch.Size([5, 5])
+    """
     return problem_on_graph(f"path of {num_nodes}", path_adjacency(num_nodes), form)
 
 
 def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
-    """Diffusion around a cycle of at least three nodes."""
+    """Diffusion around a cycle of at least three nodes.
+
+    Examples:
+        >>> cycle_problem(5).matrix.shape
+        torch.Size([5, 5])
+    """
     check_counts(num_nodes=num_nodes)
     turn = torch.eye(num_nodes, dtype=torch.float64).roll(1, 0)
     return problem_on_graph(f"cycle of {num_nodes}", turn + turn.T, form)
 
 
 def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem:
-    """Everybody with everybody: e^{-tΔ} x is the mean plus e^{-tN} times the rest."""
+    """Everybody with everybody: e^{-tΔ} x is the mean plus e^{-tN} times the rest.
+
+    Examples:
+        >>> complete_problem(5).matrix.shape
+        torch.Size([5, 5])
+    """
     check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes, num_nodes, dtype=torch.float64)
     return problem_on_graph(f"complete graph of {num_nodes}", ones - torch.eye(num_nodes, dtype=torch.float64), form)
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
-    """A rectangular grid: the Kronecker sum of two paths."""
+    """A rectangular grid: the Kronecker sum of two paths.
+
+    Examples:
+        >>> grid_problem(2, 3).matrix.shape
+        torch.Size([6, 6])
+    """
     check_counts(rows=rows, columns=columns)
     along = torch.kron(torch.eye(rows, dtype=torch.float64), path_adjacency(columns))
     across = torch.kron(path_adjacency(rows), torch.eye(columns, dtype=torch.float64))
@@ -143,7 +171,12 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
 
 
 def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0) -> Problem:
-    """Weights in [½, 3/2] on a random graph of mean degree about six, kept connected by a path through all nodes."""
+    """Weights in [½, 3/2] on a random graph of mean degree about six, kept connected by a path through all nodes.
+
+    Examples:
+        >>> random_problem(10, seed=0).matrix.shape
+        torch.Size([10, 10])
+    """
     check_counts(num_nodes=num_nodes)
     check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -154,7 +187,12 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
 
 
 def exact_problems() -> list[Problem]:
-    """Every graph above in both forms."""
+    """Every graph above in both forms.
+
+    Examples:
+        >>> all(isinstance(problem, Problem) for problem in exact_problems())
+        True
+    """
     makers: list[Callable[..., Problem]] = [
         path_problem, cycle_problem, complete_problem, grid_problem, random_problem,
     ]  # fmt: skip
@@ -166,6 +204,11 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
 
     These are the columns of the DCT-II; diffusion scales the mode by e^{-tλ}, an explicit step by 1 − τλ and an
     implicit one by 1/(1 + τλ), exactly.
+
+    Examples:
+        >>> mode, eigenvalue = cosine_mode(8, 1)
+        >>> mode.shape
+        torch.Size([8, 1, 1])
     """
     check_counts(num_nodes=num_nodes)
     check_seed(k, "k")
@@ -182,7 +225,12 @@ def order_of_convergence(
     t: float = 0.5,
     counts: Sequence[int] = (64, 128, 256),
 ) -> float:
-    """The p in error ~ τᵖ when ``step(t / n)`` is applied n times, for n in ``counts``, against `Problem.heat`."""
+    """The p in error ~ τᵖ when ``step(t / n)`` is applied n times, for n in ``counts``, against `Problem.heat`.
+
+    Examples:
+        >>> round(order_of_convergence(lambda tau: CrankNicolson(tau), path_problem(5), counts=(8, 16, 32)))
+        2
+    """
     check_function(step, "step", "from a time step to a StateUpdate")
     check_kind(problem, "problem", Problem, "a Problem")
     check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")

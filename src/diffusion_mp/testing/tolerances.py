@@ -10,7 +10,12 @@ from diffusion_mp.errors import check_kind
 
 
 class Tolerance(NamedTuple):
-    """|got − expected| ≤ atol + rtol · |expected|, elementwise."""
+    """|got − expected| ≤ atol + rtol · |expected|, elementwise.
+
+    Examples:
+        >>> tolerance("product", torch.float64).rtol < 1e-8
+        True
+    """
 
     rtol: float
     atol: float
@@ -26,6 +31,7 @@ def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, To
     return {torch.float64: double, torch.float32: single, torch.bfloat16: _BRAIN, torch.float16: _HALF}
 
 
+#: By operation and dtype.
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
     # a coupling against its dense matrix
     "product": _row(Tolerance(1e-10, 1e-10)),
@@ -51,6 +57,10 @@ def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
     """The tolerance of an operation at a dtype.
 
     Raises `KeyError` when the table has no such row or column.
+
+    Examples:
+        >>> tolerance("product", torch.float64).rtol < 1e-8
+        True
     """
     check_kind(operation, "operation", str, "the name of an operation")
     check_kind(dtype, "dtype", torch.dtype, "a torch.dtype")

@@ -52,6 +52,12 @@ class Backtracking(LaplacianUpdate):
         CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
         ValueError: ``exact`` with another penalty, a state outside the penalty's domain, an argument out of range, a
             source, shapes that do not fit.
+
+    Examples:
+        >>> step = Backtracking(SimplePenalty(), tau=1.0)  # takes a smaller τ until the energy falls
+        >>> h = torch.nn.functional.normalize(x, dim=1)
+        >>> step(h, SimplePenalty().coupling(h, normalize=True)).shape
+        torch.Size([6, 4])
     """
 
     takes_source = False

@@ -40,6 +40,11 @@ class StateUpdate(nn.Module, ABC):
     Raises:
         TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
+
+    Examples:
+        >>> S = UniformDiffusivity()(x)
+        >>> ExplicitEuler(tau=0.5)(x, S).shape  # every update is called like this
+        torch.Size([6, 4])
     """
 
     #: Whether S must be reversible or low-rank: conjugate gradients and real spectra are those of self-adjoint
@@ -141,6 +146,10 @@ class LaplacianUpdate(StateUpdate):
     ``form="residual"``: Δ = I − S (Eq. 63), the same thing if and only if the rows of S sum to one.
 
     Where there is a source h (Eq. 10), ``beta`` is its weight; ``leak`` is κ ≥ 0, the rate at which the state decays.
+
+    Examples:
+        >>> isinstance(ExplicitEuler(tau=0.5), LaplacianUpdate)
+        True
     """
 
     def __init__(self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0) -> None:

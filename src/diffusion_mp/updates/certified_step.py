@@ -38,6 +38,10 @@ class CertifiedStep(StateUpdate):
     Raises:
         CouplingMismatchError: the coupling does not promise to be symmetric and nonnegative.
         TypeError, ValueError: an argument out of range, a missing source, values that are not the state.
+
+    Examples:
+        >>> CertifiedStep(beta=1.0, constraint="nonnegative")(x, SigmoidPenalty().coupling(x), source=x).shape
+        torch.Size([6, 4])
     """
 
     def __init__(

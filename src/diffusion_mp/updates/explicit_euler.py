@@ -43,6 +43,11 @@ class ExplicitEuler(LaplacianUpdate):
 
     Raises:
         ValueError: τ not positive and finite, negative leak, missing source, shapes that do not fit.
+
+    Examples:
+        >>> S = UniformDiffusivity()(x)
+        >>> torch.allclose(ExplicitEuler(tau=1.0)(x, S), x.mean(0).expand(6, 4))  # one whole step to the mean
+        True
     """
 
     def __init__(

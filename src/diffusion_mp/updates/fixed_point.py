@@ -59,6 +59,10 @@ def fixed_point(
 
     Raises:
         ConvergenceError: ``max_iter`` steps were not enough; also from the backward pass.
+
+    Examples:
+        >>> torch.allclose(fixed_point(torch.cos, torch.zeros(1)), torch.tensor([0.739085]), atol=1e-5)  # cos z = z
+        True
     """
     check_function(step, "step", "the map whose fixed point is sought")
     check_tensor(x0, "x0", "to begin with")

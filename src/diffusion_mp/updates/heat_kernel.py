@@ -37,6 +37,11 @@ class HeatKernel(LaplacianUpdate):
     Raises:
         CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
         ValueError: an argument out of range, a source (there is none in Eq. 5), shapes that do not fit.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("row")(x, graph)
+        >>> HeatKernel(t=1.0)(x, S).shape
+        torch.Size([6, 4])
     """
 
     needs_reversible = True

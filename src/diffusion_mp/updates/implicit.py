@@ -139,6 +139,11 @@ class ImplicitEuler(_ThetaStep):
     Args:
         tau: step size τ > 0, as large as wanted.
         form, beta, leak, tol, max_iter: see `SolvedUpdate`, as for shapes and errors.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("row")(x, graph)
+        >>> ImplicitEuler(tau=100.0)(x, S).shape  # any τ is stable
+        torch.Size([6, 4])
     """
 
     theta = 1.0
@@ -156,6 +161,11 @@ class CrankNicolson(_ThetaStep):
     Args:
         tau: step size τ > 0, as large as wanted.
         form, beta, leak, tol, max_iter: see `SolvedUpdate`, as for shapes and errors.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("row")(x, graph)
+        >>> CrankNicolson(tau=0.5)(x, S).shape
+        torch.Size([6, 4])
     """
 
     theta = 0.5
@@ -183,6 +193,11 @@ class Equilibrium(SolvedUpdate):
     Raises:
         SingularSystemError: no leak, and the Laplacian has (nearly) a kernel.
         CouplingMismatchError, ConvergenceError, ValueError: see `SolvedUpdate`.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("row")(x, graph)
+        >>> Equilibrium("residual", beta=0.1, leak=0.1)(x, S, source=x).shape  # the limit of infinitely many steps
+        torch.Size([6, 4])
     """
 
     def __init__(self, form: Form = "conservative", *, beta: float = 1.0, **options: Any) -> None:

@@ -39,6 +39,11 @@ class MomentumStep(LaplacianUpdate):
 
     Raises:
         ValueError: an argument out of range, a missing source, shapes that do not fit.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("row")(x, graph)
+        >>> MomentumStep(tau=0.5, momentum=0.5, steps=10)(x, S).shape
+        torch.Size([6, 4])
     """
 
     def __init__(

@@ -9,6 +9,10 @@ def teleport(alpha: float) -> ExplicitEuler:
     """x′ = (1 − α) S x + α h, the step of APPNP: of size 1 − α, with source and leak α/(1 − α).
 
     The leak keeps a deep stack apart, which a source alone does not (D22 in docs/errata.md).
+
+    Examples:
+        >>> teleport(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # a step of APPNP
+        torch.Size([6, 4])
     """
     check_positive(alpha, "alpha", allow_zero=True)
     rate = _rate(alpha)
@@ -16,7 +20,12 @@ def teleport(alpha: float) -> ExplicitEuler:
 
 
 def teleport_limit(alpha: float) -> Equilibrium:
-    """x* = α (I − (1 − α) S)⁻¹ h, where such steps end (PPNP; Klicpera et al. 2019, Eq. 3); for 0 < α < 1."""
+    """x* = α (I − (1 − α) S)⁻¹ h, where such steps end (PPNP; Klicpera et al. 2019, Eq. 3); for 0 < α < 1.
+
+    Examples:
+        >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # APPNP without end
+        torch.Size([6, 4])
+    """
     check_positive(alpha, "alpha")
     rate = _rate(alpha)
     return Equilibrium("residual", beta=rate, leak=rate)

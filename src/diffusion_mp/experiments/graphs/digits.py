@@ -26,6 +26,10 @@ def load_digits(num_neighbors: int = 5) -> Data:
     Raises:
         TypeError, ValueError: `num_neighbors` is no whole number, or out of range.
         ModuleNotFoundError: scikit-learn is not installed.
+
+    Examples:
+        >>> load_digits(num_neighbors=5).x.shape
+        torch.Size([1797, 64])
     """
     with needed_by("load_digits", "diffusion-mp[train]"):
         from sklearn.datasets import load_digits as sklearn_digits

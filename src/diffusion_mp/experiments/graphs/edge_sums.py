@@ -24,6 +24,9 @@ class SumEdgeFeatures(BaseTransform):
 
     Raises:
         TypeError, ValueError: there are no such edges, or no features of them.
+
+    Examples:
+        >>> data = SumEdgeFeatures()(Data(x=x, edge_index=edge_index, edge_attr=torch.ones(12, 2)))
     """
 
     def forward(self, data: Any) -> Data:

@@ -31,6 +31,11 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
     Raises:
         ValueError: an unknown name, or no snapshot.
         ModuleNotFoundError: scikit-learn, which fits the ridge, is not installed.
+
+    Examples:
+        >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]
+        >>> fit_forecast("ridge", series)(torch.rand(5, 4)).shape
+        torch.Size([5])
     """
     check_choice(name, "name", get_args(ForecastName))
     check_kind(snapshots, "snapshots", (list, tuple), "a list of Data")

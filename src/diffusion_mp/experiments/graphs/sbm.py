@@ -65,6 +65,13 @@ class SBMDataset(CachedDataset):
     Raises:
         ValueError: an unknown name or split, a count below 1, a seed outside 0..2³⁰ − 1, and sizes out of order, or
             given for CLUSTER.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     graphs = SBMDataset(root, "CLUSTER", num_graphs=2)
+        >>> len(graphs)
+        2
     """
 
     def __init__(

@@ -58,6 +58,10 @@ def synthetic_pokec(
     Raises:
         TypeError, ValueError: sizes below 1 (2 nodes), probabilities outside [0, 1], a spread above 100, and a cache
             that is damaged.
+
+    Examples:
+        >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape
+        torch.Size([100, 3])
     """
     check_counts(num_nodes=num_nodes, num_edges=num_edges, num_features=num_features)
     if num_nodes < 2:

@@ -21,6 +21,10 @@ class SequenceDataset(Dataset[Item]):
 
     A subclass says how many tokens and classes there are, how many items, and what item i is. Items are made when they
     are asked for; `list(dataset)` keeps them, which is worth its memory where one is trained on for many epochs.
+
+    Examples:
+        >>> isinstance(ListOps(num=2), SequenceDataset)
+        True
     """
 
     vocabulary: ClassVar[int]

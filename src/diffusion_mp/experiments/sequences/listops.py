@@ -64,6 +64,9 @@ class ListOps(SequenceDataset):
         ValueError: an unknown split or operator, a count below 1, lengths out of order or below 4, a depth or number of
             arguments below 2.
         RuntimeError: no tree of such a length turns up (when an item is drawn).
+
+    Examples:
+        >>> tokens, value = ListOps(num=2, min_length=10, max_length=50)[0]
     """
 
     vocabulary = len(TOKENS)

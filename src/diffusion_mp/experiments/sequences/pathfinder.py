@@ -60,6 +60,9 @@ class Pathfinder(SequenceDataset):
     Raises:
         ValueError: an unknown split, a count below 1, or a size below 24.
         RuntimeError: paths of such a length do not fit (when an item is drawn).
+
+    Examples:
+        >>> item = Pathfinder(num=2, size=24, dashes=6, distractors=1)[0]
     """
 
     vocabulary = 256

@@ -102,6 +102,9 @@ class TUDataModule(BatchDataModule):
         batch_size: as in `BatchDataModule`.
         split: draws the parts.
         tuning: draw them from the graphs that belong to tuning, and otherwise from all others (see `visible_labels`).
+
+    Examples:
+        >>> data = TUDataModule("data/TUDataset", "MUTAG")  # reads the files later
     """
 
     def __init__(
@@ -133,6 +136,9 @@ class SynMolDataModule(BatchDataModule):
         batch_size: as in `BatchDataModule`.
         split: draws who validates.
         tuning: train, validate and test on training molecules that belong to tuning (see `visible_labels`).
+
+    Examples:
+        >>> data = SynMolDataModule("data/SynMol")  # reads the files later
     """
 
     def __init__(
@@ -173,6 +179,9 @@ class SnapshotDataModule(BatchDataModule):
         batch_size: snapshots of a batch.
         split: the number of the window; of a result it says nothing, for there is one published split.
         tuning: settings are being chosen.
+
+    Examples:
+        >>> data = SnapshotDataModule("data/spatial_temporal", "chickenpox")  # reads the files later
     """
 
     trains = Forecaster

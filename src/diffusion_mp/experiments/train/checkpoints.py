@@ -22,6 +22,13 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
     Raises:
         OSError: there is no room or no permission; the sentence names the file.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     replace_file(pathlib.Path(folder, "note"), b"complete or absent")
+        ...     pathlib.Path(folder, "note").read_bytes()
+        b'complete or absent'
     """
     path = as_path(path, "path")
     check_kind(data, "data", bytes, "bytes")
@@ -44,6 +51,13 @@ def save_checkpoint(state: Any, path: str | Path) -> None:
 
     Raises:
         OSError: there is no room or no permission; the sentence names the file.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint({"x": x}, f"{folder}/x.ckpt")
+        ...     torch.equal(load_checkpoint(f"{folder}/x.ckpt")["x"], x)
+        True
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -56,6 +70,13 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
     Raises:
         ValueError: an address, or what is no such file.
         FileNotFoundError: there is no file.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint({"x": x}, f"{folder}/x.ckpt")
+        ...     torch.equal(load_checkpoint(f"{folder}/x.ckpt")["x"], x)
+        True
     """
     if "://" in str(path):
         raise ValueError(
@@ -82,6 +103,11 @@ def check_writable(folder: str | Path) -> None:
 
     Raises:
         OSError: it is a file, cannot be written to, or its disk is full; the sentence names the folder.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     check_writable(folder)  # raises where it is not
     """
     folder = as_path(folder, "folder")
     try:

@@ -40,6 +40,9 @@ class NodeClassifier(_Classifier):
         ValueError: logits and labels that do not fit (see `node_cross_entropy`), an unknown optimizer or metric, lr < 0
             or weight_decay < 0.
         FloatingPointError: while training, when a loss is no finite number.
+
+    Examples:
+        >>> module = NodeClassifier(DIFFormer(4, 16, 3), lr=0.01)
     """
 
     def __init__(
@@ -88,6 +91,9 @@ class GraphClassifier(_Classifier):
     Raises:
         ValueError: as in `NodeClassifier`.
         FloatingPointError: while training, when a loss is no finite number.
+
+    Examples:
+        >>> module = GraphClassifier(GPS(4, 16, 3, task="graph"), lr=0.001)
     """
 
     def __init__(
@@ -127,6 +133,9 @@ class Forecaster(Supervised):
     Raises:
         ValueError: what the model returns does not fit, or as in `NodeClassifier`.
         FloatingPointError: while training, when a loss is no finite number.
+
+    Examples:
+        >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
     """
 
     def __init__(
@@ -186,6 +195,9 @@ class SequenceClassifier(_Classifier):
     Raises:
         ValueError: a warm-up outside [0, 1), lr < 0 or weight_decay < 0.
         FloatingPointError: while training, when a loss is no finite number.
+
+    Examples:
+        >>> module = SequenceClassifier(PDETransformer([20], 16, 2, heads=2, max_length=10), classes=2)
     """
 
     def __init__(

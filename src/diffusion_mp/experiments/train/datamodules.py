@@ -85,6 +85,10 @@ class DigitsDataModule(FullGraphDataModule):
         num_val: validation nodes; all others are test nodes.
         num_neighbors: k of the graph over pixels.
         seed: draws the split.
+
+    Examples:
+        >>> data = DigitsDataModule(per_class=5, seed=0)
+        >>> data.setup("fit")
     """
 
     def __init__(self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0) -> None:
@@ -112,6 +116,9 @@ class PlanetoidDataModule(FullGraphDataModule):
         sparse: x as a CSR matrix, which is read in a fraction of the time.
         per_class, num_val, num_test: sizes of a random split.
         download: let PyG fetch missing files into `root`.
+
+    Examples:
+        >>> data = PlanetoidDataModule("data/Planetoid", "Cora", split="public")  # reads the files later
     """
 
     def __init__(
@@ -166,6 +173,9 @@ class HeterophilousDataModule(FullGraphDataModule):
         split: the number of the split.
         tuning: let the validation nodes stand in for the test nodes, which nobody sees while settings are chosen.
         normalize_features: divide the features of every node by their sum.
+
+    Examples:
+        >>> data = HeterophilousDataModule("data/heterophilous_npz", "chameleon_filtered")  # reads the files later
     """
 
     def __init__(
@@ -200,6 +210,9 @@ class FacebookDataModule(FullGraphDataModule):
         train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
         split: draws the parts.
         tuning: draw them from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
+
+    Examples:
+        >>> data = FacebookDataModule("data/LINKXDataset", "johnshopkins55")  # reads the files later
     """
 
     def __init__(
@@ -235,6 +248,9 @@ class OgbDataModule(FullGraphDataModule):
         root, name, cache: see `load_ogb`.
         split: of no consequence, for there is one; of a table it is the number of a run.
         tuning: let the validation nodes stand in for the test nodes.
+
+    Examples:
+        >>> data = OgbDataModule("data", "ogbn-arxiv")  # reads the files later
     """
 
     def __init__(
@@ -277,6 +293,9 @@ class KNNDataModule(FullGraphDataModule):
         num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`); the whole
             graph validates and tests.
         weighted: whether the edges have weights (see `KNNGraph`).
+
+    Examples:
+        >>> data = KNNDataModule("digits", k=10, per_class=10)
     """
 
     def __init__(

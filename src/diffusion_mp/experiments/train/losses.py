@@ -16,6 +16,10 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     Raises:
         TypeError: logits that are no floating-point numbers, or labels that are no integers.
         ValueError: any other pair of shapes, no node at all, and labels outside 0..C−1.
+
+    Examples:
+        >>> node_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
+        torch.Size([])
     """
     check_tensor(logits, "logits", "[N, C]")
     check_kind(target, "target", Tensor, "a tensor [N] of class numbers")
@@ -48,6 +52,10 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
     Raises:
         ValueError: the shapes differ, or there is nothing to average.
+
+    Examples:
+        >>> mean_squared_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        tensor(2.)
     """
     check_tensor(prediction, "prediction", "[N, …]")
     check_tensor(target, "target", "[N, …]")
@@ -70,6 +78,10 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     Raises:
         TypeError: logits that are no floating-point numbers.
         ValueError: the shapes differ, there is nothing to average, or a label is neither 0 nor 1.
+
+    Examples:
+        >>> multi_label_loss(torch.zeros(3, 2), torch.ones(3, 2)).shape
+        torch.Size([])
     """
     check_tensor(logits, "logits", "[N, T]")
     check_kind(target, "target", Tensor, "a tensor [N, T] of 0 and 1")

@@ -35,6 +35,10 @@ class Score(Metric):
 
     Args:
         metric: which one.
+
+    Examples:
+        >>> Score("acc").metric
+        'acc'
     """
 
     full_state_update = False
@@ -117,6 +121,10 @@ def weighted_accuracy(num_classes: int) -> MulticlassRecall:
 
     Raises:
         TypeError, ValueError: less than two classes.
+
+    Examples:
+        >>> weighted_accuracy(3)(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))
+        tensor(1.)
     """
     check_counts(num_classes=num_classes)
     if num_classes < 2:

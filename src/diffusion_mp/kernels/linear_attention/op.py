@@ -59,6 +59,11 @@ def linear_product(
 
     Returns:
         The result in the dtype of ``v``; half precision accumulates in float32. Differentiable any number of times.
+
+    Examples:
+        >>> v = torch.rand(6, 2, 4)
+        >>> torch.allclose(linear_product(q, k, v), torch.einsum("ihf,jhf,jhd->ihd", q, k, v))
+        True
     """
     return _product(q, k, v, ptr, backend=backend)
 
@@ -143,6 +148,10 @@ def linear_attention(
     Returns:
         The result in the dtype of ``v``, in O(N F D) time and with no memory beyond the result's, in the backward pass
         beyond the gradients'; half precision accumulates in float32. Differentiable any number of times.
+
+    Examples:
+        >>> linear_attention(q, k, torch.rand(6, 2, 4)).shape
+        torch.Size([6, 2, 4])
     """
     if q.size(1) != v.size(1):
         q, k = q.expand(-1, v.size(1), -1), k.expand(-1, v.size(1), -1)

@@ -132,5 +132,9 @@ def log_linear_entries(
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
     In at least float32; once differentiable.
+
+    Examples:
+        >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head
+        torch.Size([12, 2])
     """
     return _entries(edge_index, log_q, log_k, backend=backend)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+#: How a sequence goes on beyond its two ends.
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 
 
@@ -41,6 +42,9 @@ def neighbours(
     ``"symmetric"`` reflects with the end repeated (x₀ = x₁, x₋₁ = x₂, …), ``"replicate"`` stops at the end, ``"drop"``
     puts the node itself where a neighbour is missing, ``"periodic"`` goes round, ``"causal"`` drops on the left and
     has the node itself for its right neighbour.
+
+    Examples:
+        >>> left, right = neighbours(6, (1,), "symmetric", None, torch.device("cpu"))
     """
     place, length = positions(ptr, num_nodes, device)
     stride = column(strides, place)

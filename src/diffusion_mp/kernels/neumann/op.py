@@ -82,6 +82,10 @@ def neumann_product(
         backend: how it is computed; see `kernels.dispatch`.
 
     Differentiable any number of times. Half precision accumulates in float32; the result has the dtype of ``v``.
+
+    Examples:
+        >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape
+        torch.Size([6, 1, 4])
     """
     return _product(v, alpha, Stencil(list(strides), boundary, ptr), transpose, backend=backend)
 
@@ -95,5 +99,10 @@ def neumann_inner(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "K H"]:
-    """Σ_i g_i·(v_left + v_right) of every stride and head: the derivative of `neumann_product` in ``alpha``."""
+    """Σ_i g_i·(v_left + v_right) of every stride and head: the derivative of `neumann_product` in ``alpha``.
+
+    Examples:
+        >>> neumann_inner(torch.rand(6, 1, 4), torch.rand(6, 1, 4), (1, 2)).shape  # one number per stride and head
+        torch.Size([2, 1])
+    """
     return _inner(g, v, Stencil(list(strides), boundary, ptr), backend=backend)

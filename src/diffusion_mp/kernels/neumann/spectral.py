@@ -94,6 +94,11 @@ def neumann_function(
         periodic: which of the two.
 
     Differentiable any number of times where f is. At least float32; the result has the dtype of ``v``.
+
+    Examples:
+        >>> v = torch.rand(6, 1, 4)
+        >>> torch.allclose(neumann_function(torch.ones_like, v, torch.full((1, 1), 0.25), (1,)), v, atol=1e-6)
+        True
     """
     (alpha, v), dtype = accumulating(alpha, v)
     table = _modes(v.detach(), list(strides), periodic, ptr).unsqueeze(2)

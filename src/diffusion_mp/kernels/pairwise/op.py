@@ -131,6 +131,12 @@ def pairwise_attention(
 
     No score can overflow, nor all of a row vanish. O(N²) time, O(N) memory, also in the backward pass, which
     recomputes the scores; once differentiable; the result has the dtype of ``v``.
+
+    Examples:
+        >>> v = torch.rand(6, 2, 4)
+        >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)
+        >>> torch.allclose(pairwise_attention(q, k, v), torch.einsum("hij,jhd->ihd", softmax, v), atol=1e-6)
+        True
     """
     check_choice(score, "score", SCORES)
     if fused.takes(q, k, v, ptr, score) and requested("pairwise", backend) in ("auto", "cpu"):
@@ -150,6 +156,11 @@ def pairwise_logsumexp(
     """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row; always in at least float32.
 
     Without ``loops`` over the nodes j ≠ i, and −∞ for a node alone in its graph.
+
+    Examples:
+        >>> scores = torch.einsum("ihf,jhf->ihj", q, k)
+        >>> torch.allclose(pairwise_logsumexp(q, k), scores.logsumexp(2), atol=1e-6)
+        True
     """
     check_choice(score, "score", SCORES)
     return _logsumexp(q, k, ptr, score, loops, backend=backend)
@@ -181,6 +192,11 @@ def pairwise_product(
         backend: how it is computed; see `kernels.dispatch`.
 
     O(N²) time, O(N) memory, also in the backward pass; once differentiable.
+
+    Examples:
+        >>> zero = torch.zeros(6, 2)
+        >>> pairwise_product(q, k, torch.rand(6, 2, 4), zero, zero).shape
+        torch.Size([6, 2, 4])
     """
     check_choice(score, "score", SCORES)
     return _product(q, k, v, Weighting(row_shift, col_shift, ptr, score, loops), backend=backend)

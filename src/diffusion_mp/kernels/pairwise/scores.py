@@ -7,7 +7,7 @@ from torch.nn.functional import logsigmoid
 
 from diffusion_mp.kernels.operation import Wide
 
-# "exp" is the softmax's score (with distance features, the Gaussian's); "sigmoid" is DIFFormer-a's.
+#: "exp" is the softmax's score (with distance features, the Gaussian's); "sigmoid" is DIFFormer-a's.
 SCORES = ("exp", "sigmoid")
 
 
@@ -32,5 +32,10 @@ class Attended(NamedTuple):
 
 
 def log_score(s: Tensor, score: str) -> Tensor:
-    """log f(s)."""
+    """log f(s).
+
+    Examples:
+        >>> torch.allclose(log_score(x, "sigmoid"), x.sigmoid().log())
+        True
+    """
     return logsigmoid(s) if score == "sigmoid" else s

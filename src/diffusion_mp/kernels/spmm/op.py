@@ -42,7 +42,12 @@ _sddmm.derivatives(
 def spmm(
     pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "N H D"]:
-    """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D)."""
+    """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D).
+
+    Examples:
+        >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
+        torch.Size([6, 1, 4])
+    """
     entries = Entries.of(pattern, by_row=True, by_col=trained(v))
     return _spmm(entries, weight, v, backend=backend)
 
@@ -50,7 +55,12 @@ def spmm(
 def sddmm(
     pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "E H"]:
-    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D)."""
+    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D).
+
+    Examples:
+        >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
+        torch.Size([12, 1])
+    """
     entries = Entries.of(pattern, by_row=trained(a), by_col=trained(b))
     return _sddmm(entries, a, b, backend=backend)
 

@@ -1,0 +1,1 @@
+"""The pages of the documentation: their scripts, the examples of docstrings, the table of names, the built site."""

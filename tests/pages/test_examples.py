@@ -1,0 +1,50 @@
+"""The examples of docstrings run, and every public name stands in the table of names as it is."""
+
+from __future__ import annotations
+
+import doctest
+import warnings
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import diffusion_mp
+
+from . import names
+
+EXAMPLES = [name for name in names.public_names() if name.example == "docstring"]
+
+
+def given() -> dict[str, object]:
+    """What every example may use; docs/api/index.md says so."""
+    x = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+    node = torch.arange(6)
+    edges = torch.stack([node, (node + 1) % 6])
+    edge_index = torch.cat([edges, edges.flip(0)], 1)
+    q, k = torch.rand(2, 6, 2, 3, generator=torch.Generator().manual_seed(1))
+    public = {name: getattr(diffusion_mp, name) for name in diffusion_mp.__all__}
+    graph = diffusion_mp.Graph(6, edge_index)
+    return public | {"torch": torch, "Data": Data, "x": x, "edge_index": edge_index, "graph": graph, "q": q, "k": k}
+
+
+@pytest.mark.parametrize("name", EXAMPLES, ids=lambda name: f"{name.package.__name__}.{name.name}")
+def test_the_example_of(name, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    scope = given() | {public: getattr(name.package, public) for public in name.package.__all__}
+    found = doctest.DocTestParser().get_doctest(name.value.__doc__, scope, name.name, None, 0)
+    report: list[str] = []
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        torch.manual_seed(0)
+        outcome = doctest.DocTestRunner(verbose=False).run(found, out=report.append)
+    assert outcome.attempted
+    assert not outcome.failed, "".join(report)
+
+
+def test_the_table_of_names_is_up_to_date():
+    assert names.PAGE.read_text() == names.page(), "run `python -m tests.pages.names`"
+
+
+def test_every_public_name_is_documented_and_tested():
+    missing = [name.name for name in names.public_names() if not (name.documented and name.tested)]
+    assert not missing

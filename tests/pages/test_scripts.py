@@ -1,0 +1,38 @@
+"""The scripts for newcomers are short, run as they stand, and find something."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .blocks import ROOT, blocks
+from .names import STORIES
+
+# What a script has to reach, as `share`: chance is 10, 25, 50, 50, 0 and 50 %.
+STARTED = [0.8, 0.7, 0.9, 0.6, 0.3, 0.75]
+SCRIPTS = [
+    pytest.param(script, found, id=f"{page}-{number}")
+    for page, results in (("getting-started", STARTED), ("write-your-own", [None] * 3))
+    for number, (script, found) in enumerate(zip(blocks(ROOT / f"docs/{page}.md"), results, strict=True))
+]
+
+
+@pytest.mark.parametrize(("script", "at_least"), SCRIPTS)
+def test_a_newcomers_script(script, at_least, capsys):
+    assert len([line for line in script.splitlines() if line.strip()]) <= 25
+    scope: dict[str, object] = {"__name__": "script"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(compile(script, "script", "exec"), scope)
+    assert capsys.readouterr().out
+    if at_least is not None:
+        assert scope["share"] >= at_least
+
+
+@pytest.mark.parametrize("page", STORIES)
+def test_the_blocks_of_a_page_run_one_after_the_other(page):
+    scope: dict[str, object] = {"__name__": page}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks(ROOT / f"docs/{page}.md"):
+            exec(compile(block, page, "exec"), scope)

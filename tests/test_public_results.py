@@ -1,0 +1,121 @@
+"""Public names that others return, or that stand for a kind: each is what its docstring says."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from diffusion_mp import AdjacencyDiffusivity, Graph, SimpleDiffusivity, certify, energy_bounds
+from diffusion_mp import updates as all_updates
+from diffusion_mp.couplings import UniformCoupling, distance_features, with_constant
+from diffusion_mp.diagnostics import Commutator, SmoothingFloor, commutator, smoothing_floor
+from diffusion_mp.diffusivities import FrictionAttention, ScaledDiffusivity, SumDiffusivity
+from diffusion_mp.energies import Certificate, EnergyBounds, SigmoidPenalty
+from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders, log_linear_pool, log_linear_read
+from diffusion_mp.kernels.neumann import Boundary, neumann_product
+from diffusion_mp.kernels.pairwise import log_score
+from diffusion_mp.kernels.sparse_flow import RowPotentials, RowTerms, entries, log_entries, sparse_flow_potentials
+from diffusion_mp.layers import PDEDiffusion1d
+from diffusion_mp.testing import TOLERANCES, Tolerance, tolerance
+from diffusion_mp.updates import LaplacianUpdate, StateUpdate, teleport, teleport_limit
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture
+def ring() -> Graph:
+    node = torch.arange(5)
+    edges = torch.stack([node, (node + 1) % 5])
+    return Graph(5, torch.cat([edges, edges.flip(0)], 1))
+
+
+def test_teleport_is_a_step_of_appnp_and_its_limit_where_they_end(ring):
+    x, h = draw(5, 3, seed=1), draw(5, 3, seed=2)
+    S = AdjacencyDiffusivity("sym")(x, ring)
+    dense, alpha = S.to_dense()[0], 0.2
+    assert_close(teleport(alpha)(x, S, source=h), (1 - alpha) * dense @ x + alpha * h)
+    limit = alpha * torch.linalg.solve(torch.eye(5, dtype=torch.float64) - (1 - alpha) * dense, h)
+    assert_close(teleport_limit(alpha)(x, S, source=h), limit)
+
+
+def test_updates_through_a_laplacian_take_both_forms():
+    x, uniform = draw(5, 3), UniformCoupling(5, normalize=False, dtype=torch.float64)
+    found = [update for name in all_updates.__all__ if isinstance(update := getattr(all_updates, name), type)]
+    kinds = {update.__name__ for update in found if issubclass(update, LaplacianUpdate)}
+    assert kinds >= {"ExplicitEuler", "ImplicitEuler", "CrankNicolson", "Equilibrium", "HeatKernel"}
+    assert issubclass(LaplacianUpdate, StateUpdate)
+    conservative, residual = (all_updates.ExplicitEuler(0.1, form)(x, uniform) for form in ("conservative", "residual"))
+    assert_close(conservative, x - 0.1 * (5 * x - x.sum(0)))
+    assert_close(residual, x - 0.1 * (x - x.sum(0)))
+
+
+def test_the_algebra_makes_sums_and_multiples(ring):
+    x = draw(5, 3)
+    mixed = 0.25 * SimpleDiffusivity() + AdjacencyDiffusivity("row")
+    assert isinstance(mixed, SumDiffusivity)
+    assert isinstance(0.25 * SimpleDiffusivity(), ScaledDiffusivity)
+    parts = 0.25 * SimpleDiffusivity()(x).to_dense() + AdjacencyDiffusivity("row")(x, ring).to_dense()
+    assert_close(mixed(x, ring).to_dense(), parts)
+
+
+def test_friction_is_an_attention_of_its_own(ring):
+    friction = FrictionAttention(3, heads=2, head_channels=4).double()
+    x = draw(5, 3)
+    query, key = friction(x, ring)
+    assert_close(query / friction.scale, friction.query(x).unflatten(1, (2, 4)))
+    assert_close(key, friction.key(x).unflatten(1, (2, 4)))
+
+
+def test_solved_rows_have_entries_that_exist_in_logarithms_too():
+    q, k, fq, fk = (0.5 * draw(6, 1, 3, seed=seed) for seed in range(4))
+    lam, leak = torch.full((2, 6, 1), 0.5, dtype=torch.float64)
+    solved = sparse_flow_potentials(q, k, fq, fk, lam, leak)
+    assert isinstance(solved, RowPotentials)
+    s, u = (torch.einsum("ihf,jhf->ijh", *pair) for pair in ((q, k), (fq, fk)))
+    terms = RowTerms(*(part.unsqueeze(1) for part in solved[:6]))
+    best = terms.best == torch.arange(6).view(1, 6, 1)
+    flow = entries(s, u, terms, best)
+    assert_close(log_entries(s, u, terms, best).exp(), flow)
+    assert (flow >= 0).all()
+
+
+def test_halves_of_log_linear_attention_make_the_whole():
+    log_q, log_k, shift, v = draw(6, 1, 4), draw(6, 1, 4, seed=1), draw(6, 1, 1, seed=2), draw(6, 1, 3, seed=3)
+    sums = Pooled(*log_linear_pool(Senders(log_k, shift, v)))
+    found = log_linear_read(Receivers(log_q, None), sums).values
+    weight = torch.einsum("ihf,jhf->hij", log_q.exp(), (log_k + shift).exp())
+    assert_close(found, torch.einsum("hij,jhd->ihd", weight / weight.sum(2, keepdim=True), v))
+
+
+def test_what_certificates_and_measurements_are(ring):
+    x = draw(5, 3)
+    S = AdjacencyDiffusivity("sym")(x, ring)
+    certificate, bounds = certify(S, tau=0.5, form="residual"), energy_bounds(S, tau=0.5)
+    assert isinstance(certificate, Certificate)
+    assert certificate
+    assert certificate.lam == pytest.approx(0.5 / (2 - 0.5 * certificate.eigenvalue) / 2)
+    assert isinstance(bounds, EnergyBounds)
+    assert 0 <= bounds.lower <= bounds.upper
+    floor = smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=0.5)
+    assert isinstance(floor, SmoothingFloor)
+    found = commutator(PDEDiffusion1d(3).double(), torch.nn.Identity(), draw(2, 6, 3))
+    assert isinstance(found, Commutator)
+    assert found.exact == pytest.approx(0)  # the identity commutes with everything
+
+
+def test_small_functions_of_kernels():
+    x = draw(4, 2, 3)
+    assert_close(log_score(x, "sigmoid"), x.sigmoid().log())
+    query, key = with_constant(x, 2.0), with_constant(x, 3.0)
+    assert_close((query * key).sum(2), (x * x).sum(2) + 6)
+    query, key = distance_features(x)
+    assert_close((query * key).sum(2), torch.zeros(4, 2, dtype=torch.float64))
+    for boundary in get_args(Boundary):
+        neumann_product(x, torch.full((1, 2), 0.25, dtype=torch.float64), (1,), boundary)
+    assert isinstance(tolerance("product", torch.float64), Tolerance)
+    assert all(isinstance(found, Tolerance) for row in TOLERANCES.values() for found in row.values())
