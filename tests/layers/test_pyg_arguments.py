@@ -289,7 +289,7 @@ def test_inputs_of_pyg_that_are_not_there_are_taken() -> None:
         {"a": [X, {"b": X}]},
         X.numpy(),
     ],
-    ids=str,
+    ids=["dict", "tuple", "list", "nested", "array"],
 )
 @pytest.mark.usefixtures("no_typecheck")
 def test_no_number_of_a_tensor_is_in_a_message(wrong: object) -> None:
