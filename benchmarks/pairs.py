@@ -273,7 +273,7 @@ def layers_on_a_large_graph() -> Iterator[Pair]:
     def readme() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
         diffusivity = 0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity("sym")
         mine = mp.DiffusionConv(64, 64, diffusivity, mp.ExplicitEuler(tau=0.5))
-        theirs = mp.DIFFormerConv(64, 64, graph="mean", self_loops="keep")
+        theirs = mp.DIFFormerConv(64, 64, graph="mean", self_loops="keep", transform=True, keep="values", bias=True)
         return mine, list(mine.parameters()), theirs, list(theirs.parameters())
 
     slower = {"forward": 1 / 1.2, "step": 1 / 1.2}
@@ -289,8 +289,8 @@ def models_on_cora() -> Iterator[Pair]:
     def both(projection: str | None, sparse: bool) -> tuple[Side, Side]:
         x, y, edges, mask = cora()
         torch.manual_seed(0)
-        rate = {"dropout": 0.2}
-        mine = mp.DIFFormer(1_433, 64, 7, 8, projection=projection, self_loops="keep", **rate)
+        former = {"tau": 0.5, "layer_norm": True, "dropout": 0.2}
+        mine = mp.DIFFormer(1_433, 64, 7, 8, projection=projection, self_loops="keep", **former)
         theirs = textbook.DIFFormer(1_433, 64, 7, 8, rate=0.2)
         if projection:
             copied(

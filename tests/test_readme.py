@@ -30,7 +30,7 @@ def test_the_python_blocks_run_in_order(capsys):
 def test_the_page_on_certified_networks(capsys):
     scope = run(README.parent / "docs" / "certified.md")
     assert scope["energies"].shape == (9,)
-    assert "LayerNorm" in capsys.readouterr().out
+    assert "ExplicitEuler" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)

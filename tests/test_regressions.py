@@ -381,7 +381,7 @@ def test_training_lowers_the_loss_of_every_kernel() -> None:
     x = state(20).float()
     target = (x[:, 0] > 0).long()
     for kernel in ("simple", "sigmoid", "softmax", "gaussian"):
-        model = seeded(lambda k=kernel: DIFFormer(4, 8, 2, kernel=k, projection="tied"))
+        model = seeded(lambda k=kernel: DIFFormer(4, 8, 2, kernel=k, projection="tied", tau=0.5, layer_norm=True))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         losses = []
         for _ in range(30):

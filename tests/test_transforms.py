@@ -18,8 +18,8 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
 
 # Together they call every operation of kernels/.
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "difformer-s": lambda: DIFFormerConv(4, 4),
-    "difformer-a": lambda: DIFFormerConv(4, 4, kernel="sigmoid"),
+    "difformer-s": lambda: DIFFormerConv(4, 4, transform=True),
+    "difformer-a": lambda: DIFFormerConv(4, 4, kernel="sigmoid", transform=True),
     "sgformer": lambda: SGFormerConv(4, 4),
     "nodeformer": lambda: NodeFormerConv(4, 4, num_samples=0),
     "sfi": lambda: SFiConv(4, 4, 2),

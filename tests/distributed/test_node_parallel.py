@@ -33,10 +33,12 @@ from reading_features import ReadsInputs
 NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "DIFFormer-s": lambda: DIFFormer(FEATURES, 8, CLASSES, heads=2, projection="separate", transform=True),
+    "DIFFormer-s": lambda: DIFFormer(
+        FEATURES, 8, CLASSES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
+    ),
     "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, CLASSES, normalize="frobenius", graph="mean"),
-    "SGFormer": lambda: SGFormer(FEATURES, 8, CLASSES),
-    "SGFormer, Frobenius": lambda: SGFormer(FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat"),
+    "SGFormer": lambda: SGFormer(FEATURES, 8, CLASSES, num_gnn_layers=2),
+    "SGFormer, Frobenius": lambda: SGFormer(FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat", num_gnn_layers=2),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
     "NodeFormer": lambda: NodeFormer(FEATURES, 8, CLASSES, heads=2, num_features=5, num_samples=3, hops=2),
     **{
@@ -49,7 +51,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
     "certified": lambda: CertifiedDIFFormer(
-        FEATURES, 8, CLASSES, 3, heads=2, constraint="sphere", centre=True, graph=AdjacencyDiffusivity("sym")
+        FEATURES, 8, CLASSES, 3, heads=2, constraint="sphere", centre=True, mu=10.0, graph=AdjacencyDiffusivity("sym")
     ),
     "certified, projections": lambda: CertifiedDIFFormer(
         FEATURES, 8, CLASSES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")

@@ -275,7 +275,7 @@ def test_a_state_dict_carries_everything() -> None:
     other.load_state_dict(model.state_dict())
     assert torch.equal(other.eval()(x, edges), model.eval()(x, edges))
     other.reset_parameters()
-    assert other.conv.mu().item() == pytest.approx(10.0)
+    assert other.conv.mu().item() == pytest.approx(20.0)
     assert other.conv.beta().item() == pytest.approx(1.0)
 
 

@@ -190,7 +190,7 @@ def test_an_update_beside_its_own_options_is_refused() -> None:
     torch.manual_seed(0)
     own = DIFFormer(4, 6, 3, 2, source=True, update=ExplicitEuler(0.5, "residual", beta=1.0, leak=0.5))
     torch.manual_seed(0)
-    torch.testing.assert_close(own(x), DIFFormer(4, 6, 3, 2, source=True, leak=0.5)(x))
+    torch.testing.assert_close(own(x), DIFFormer(4, 6, 3, 2, source=True, tau=0.5, leak=0.5)(x))
 
 
 def test_what_is_no_update_is_named(no_typecheck: None) -> None:

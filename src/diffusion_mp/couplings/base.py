@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -350,7 +350,7 @@ class Coupling(ABC):
         shape, dtype = (self.num_nodes, self.num_nodes), np.float64
         return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
 
-    def to(self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+    def to(self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Coupling:
         """S in another dtype or on another device, given as to a tensor: ``S.to("cuda")``, ``S.to(torch.float64)``.
 
         Every tensor it is made of is converted, its parts' too; gradients flow through. Row boundaries stay on the CPU.
@@ -371,7 +371,7 @@ class Coupling(ABC):
             return self
         return Change(dtype, place).coupling(self)
 
-    def detach(self) -> Self:
+    def detach(self) -> Coupling:
         """S with the same entries, cut off from what they were made of: to keep it, and no graph of autograd."""
         from diffusion_mp.couplings.changed import Change
 

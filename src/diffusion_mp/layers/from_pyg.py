@@ -35,8 +35,6 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     has them under the names that PyG's had there, as :class:`DiffusionGNN` has those of PyG's ``GCN`` and ``GAT``. What
     belongs to other modules keeps its name; propagation alone (``APPNP``) has no weights.
 
-    >>> model.load_state_dict(from_pyg(model, torch.load("gcn.pt", weights_only=True)))
-
     Args:
         module: ours, built with the options that PyG's had.
         state: of PyG's.
@@ -45,6 +43,12 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         TypeError: no module, or no state dict.
         ValueError: weights that the layer has no place for: two matrices for the two ends of an edge (GAT between nodes
             of two kinds) or in a GCN2Conv, or another ε than that of a GINConv which does not learn it.
+
+    Examples:
+        >>> from torch_geometric import nn as pyg
+        >>> theirs, ours = pyg.GCNConv(4, 8), GCNConv(4, 8)
+        >>> ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
+        <All keys matched successfully>
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_kind(state, "state", Mapping, "a state dict, names with tensors")

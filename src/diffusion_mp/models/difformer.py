@@ -14,6 +14,7 @@ from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
+from diffusion_mp.layers.attention import TAU
 from diffusion_mp.models.base import LayerStack, Record, recorded
 from diffusion_mp.models.heads import Task
 from diffusion_mp.updates import StateUpdate
@@ -94,21 +95,21 @@ class DIFFormer(LayerStack):
                 f"source=True adds a source, which {update!r} has not; give the update a beta, ExplicitEuler(tau, "
                 f"beta=1.0, leak=...) for instance."
             )
-        if tau is None and update is None:
-            tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
-        if tau is not None:
-            options["tau"] = tau
+        if tau is None:
+            tau = TAU if update is not None else min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
 
         def conv() -> DIFFormerConv:
-            return DIFFormerConv(
+            layer = DIFFormerConv(
                 hidden_channels,
                 hidden_channels,
                 transform=transform,
+                tau=tau,
                 beta=1.0 if source and update is None else 0.0,
-                update=copy.deepcopy(update),
+                update=update,
                 dropout=dropout if dropout_on == "values" else 0.0,
-                **copy.deepcopy(options),
+                **options,
             )
+            return copy.deepcopy(layer)  # what is learned in the options, no two layers share
 
         super().__init__(
             in_channels,

@@ -78,8 +78,10 @@ DRAWN = re.compile(r"\b(directions|noise_state)$")
 def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict for ``model`` from one of the repository of DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
 
-    >>> released = torch.load("model.pkl", weights_only=True)
-    >>> model.load_state_dict(released_state_dict(model, released))
+    ```python
+    released = torch.load("model.pkl", weights_only=True)
+    model.load_state_dict(released_state_dict(model, released))
+    ```
 
     Names and shapes are compared; numbers that no tensor tells (τ, dropout, which kernel, …) are arguments of the model
     as they were arguments there: docs/released.md has them side by side. Buffers that the released code does not save,
