@@ -51,7 +51,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
     "certified": lambda: CertifiedDIFFormer(
-        FEATURES, 8, CLASSES, 3, heads=2, constraint="sphere", centre=True, mu=10.0, graph=AdjacencyDiffusivity("sym")
+        FEATURES,
+        8,
+        CLASSES,
+        3,
+        heads=2,
+        constraint="sphere",
+        centre=True,
+        lam=1.0,
+        mu=10.0,
+        encoder_layers=2,
+        graph=AdjacencyDiffusivity("sym"),
     ),
     "certified, projections": lambda: CertifiedDIFFormer(
         FEATURES, 8, CLASSES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")
