@@ -18,12 +18,24 @@ from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     EdgeSparseFlowDiffusivity,
     NeumannDiffusivity,
+    PenaltyDiffusivity,
     Positive,
     SimpleDiffusivity,
     SparseFlowDiffusivity,
     auxiliary_loss,
 )
-from diffusion_mp.layers import DiffusionConv, GATConv, GatedGCNConv, GCNConv, GPSBlock, PDEDiffusion1d, SFiConv
+from diffusion_mp.energies import FunctionPenalty
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import (
+    DIFFormerConv,
+    DiffusionConv,
+    GATConv,
+    GatedGCNConv,
+    GCNConv,
+    GPSBlock,
+    PDEDiffusion1d,
+    SFiConv,
+)
 from diffusion_mp.models import (
     CertifiedDIFFormer,
     DIFFormer,
@@ -34,7 +46,7 @@ from diffusion_mp.models import (
     SFiFormer,
     SGFormer,
 )
-from diffusion_mp.testing import check_diffusivity, tolerance
+from diffusion_mp.testing import check_diffusivity, check_update, tolerance
 from diffusion_mp.updates import CertifiedStep, CrankNicolson, ExplicitEuler, HeatKernel
 from reading_features import ReadsInputs
 
@@ -336,6 +348,35 @@ def test_generated_code_agrees(with_graph: bool) -> None:
 )
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        FunctionPenalty(lambda z2: 1 / (1 + z2)),
+        pytest.param(FunctionPenalty(delta=torch.log1p), marks=pytest.mark.slow),
+    ],
+    ids=["f", "delta"],
+)
+def test_attention_by_any_function_is_one_graph(penalty: FunctionPenalty) -> None:
+    conv = DiffusionConv(8, 4, PenaltyDiffusivity(penalty, 8, projection="separate"))
+    x, _, batch = instance(7)
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), conv(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(compiled(x, batch=batch), conv(x, batch=batch), rtol=1e-5, atol=1e-6)
+
+
+def test_a_learned_step_is_one_graph() -> None:
+    conv = DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25)))
+    x, edge_index, _ = instance(6)
+    graph = Graph(6, edge_index)
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, graph), conv(x, graph), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.exhaustive
+def test_check_update_compiles_on_request() -> None:
+    check_update(lambda: ExplicitEuler(0.5), channels=3, compile=True)
 
 
 def test_edges_are_seen_not_what_was_made_of_others_before():

@@ -103,17 +103,6 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(dense[1, 4:, 4:], expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("penalty", [FunctionPenalty(cauchy), FunctionPenalty(delta=torch.log1p)])
-def test_compiled_it_is_one_graph(penalty: Penalty) -> None:
-    conv = DiffusionConv(4, 4, PenaltyDiffusivity(penalty, 4, projection="separate"))
-    batch = torch.tensor([0, 0, 0, 1, 1, 1, 1])
-    x = randn(7, 4).float()
-    torch._dynamo.reset()
-    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), conv(x), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(compiled(x, batch=batch), conv(x, batch=batch), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"constraint": "sphere"}, {"constraint": None, "projection": "tied", "heads": 2}]
 )

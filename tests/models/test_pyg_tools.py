@@ -12,7 +12,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
-from torch_geometric.nn import GAT, GCN, HeteroConv, summary, to_hetero
+from torch_geometric.nn import GAT, GCN, HeteroConv, summary
 
 import diffusion_mp
 from diffusion_mp import DiffusionGNN, SGFormer, from_pyg
@@ -102,13 +102,6 @@ def test_layers_between_nodes_of_several_kinds() -> None:
     expected = theirs(x, edges)
     for kind, out in ours(x, edges).items():
         torch.testing.assert_close(out, expected[kind])
-
-
-@pytest.mark.parametrize("name", ["gcn", "difformer", "gps"])
-@pytest.mark.usefixtures("no_typecheck")
-def test_a_model_is_not_rewritten_for_nodes_of_several_kinds(name: str) -> None:
-    with pytest.raises(TypeError, match=r"to_hetero can not rewrite it\. Pass data\.to_homogeneous\(\).*HeteroConv"):
-        to_hetero(MODELS[name].model(), KINDS)
 
 
 @pytest.mark.parametrize("jk", ["last", "cat", "max", None])

@@ -260,7 +260,7 @@ class IgnoresTheStateBefore(Halfway):
 
 def test_a_sound_update_passes() -> None:
     check_update(Halfway)
-    check_update(Halfway(), channels=3, compile=True)
+    check_update(Halfway(), channels=3)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,10 @@ def test_the_core_level_leaves_out_what_is_strict() -> None:
         check_diffusivity(MixesBatchMates, level="core")
     with pytest.raises(AssertionError, match="breaks the law 'batching'"):
         check_layer(lambda: BatchNormed(4, 3, Cosine()), level="core")
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_there_is_no_other_level() -> None:
     with pytest.raises(ValueError, match="level must be one of 'core', 'strict'"):
         check_update(Halfway, level="lax")  # type: ignore[arg-type]
 

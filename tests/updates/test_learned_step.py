@@ -75,14 +75,6 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     assert_energy_descent(ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2)
 
 
-def test_compiled_a_learned_step_is_one_graph() -> None:
-    conv = DIFFormerConv(4, 4, tau=nn.Parameter(torch.tensor(0.25)), update=None)
-    x = randn(6, 4).float()
-    torch._dynamo.reset()
-    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, Graph(6, EDGES)), conv(x, Graph(6, EDGES)), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("tau", "error", "sentence"),
     [

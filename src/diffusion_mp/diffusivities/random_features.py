@@ -72,8 +72,8 @@ def stabilized_features(
     return log_query, torch.logaddexp(along_k + half_k - largest_k, floor), torch.zeros_like(half_k)
 
 
-def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "N H one"]:
-    """The largest row of every graph, at all of its rows."""
+def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H one"]:
+    """The largest row of every graph, at all of its rows; of a single graph one row for all."""
     if graph.is_single:
         return x.amax(0, keepdim=True) if len(x) else x
     batch = graph.batch.to(x.device)[:, None, None].expand_as(x)
