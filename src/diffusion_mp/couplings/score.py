@@ -126,7 +126,31 @@ class Score:
         )
 
 
-class MixtureScore:
+class _OfDistances:
+    """Scores of distances alone; a subclass writes `_pairs`, the coupling before rows are normalised."""
+
+    def coupling(
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
+        if unit:
+            q, k = unit_rows(q, k)
+        pairs = self._pairs(q, k, ptr, nonnegative)
+        return row_normalized(pairs) if normalize else pairs
+
+    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
+        raise NotImplementedError(f"{type(self).__name__} must define _pairs(q, k, ptr, nonnegative).")
+
+
+class MixtureScore(_OfDistances):
     """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance; answers what a `Score` does.
 
     Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of those
@@ -163,31 +187,17 @@ class MixtureScore:
         """The score of unit vectors that this one is of vectors of that norm."""
         return MixtureScore(self.widths / radius, self.weights)
 
-    def coupling(
-        self,
-        q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
-        ptr: Tensor | None = None,
-        *,
-        measure: Literal["inner", "distance"] = "distance",
-        unit: bool = False,
-        normalize: bool = False,
-        nonnegative: bool = True,
-    ) -> Coupling:
-        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
-        if unit:
-            q, k = unit_rows(q, k)
+    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
         terms = []
         for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
             scaled = q / width
             other = scaled if k is q else k / width
             terms.append(ScaledCoupling(weight, Score("exp").coupling(scaled, other, ptr), nonnegative=True))
-        total = SumCoupling(terms)
-        return row_normalized(total) if normalize else total
+        return SumCoupling(terms)
 
 
 @dataclass(frozen=True)
-class FunctionScore:
+class FunctionScore(_OfDistances):
     """f(z²) of any function of z² = −2s, evaluated tile by tile, O(N²); ``reach`` is how far z² may go."""
 
     function: Callable[[Tensor], Tensor]
@@ -218,21 +228,7 @@ class FunctionScore:
         """The score of unit vectors that this one is of vectors of that norm."""
         return replace(self, scale=self.scale * radius**2)
 
-    def coupling(
-        self,
-        q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
-        ptr: Tensor | None = None,
-        *,
-        measure: Literal["inner", "distance"] = "distance",
-        unit: bool = False,
-        normalize: bool = False,
-        nonnegative: bool = True,
-    ) -> Coupling:
-        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
-        if unit:
-            q, k = unit_rows(q, k)
+    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
         if self.scale != 1:
             q, k = (math.sqrt(self.scale) * q,) * 2 if k is q else (math.sqrt(self.scale) * t for t in (q, k))
-        pairs = DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)
-        return row_normalized(pairs) if normalize else pairs
+        return DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)
