@@ -43,11 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the sample, or what is not in it; cases that the quick run leaves out never are."""
+    """Keep the sample, or what is not in it; long cases never are."""
     wanted, seen = config.getoption("cases"), Counter[str]()
     kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
-        left_out = any(item.get_closest_marker(name) for name in ("exhaustive", "slow"))
+        left_out = any(item.get_closest_marker(name) for name in ("exhaustive", "slow", "unwatched"))
         function = item.nodeid.partition("[")[0]
         sampled = not left_out and seen[function] % 10 == 0
         seen[function] += not left_out

@@ -18,10 +18,13 @@ def test_table(case): ...
 @pytest.mark.exhaustive
 def test_long(): ...
 
+@pytest.mark.unwatched
+def test_process(): ...
+
 def test_single(): ...
 """
 SAMPLE = {"test_table[0]", "test_table[10]", "test_single"}
-REST = {f"test_table[{case}]" for case in (*range(1, 10), 11)}
+REST = {"test_process", *(f"test_table[{case}]" for case in (*range(1, 10), 11))}
 LONG = {"test_table[long]", "test_long"}
 
 

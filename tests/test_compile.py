@@ -10,6 +10,7 @@ from diffusion_mp.models import DIFFormer
 from subrun import run_tests
 
 
+@pytest.mark.unwatched
 def test_full_graph_capture() -> None:
     run_tests("compile_cases.py", "not exhaustive and not slow", typecheck=False)
 

@@ -50,6 +50,7 @@ def without_extras() -> dict[str, Any]:
         ("train.weighted_accuracy", "torchmetrics", "'diffusion-mp[train]'"),
     ],
 )
+@pytest.mark.unwatched
 def test_a_function_names_its_extra(without_extras, function, package, install):
     sentence = without_extras["functions"][function]
     assert package in sentence

@@ -61,6 +61,7 @@ def test_sparse_flow_over_8_192_nodes_and_4_heads_stays_below_a_gigabyte() -> No
     assert peak_gib("SparseFlowDiffusivity(64, heads=4)", 8_192) * 2**30 < 1e9
 
 
+@pytest.mark.unwatched
 def test_sigmoid_attention_needs_less_than_its_score_matrix() -> None:
     num_nodes = 6_000
     assert peak_gib("SigmoidDiffusivity()", num_nodes) < 4 * num_nodes**2 / 2**30 * 0.8

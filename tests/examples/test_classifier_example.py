@@ -2,6 +2,10 @@
 
 import re
 
+import pytest
+
+pytestmark = pytest.mark.unwatched
+
 
 def test_more_images_are_right_than_where_labels_spread_alone(classifier, capsys):
     classifier.main(["--quick"])

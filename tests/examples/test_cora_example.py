@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.unwatched
+
 
 def test_wrong_root_says_what_to_do(cora, tmp_path, capsys):
     assert cora.main(["--root", str(tmp_path)]) == 2

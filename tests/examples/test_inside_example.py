@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.unwatched
+
 
 @pytest.mark.slow
 def test_the_picture_and_the_share_of_pairs_of_one_class(inside, tmp_path, capsys):

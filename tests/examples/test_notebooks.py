@@ -9,6 +9,8 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
+pytestmark = pytest.mark.unwatched
+
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "examples/notebooks"
 
 

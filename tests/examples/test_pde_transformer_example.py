@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+pytestmark = pytest.mark.unwatched
+
 SMALL = ["--items", "32", "--channels", "8", "--heads", "2", "--batch-size", "8", "--epochs", "1", "--seeds", "1"]
 
 

@@ -9,6 +9,8 @@ import time
 import pytest
 import torch
 
+pytestmark = pytest.mark.unwatched
+
 SMALL = ["--synthetic", "--nodes", "2000", "--edges", "30000", "--batch-size", "100", "--hidden", "8", "--layers", "2"]
 
 

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+pytestmark = pytest.mark.unwatched
+
 SMALL = ["--graphs", "5", "--layers", "2", "--parameters", "9000", "--batch-size", "2", "--seeds", "1", "--jobs", "1"]
 
 

@@ -73,6 +73,7 @@ def test_refusals(folder, tmp_path):
 
 
 @pytest.mark.data
+@pytest.mark.unwatched
 def test_the_real_archive(data_root):
     path = data_root / "aclImdb" / "aclImdb_labelled.tar.gz"
     if not path.is_file():

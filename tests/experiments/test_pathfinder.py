@@ -44,6 +44,7 @@ def accuracy(features: np.ndarray, labels: np.ndarray) -> float:
     return LogisticRegression().fit(features[:half], labels[:half]).score(features[half:], labels[half:])
 
 
+@pytest.mark.unwatched
 def test_connected_components_know_the_answer(scenes):
     """Two discs are on one path if and only if their pixels are connected in the drawing without gaps."""
     counts = []

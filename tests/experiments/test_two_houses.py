@@ -25,6 +25,7 @@ IN_TRAIN = [
 ]
 
 
+@pytest.mark.unwatched
 def test_the_library_imports_no_experiment():
     library = [path for path in ROOT.rglob("*.py") if "experiments" not in path.relative_to(ROOT).parts]
     assert len(library) > 100

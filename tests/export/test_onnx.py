@@ -13,6 +13,7 @@ if not os.environ.get("CI"):
     pytest.importorskip("onnxruntime", reason="ONNX is run with the extra `onnx`, which the extra `test` has")
 
 
+@pytest.mark.unwatched
 def test_models_become_onnx() -> None:
     run_tests("onnx_cases.py", "not slow", typecheck=False)
 

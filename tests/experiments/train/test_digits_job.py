@@ -23,6 +23,7 @@ def test_command_lines_that_mean_the_main_job(start, monkeypatch):
     assert [options.splits for options in asked] == [3, 4]
 
 
+@pytest.mark.unwatched
 def test_main_job_writes_its_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(digits_job, "RECIPES", {name: digits_job.RECIPES[name] for name in NETWORKS})
     monkeypatch.setattr(digits_job, "PIXEL_ALPHAS", (0.99,))

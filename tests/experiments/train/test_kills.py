@@ -154,6 +154,7 @@ def assert_kills_change_nothing(name, folder, moments, *options):
     assert same(command.left(here), command.left(folder / "whole"))
 
 
+@pytest.mark.unwatched
 def test_a_killed_fit_ends_with_the_same_bits(tmp_path):
     assert_kills_change_nothing("fit", tmp_path, [(signal.SIGKILL, 3, 0.005)], "--trainer.max_epochs=20")
 

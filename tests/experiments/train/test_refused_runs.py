@@ -111,6 +111,7 @@ def test_configurations_that_cannot_be(arguments, sentence, tmp_path, monkeypatc
     assert "Traceback" not in message
 
 
+@pytest.mark.unwatched
 def test_the_digits_job_looks_at_its_folder_first(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["--splits=1", "--out", str(tmp_path / "file")]) == 2
@@ -137,6 +138,7 @@ def test_a_command_without_a_configuration_says_what_is_missing(command, capsys)
     assert "diffusion-mp digits" in said
 
 
+@pytest.mark.unwatched
 def test_a_disk_that_fills_up_while_training(tmp_path):
     """Files may have 40 KB, as on a full disk: the checkpoints that the optimiser makes larger are not written."""
     command = "import sys; from diffusion_mp.experiments.train.cli import main; sys.exit(main(sys.argv[1:]))"

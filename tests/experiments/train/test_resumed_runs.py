@@ -23,7 +23,7 @@ from diffusion_mp.experiments.train.cli import main
 from diffusion_mp.experiments.train.resume import random_state, set_random_state
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
-pytestmark = pytest.mark.usefixtures("no_typecheck")
+pytestmark = [pytest.mark.usefixtures("no_typecheck"), pytest.mark.unwatched]
 
 DIFFORMER = ["--model.model=diffusion_mp.models.DIFFormer", "--model.model.dropout=0.5"]
 NODEFORMER = [
