@@ -26,14 +26,14 @@ def test_euclidean_neighbours(channels, k, generator):
 
 
 @pytest.mark.parametrize("channels", [3, 70])
-@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-def test_an_edge_weighs_by_its_length_and_the_reach_of_its_ends(channels, metric, generator):
+@pytest.mark.parametrize(("metric", "sharpness"), [("euclidean", 8.0), ("cosine", 4.5)])
+def test_an_edge_weighs_by_its_length_and_the_reach_of_its_ends(channels, metric, sharpness, generator):
     x = torch.rand(41, channels, generator=generator, dtype=torch.float64)
-    data = KNNGraph(5, metric, weighted=True)(Data(x=x))
+    data = KNNGraph(5, metric, weighted=True, sharpness=sharpness)(Data(x=x))
     rows = x if metric == "euclidean" else torch.nn.functional.normalize(x)
     square = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
     reach = square.kthvalue(6, dim=1).values  # the first is the row itself
-    expected = torch.exp(-8 * square / (reach[:, None] * reach).sqrt())[tuple(data.edge_index)]
+    expected = torch.exp(-sharpness * square / (reach[:, None] * reach).sqrt())[tuple(data.edge_index)]
     torch.testing.assert_close(data.edge_weight, expected)
     assert torch.equal(data.edge_index, knn_graph(x, 5, metric))
     assert KNNGraph(2, weighted=True)(Data(x=x.float())).edge_weight.dtype == torch.float32
@@ -65,13 +65,15 @@ def test_the_data_stay_and_a_copy_has_the_edges():
     assert "edge_index" not in data
     assert joined.y is data.y
     assert repr(KNNGraph(3, "cosine")) == "KNNGraph(k=3, metric='cosine')"
-    assert repr(KNNGraph(3, weighted=True)) == "KNNGraph(k=3, metric='euclidean', weighted=True)"
+    assert repr(KNNGraph(3, weighted=True)) == "KNNGraph(k=3, metric='euclidean', weighted=True, sharpness=8.0)"
 
 
 @pytest.mark.usefixtures("no_typecheck")
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         KNNGraph(0)
+    with pytest.raises(ValueError, match="sharpness must be finite and > 0; got 0"):
+        KNNGraph(3, weighted=True, sharpness=0)
     with pytest.raises(ValueError, match="metric must be one of 'euclidean', 'cosine'; got 'manhattan'"):
         KNNGraph(3, "manhattan")
     with pytest.raises(ValueError, match="k must be below the number of nodes, 3; got 3"):

@@ -43,14 +43,14 @@ def test_scikit_learn_finds_nothing(max_iter: int) -> None:
 # ---------------------------------------------------------------- the network
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-def test_the_rows_are_where_the_network_comes_to_rest(metric: Any) -> None:
-    found = fitted(metric=metric, mu=30.0)
+@pytest.mark.parametrize(("metric", "sharpness"), [("euclidean", 8), ("cosine", 4.5)])
+def test_the_rows_are_where_the_network_comes_to_rest(metric: Any, sharpness: float) -> None:
+    found = fitted(metric=metric, sharpness=sharpness, mu=30.0)
     assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(X), 4, metric))
     rows = X if metric == "euclidean" else X / np.linalg.norm(X, axis=1, keepdims=True)
     square = torch.from_numpy(((rows[:, None] - rows) ** 2).sum(2))
     reach = square.kthvalue(5, dim=1).values.sqrt()  # the first of the five is the row itself
-    adjacency = (-8 * square / reach.outer(reach)).exp()
+    adjacency = (-sharpness * square / reach.outer(reach)).exp()
     adjacency *= torch.zeros(41, 41).index_put(tuple(found.edge_index_), torch.ones(()))
     features = torch.from_numpy((X - X.mean(0)) / (X - X.mean(0)).std())
     with torch.no_grad():
@@ -238,6 +238,7 @@ def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
         ({"hidden_channels": -3}, "hidden_channels must be at least 1; got -3"),
         ({"max_iter": 0}, "max_iter must be at least 1; got 0"),
         ({"metric": "manhattan"}, "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+        ({"sharpness": 0.0}, "sharpness must be finite and > 0; got 0.0"),
         ({"mu": 0.0}, "mu must be finite and > 0; got 0.0"),
         ({"mu": "large"}, "mu must be a number; got 'large'"),
         ({"learning_rate": -1.0}, "learning_rate must be finite and > 0"),

@@ -360,8 +360,8 @@ def knn_transform(d: Draw) -> None:
     """Neighbours of drawn points, as a transform."""
     x = [Wrong("Data(x=torch.ones(9))", "of rank one"), Wrong("Data(x=torch.ones(9, 2).long())", "integers")]
     x += [*NOT_DATA[:6], Wrong("Data(x=torch.randn(2, 2))", "too few")]
-    metric, weighted = choice(d, "euclidean", "cosine"), flag(d)
-    d.call("transform", "data.KNNGraph({args})", k=count(d, 5, 2), metric=metric, weighted=weighted)
+    weights = {"weighted": flag(d), "sharpness": number(d, 4.0, 0.5, optional=True)}
+    d.call("transform", "data.KNNGraph({args})", k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"), **weights)
     d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", x))
 
 

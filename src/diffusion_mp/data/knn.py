@@ -13,12 +13,11 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_finite, check_flags, check_kind, check_state
+from diffusion_mp.errors import check_choice, check_finite, check_flags, check_kind, check_positive, check_state
 from diffusion_mp.extras import needed_by
 
 Metric = Literal["euclidean", "cosine"]
 _FEW = 64  # channels up to which a tree is quick enough
-_SHARPNESS = 8.0  # of the weights; chosen on scikit-learn's digits
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
@@ -45,22 +44,23 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
         tensor([[0, 1, 2, 3],
                 [1, 0, 3, 2]])
     """
-    return _edges(x, *_options(k, metric), name="x")[0]
+    return _edges(x, *_options(k, metric), sharpness=1.0, name="x")[0]
 
 
 class KNNGraph(BaseTransform):
     r"""Gives data the edges of `knn_graph` of its features, as a transform of PyG. It reads no label.
 
-    .. math:: w_{ij} = \exp\left(-8\, \frac{\|x_i - x_j\|^2}{\sigma_i \sigma_j}\right)
+    .. math:: w_{ij} = \exp\left(-s\, \frac{\|x_i - x_j\|^2}{\sigma_i \sigma_j}\right)
 
     With ``weighted`` an edge weighs so much, where σ_i is how far the farthest of the k nearest of i is (local scaling,
-    Zelnik-Manor & Perona, 2004; the 8 is ours), and by "cosine" rows have length one. Neighbours that are only just
-    among the k then count for little. Labels reach farther over such a graph before they reach the wrong class: see
+    Zelnik-Manor & Perona, 2004, who have s = 1), and by "cosine" rows have length one. The sharper, the less neighbours
+    count that are only just among the k. Labels reach farther over such a graph before they reach the wrong class: see
     the tables of MNIST in docs/results.md.
 
     Args:
         k, metric: see `knn_graph`.
         weighted: whether there are weights too.
+        sharpness: s, of these weights. The default was chosen on images of digits; half of it is better for texts.
 
     Shapes: reads x [N, C] of `Data`, and sets edge_index [2, E], with ``weighted`` edge_weight [E] in the dtype of x.
 
@@ -72,22 +72,25 @@ class KNNGraph(BaseTransform):
         2
     """
 
-    def __init__(self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False) -> None:
+    def __init__(
+        self, k: int = 5, metric: Metric = "euclidean", weighted: bool = False, sharpness: float = 8.0
+    ) -> None:
         check_flags(weighted=weighted)
+        check_positive(sharpness, "sharpness")
         self.k, self.metric = _options(k, metric)
-        self.weighted = weighted
+        self.weighted, self.sharpness = weighted, sharpness
 
     def forward(self, data: Any) -> Data:
         """The (shallow) copy of data that PyG hands over, with its edges."""
         check_kind(data, "data", Data, "a torch_geometric Data")
-        edges, weights = _edges(data.x, self.k, self.metric, name="data.x")
+        edges, weights = _edges(data.x, self.k, self.metric, self.sharpness, name="data.x")
         data.edge_index = edges
         if self.weighted:
             data.edge_weight = weights
         return data
 
     def __repr__(self) -> str:
-        weighted = ", weighted=True" if self.weighted else ""
+        weighted = f", weighted=True, sharpness={self.sharpness}" if self.weighted else ""
         return f"{type(self).__name__}(k={self.k}, metric={self.metric!r}{weighted})"
 
 
@@ -116,14 +119,14 @@ def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
     return found
 
 
-def similar(row: Any, column: Any, square: Any, reach: Any, other: Any) -> csr_array:
+def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float) -> csr_array:
     """The weights of pairs of neighbours: the closer, compared with the reach of both, the more alike.
 
     Zero is the weight of nobody: a row far outside hears its neighbours next to nothing, but all alike.
     """
     scale = np.sqrt(reach[row] * other[column])
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
-    return csr_array((np.exp(-np.minimum(_SHARPNESS * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
+    return csr_array((np.exp(-np.minimum(sharpness * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
 
 
 def mutual(near: csr_array) -> tuple[Int64[Tensor, "2 E"], Tensor]:
@@ -140,7 +143,7 @@ def _options(k: int, metric: Metric) -> tuple[int, Metric]:
     return k, metric
 
 
-def _edges(x: Tensor, k: int, metric: Metric, name: str) -> tuple[Tensor, Tensor]:
+def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
     """The edges and their weights."""
     check_state(x, name)
     if k >= len(x):
@@ -148,5 +151,5 @@ def _edges(x: Tensor, k: int, metric: Metric, name: str) -> tuple[Tensor, Tensor
     check_finite(x, name)
     row, column, square = nearest(x.detach().cpu().double().numpy(), k, metric)
     reach = farthest(row, square, len(x))
-    edges, weights = mutual(similar(row, column, square, reach, reach))
+    edges, weights = mutual(similar(row, column, square, reach, reach, sharpness))
     return edges.to(x.device), weights.to(x)

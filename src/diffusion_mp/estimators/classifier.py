@@ -43,6 +43,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         n_neighbors: neighbours of a row in the graph; fewer where there are fewer rows.
         metric: "euclidean", or "cosine" for texts, see `knn_graph`. Columns in different units are scaled first
             (``StandardScaler``): the largest numbers decide who is near.
+        sharpness: of the weights of the edges, see `KNNGraph`; 4 suits texts.
         hidden_channels: width of the state.
         mu: μ, how much a row hears of its neighbours; the larger, the further a label reaches.
         dropout: rate, of H while it is trained.
@@ -80,6 +81,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         metric: Metric = "euclidean",
         *,
         hidden_channels: int = 64,
+        sharpness: float = 8.0,
         mu: float = 1000.0,
         dropout: float = 0.2,
         learning_rate: float = 0.01,
@@ -90,6 +92,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.n_neighbors = n_neighbors
         self.metric = metric
         self.hidden_channels = hidden_channels
+        self.sharpness = sharpness
         self.mu = mu
         self.dropout = dropout
         self.learning_rate = learning_rate
@@ -108,7 +111,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self._scale = _root_mean_square(X, self._centre)
         row, column, square = nearest(X, min(int(self.n_neighbors), len(y) - 1), self.metric)
         self._reach = farthest(row, square, len(y))
-        near = similar(row, column, square, self._reach, self._reach)
+        near = similar(row, column, square, self._reach, self._reach, float(self.sharpness))
         self.edge_index_, self.edge_weight_ = mutual(near)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with torch.random.fork_rng(devices=[]):
@@ -132,7 +135,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(self._states)), self.metric, X)
-        near = similar(row, column, square, farthest(row, square, X.shape[0]), self._reach)
+        reach = farthest(row, square, X.shape[0])
+        near = similar(row, column, square, reach, self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(self._states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
         source = self.model_.encoder(self._features(X)) - self._mean
@@ -192,9 +196,12 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             if as_whole(getattr(self, name), name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
-        numbers = {name: getattr(self, name) for name in ("mu", "learning_rate", "weight_decay", "dropout")}
+        numbers = {
+            name: getattr(self, name) for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout")
+        }
         # A search over an array hands on NumPy's numbers.
         numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in numbers.items()}
+        check_positive(numbers["sharpness"], "sharpness")
         check_positive(numbers["mu"], "mu")
         check_positive(numbers["learning_rate"], "learning_rate")
         check_positive(numbers["weight_decay"], "weight_decay", allow_zero=True)

@@ -86,18 +86,25 @@ class Diffusion(Predictor):
     """`DiffusionClassifier` on the features, which makes a graph of its own.
 
     Args:
-        n_neighbors, metric, mu, weight_decay: as there.
+        n_neighbors, metric, sharpness, mu, weight_decay: as there.
     """
 
     def __init__(
         self,
         n_neighbors: int = 10,
         metric: Metric = "euclidean",
+        sharpness: float = 8.0,
         mu: float = 1000.0,
         weight_decay: float = 5e-4,
     ) -> None:
         super().__init__()
-        self.options = {"n_neighbors": n_neighbors, "metric": metric, "mu": mu, "weight_decay": weight_decay}
+        self.options = {
+            "n_neighbors": n_neighbors,
+            "metric": metric,
+            "sharpness": sharpness,
+            "mu": mu,
+            "weight_decay": weight_decay,
+        }
 
     def scores(self, x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int) -> Tensor:
         from diffusion_mp.estimators import DiffusionClassifier
