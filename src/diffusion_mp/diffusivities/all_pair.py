@@ -200,7 +200,21 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
 
 class PenaltyDiffusivity(AllPairDiffusivity):
-    """f = δ′ of a penalty, also of one of your own; of the actual distance. See `FunctionPenalty` for any f, O(N²)."""
+    """f = δ′ of a penalty, also of one of your own; of the actual distance. See `FunctionPenalty` for any f, O(N²).
+
+    Args:
+        penalty: δ; it serves as the ``penalty`` of the diffusivity too.
+        channels, normalize, options: as of :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
+
+    Raises:
+        TypeError: ``penalty`` is none.
+
+    Examples:
+        >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
+        >>> diffusivity = PenaltyDiffusivity(cauchy)
+        >>> diffusivity(x).row_stochastic, diffusivity.penalty is cauchy  # the energy that its steps descend
+        (True, True)
+    """
 
     def __init__(
         self,

@@ -43,9 +43,9 @@ class Diffusivity(nn.Module, ABC):
         positional: rows are positions, in order: renaming the nodes changes the coupling.
 
     Examples:
-        >>> S = (0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row"))(x, graph)  # sums and multiples
-        >>> S.row_stochastic
-        True
+        >>> both = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row")  # sums and multiples
+        >>> isinstance(both, Diffusivity), both(x, graph).row_stochastic
+        (True, True)
     """
 
     depends_on: Dependence = "graph"

@@ -15,8 +15,8 @@ class EnergyBounds:
 
     Examples:
         >>> bounds = energy_bounds(AdjacencyDiffusivity("sym")(x, graph), tau=0.5)
-        >>> bounds.lower <= bounds.upper
-        True
+        >>> isinstance(bounds, EnergyBounds), 0 <= bounds.lower <= bounds.upper
+        (True, True)
     """
 
     lower: float

@@ -43,8 +43,9 @@ class Problem:
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 
     Examples:
-        >>> path_problem(5).state.shape  # [nodes, heads, channels]
-        torch.Size([5, 2, 3])
+        >>> problem = path_problem(5)
+        >>> isinstance(problem, Problem), problem.state.shape  # [nodes, heads, channels]
+        (True, torch.Size([5, 2, 3]))
     """
 
     name: str
