@@ -29,6 +29,12 @@ def _attention_backward(
 def log_linear_pool(senders: Senders) -> Pooled:
     """What all rows of attention read, for one graph or a part of it; once differentiable.
 
+    Args:
+        senders: log features, log weights and values; see :class:`Senders`.
+
+    Returns:
+        The sums and their shift, :class:`Pooled`.
+
     Examples:
         >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
         >>> pooled.sums.shape  # [heads, samples, features, channels + 1]
@@ -166,6 +172,11 @@ def log_linear_entries(
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
     In at least float32; once differentiable.
+
+    Args:
+        edge_index: [2, E], source and target.
+        log_q, log_k: logarithms of the positive features of receivers and senders.
+        backend: how it is computed; see `kernels.dispatch`.
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head

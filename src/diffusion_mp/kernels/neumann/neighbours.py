@@ -55,6 +55,16 @@ def neighbours(
     puts the node itself where a neighbour is missing, ``"periodic"`` goes round, ``"causal"`` drops on the left and
     has the node itself for its right neighbour.
 
+    Args:
+        num_nodes: N.
+        strides: K distances h ≥ 1.
+        boundary: one of `Boundary`.
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one sequence.
+        device: of the result.
+
+    Returns:
+        Left and right, each [K, N].
+
     Examples:
         >>> left, right = neighbours(6, (1, 2), "symmetric", None, torch.device("cpu"))
         >>> left.tolist()

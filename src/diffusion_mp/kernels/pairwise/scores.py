@@ -39,6 +39,10 @@ class Attended(NamedTuple):
 def log_score(s: Tensor, score: str) -> Tensor:
     """log f(s).
 
+    Args:
+        s: inner products.
+        score: one of `SCORES`.
+
     Examples:
         >>> torch.allclose(log_score(x, "sigmoid"), x.sigmoid().log())
         True

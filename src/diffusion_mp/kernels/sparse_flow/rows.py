@@ -31,6 +31,12 @@ class RowTerms(NamedTuple):
     conductor keeps all its digits. At o itself 1 − e^{u − w} is zero, however u is rounded. The unit of ρ and ν is free
     and such that neither leaves the range; where it has no such unit, a is larger by ``lift`` for senders with u < w.
 
+    Attributes:
+        a: log of the scale of the row.
+        w: log of the threshold of o, u_io.
+        rho, nu: the potential above that threshold, and the friction of o, in one unit.
+        lift: what a is larger by for senders with u < w.
+
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
         >>> isinstance(rows.terms, RowTerms), rows.terms.best.shape
