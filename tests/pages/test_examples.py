@@ -58,3 +58,8 @@ def test_the_table_of_names_is_up_to_date():
 def test_every_public_name_is(what):
     missing = [f"{name.package.__name__}.{name.name}" for name in names.public_names() if not getattr(name, what)]
     assert not missing, f"{what} is missing for {', '.join(missing)}"
+
+
+def test_formulas_of_docstrings_are_readable_where_nobody_sets_them():
+    """Neither a terminal nor the site, which loads no scripts from elsewhere, draws LaTeX."""
+    assert not [name.name for name in names.public_names() if ".. math::" in name.documented]

@@ -51,7 +51,7 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
 class KNNGraph(BaseTransform):
     r"""Gives data the edges of `knn_graph` of its features, as a transform of PyG. It reads no label.
 
-    .. math:: w_{ij} = \exp\left(-8\, \frac{\|x_i - x_j\|^2}{\sigma_i \sigma_j}\right)
+        w_ij = exp(−8 ‖x_i − x_j‖² / (σ_i σ_j))
 
     With ``weighted`` an edge weighs so much, where σ_i is how far the farthest of the k nearest of i is (local scaling,
     Zelnik-Manor & Perona, 2004; the 8 is ours), and by "cosine" rows have length one. Neighbours that are only just
