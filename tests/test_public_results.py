@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from diffusion_mp import AdjacencyDiffusivity, Graph, SimpleDiffusivity, certify, energy_bounds
 from diffusion_mp import updates as all_updates
 from diffusion_mp.couplings import UniformCoupling, distance_features, with_constant
-from diffusion_mp.diagnostics import Commutator, SmoothingFloor, commutator, smoothing_floor
+from diffusion_mp.diagnostics import Commutator, Perturbation, SmoothingFloor, commutator, smoothing_floor
 from diffusion_mp.diffusivities import FrictionAttention, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.energies import Certificate, EnergyBounds, SigmoidPenalty
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders, log_linear_pool, log_linear_read
@@ -119,3 +119,11 @@ def test_small_functions_of_kernels():
         neumann_product(x, torch.full((1, 2), 0.25, dtype=torch.float64), (1,), boundary)
     assert isinstance(tolerance("product", torch.float64), Tolerance)
     assert all(isinstance(found, Tolerance) for row in TOLERANCES.values() for found in row.values())
+
+
+def test_the_estimates_of_a_perturbation_are_products_and_a_state_of_zero_is_smooth():
+    found = Perturbation(truth=1.0, lipschitz=2.0, step=3.0, step_bound=4.0, roughness=5.0, size=2.0)
+    assert (found.estimate, found.roughness_estimate, found.relative_roughness) == (6.0, 8.0, 1.25)
+    unknown = Perturbation(truth=0.0, lipschitz=2.0, step=0.0, step_bound=None, roughness=0.0, size=0.0)
+    assert unknown.roughness_estimate is None
+    assert unknown.relative_roughness == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import scipy.fft
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import neumann_function, neumann_inner, neumann_product, reference, spectral
+from diffusion_mp.kernels.neumann import (
+    neighbours,
+    neumann_function,
+    neumann_inner,
+    neumann_product,
+    reference,
+    spectral,
+)
 from diffusion_mp.kernels.neumann.neighbours import Stencil
 from diffusion_mp.testing import tolerance
 
@@ -77,6 +85,19 @@ def test_the_reference_is_the_definition(boundary: str) -> None:
     ends = torch.tensor([0, 2, 2, 9])
     (whole,) = reference.stencils(9, (3,), boundary, ends, like)
     assert torch.equal(whole, torch.block_diag(written_out(2, 3, boundary), written_out(7, 3, boundary)))
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "periodic"])
+def test_neighbours_are_found_one_by_one_too(boundary: str, batch: tuple[Tensor | None, int]) -> None:
+    ptr, n = batch
+    strides, bounds = (1, 3), [0, n] if ptr is None else ptr.tolist()
+    found = neighbours(n, strides, boundary, ptr, torch.device("cpu"))
+    for got, side in zip(found, (-1, 1), strict=True):
+        expected = [
+            [a + neighbour(i + side * stride, b - a, boundary) for a, b in pairwise(bounds) for i in range(b - a)]
+            for stride in strides
+        ]
+        assert got.tolist() == expected
 
 
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)

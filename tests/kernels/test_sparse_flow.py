@@ -22,6 +22,7 @@ from diffusion_mp.kernels.sparse_flow import (
     solve_rows,
     sparse_flow_potentials,
     sparse_flow_product,
+    support,
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.newton import newton
@@ -293,6 +294,15 @@ def test_the_fast_path_equals_the_sort(batch, tile, friction, generator, monkeyp
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
     assert_same(partial(everything, ptr=ptr), partial(everything_by_sort, ptr=ptr), arguments, generator)
+
+
+def test_the_support_are_the_pairs_that_flow_in_some_head(batch, generator) -> None:
+    ptr, n = batch
+    q, k, fq, fk, lam, leak, _ = (t.detach() for t in inputs(n, generator))
+    rows = sparse_flow_potentials(q, k, fq, fk, 3 * lam, leak, ptr)
+    flow, _ = dense(q, k, fq, fk, 3 * lam, leak, ptr)
+    target, source = (flow > 0).any(0).nonzero().unbind(1)
+    assert torch.equal(support(Features(q, k, fq, fk), rows.terms, ptr), torch.stack([source, target]))
 
 
 def test_the_reference_backend_equals_the_fast_path(batch, generator) -> None:

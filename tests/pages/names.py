@@ -5,26 +5,24 @@ python -m tests.pages.names      # from the root: writes the table into docs/api
 
 from __future__ import annotations
 
+import ast
+import doctest
 import importlib
 import inspect
 import pkgutil
-import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import diffusion_mp
 
-from .blocks import ROOT, blocks
+from .blocks import ROOT
 
 PAGE = ROOT / "docs/api/index.md"
 MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
-STORIES = ["index", "concepts", "training", "large-graphs"]
-SCRIPTS = ["getting-started", "write-your-own"]
-RUN = ["README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in ["certified", *SCRIPTS, *STORIES])]
 
 
 class Name(NamedTuple):
@@ -35,33 +33,30 @@ class Name(NamedTuple):
     value: Any
 
     @property
-    def documented(self) -> bool:
-        """A docstring of its own; of an alias or a constant, a comment or a string beside its definition."""
-        if isinstance(self.value, dict | tuple) or not hasattr(self.value, "__dict__") or _alias(self.value):
-            return bool(re.search(rf"^#:[^\n]*\n{self.name}\b[^\n]*=", _sources(), re.M))
-        text = str(vars(self.value).get("__doc__") or getattr(self.value, "__doc__", "") or "")
-        inherited = inspect.isclass(self.value) and "__doc__" not in vars(self.value)
-        return bool(text) and not inherited and not text.startswith(f"{self.name}(")  # as dataclasses say by themselves
+    def documented(self) -> str:
+        """Its own docstring, not an inherited one; of an alias or a constant, the string below its definition."""
+        if not (inspect.isclass(self.value) or inspect.isroutine(self.value) or hasattr(self.value, "derivatives")):
+            return _strings().get(self.name, "")
+        text = vars(self.value).get("__doc__") if inspect.isclass(self.value) else self.value.__doc__
+        return "" if not text or text.startswith(f"{self.name}(") else text  # as dataclasses say by themselves
 
     @property
-    def example(self) -> str:
-        """Where an example of it is run: its docstring or a page."""
-        if ">>>" in (self.value.__doc__ or "") and self.documented:
-            return "docstring"
-        return next((page for page in RUN if self.name in _words(ROOT / page)), "")
+    def example(self) -> bool:
+        """Whether the examples of its docstring, which the tests run, use it."""
+        code = "".join(example.source for example in doctest.DocTestParser().get_examples(self.documented))
+        return self.name in {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
     @property
     def address(self) -> str:
         """Where the site has it. What is lazy, or has a module's name, stands there by its own path."""
         package = self.package.__name__
         page = f"{package.split('.')[1] if '.' in package else 'diffusion_mp'}.md"
-        if not (inspect.isroutine(self.value) or inspect.isclass(self.value) or hasattr(self.value, "derivatives")):
-            return page
         hidden = hasattr(self.package, "__getattr__") or find_spec(f"{package}.{self.name}")
         return f"{page}#{self.value.__module__ if hidden else package}.{self.name}"
 
     @property
     def tested(self) -> bool:
+        """Whether a test takes it from the library."""
         return self.name in _tested()
 
 
@@ -99,7 +94,7 @@ def table() -> str:
     for name in names:
         package = name.package.__name__
         row = [f"[`{name.name}`]({name.address})", f"`{package}`"]
-        row += ["yes" if name.documented else "–", name.example or "–", "yes" if name.tested else "–"]
+        row += ["yes" if name.documented else "–", "yes" if name.example else "–", "yes" if name.tested else "–"]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
@@ -111,25 +106,37 @@ def page() -> str:
 
 
 @cache
-def _words(page: Path) -> set[str]:
-    return set(re.findall(r"\w+", "\n".join(blocks(page))))
-
-
-@cache
 def _tested() -> set[str]:
-    paths = (
-        path for path in (ROOT / "tests").rglob("*.py") if not {"fuzz", "pages"} & set(path.relative_to(ROOT).parts)
-    )
-    return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
+    """What tests import from the library, or from its modules."""
+    found: set[str] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        if {"fuzz", "pages"} & set(path.relative_to(ROOT).parts):
+            continue
+        modules, attributes = {"diffusion_mp"}, []
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffusion_mp"):
+                found |= {name.name for name in node.names}
+                modules |= {name.asname or name.name for name in node.names}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                attributes.append((node.value.id, node.attr))
+        found |= {attribute for module, attribute in attributes if module in modules}
+    return found
 
 
 @cache
-def _sources() -> str:
-    return "\n".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
-
-
-def _alias(value: object) -> bool:
-    return hasattr(value, "__origin__")
+def _strings() -> dict[str, str]:
+    """The strings below definitions of modules, by the defined name."""
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for definition, below in pairwise(ast.parse(path.read_text()).body):
+            targets = getattr(definition, "targets", [getattr(definition, "target", None)])
+            if (
+                isinstance(targets[0], ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[targets[0].id] = str(below.value.value)
+    return found
 
 
 if __name__ == "__main__":

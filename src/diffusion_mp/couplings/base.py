@@ -71,8 +71,8 @@ class Coupling(ABC):
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
-        >>> (S @ x.unsqueeze(1)).shape  # a coupling multiplies states [nodes, heads, channels]
-        torch.Size([6, 1, 4])
+        >>> isinstance(S, Coupling), (S @ x.unsqueeze(1)).shape  # it multiplies states [nodes, heads, channels]
+        (True, torch.Size([6, 1, 4]))
         >>> S.to_dense().shape  # [heads, nodes, nodes]; for looking at it
         torch.Size([1, 6, 6])
     """

@@ -31,6 +31,13 @@ class DenseCoupling(Coupling):
     Raises:
         TypeError, ValueError: no matrix, none that is square, blocks of different heads, dtypes or devices, boundaries
             that do not fit, or entries between graphs.
+
+    Examples:
+        >>> S = DenseCoupling(torch.tensor([[0.0, 1.0], [0.5, 0.5]]))
+        >>> (S @ torch.tensor([1.0, 3.0]).view(2, 1, 1)).flatten()  # row i receives
+        tensor([3., 2.])
+        >>> S.row_stochastic, S.symmetric  # looked at in the entries
+        (True, False)
     """
 
     def __init__(

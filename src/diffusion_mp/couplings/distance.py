@@ -31,6 +31,14 @@ class DistanceCoupling(Coupling):
         query, key: features of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         nonnegative, positive_semidefinite: promises about S, which is symmetric where query is key.
+
+    Raises:
+        TypeError, ValueError: no function; features that are no [N, H, F] of one shape, dtype and device.
+
+    Examples:
+        >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q)
+        >>> torch.allclose(S.to_dense()[0], 1 / (1 + torch.cdist(q[:, 0], q[:, 0]).square()), atol=1e-5)
+        True
     """
 
     def __init__(

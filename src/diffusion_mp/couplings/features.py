@@ -44,6 +44,10 @@ def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Ten
 def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:
     """Append a constant feature c, which adds c·c′ to every inner product.
 
+    Args:
+        features: [N, H, F]; the result is [N, H, F + 1].
+        constant: c.
+
     Examples:
         >>> query, key = with_constant(q, 1.0), with_constant(k, 1.0)
         >>> torch.allclose((query * key).sum(2), (q * k).sum(2) + 1)

@@ -42,6 +42,9 @@ def merge(a: Sums, b: Sums) -> Sums:
 def merged(parts: list[Sums]) -> Sums:
     """The sums over the senders of all.
 
+    Args:
+        parts: what `PooledCoupling.pool` gave for parts of the nodes, one at least.
+
     Examples:
         >>> first, second = LinearAttentionCoupling(q[:4], k[:4]), LinearAttentionCoupling(q[4:], k[4:])
         >>> v = torch.rand(6, 2, 4)
@@ -67,11 +70,15 @@ class PooledCoupling(Coupling):
     Both steps are differentiable once. They know one graph: a ragged batch is refused. A new kind writes ``_pool``,
     ``_read`` and ``block`` beside what every coupling writes, and ``check_coupling`` compares them with its entries.
 
+    Args:
+        num_nodes, heads, like, ptr, symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank, metric:
+            as of :class:`Coupling`, for subclasses.
+
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
         >>> v = torch.rand(6, 2, 4)
-        >>> torch.allclose(S.read(S.pool(v), v), S @ v, atol=1e-6)
-        True
+        >>> isinstance(S, PooledCoupling), torch.allclose(S.read(S.pool(v), v), S @ v, atol=1e-6)
+        (True, True)
     """
 
     @abstractmethod

@@ -110,6 +110,9 @@ class ReweightedCoupling(Coupling):
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row.
 
+    Args:
+        coupling: S.
+
     Examples:
         >>> S = row_normalized(LowRankCoupling(q, k, nonnegative=True))
         >>> torch.allclose(S.degree(), torch.ones(6, 2))

@@ -50,7 +50,7 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
 class KNNGraph(BaseTransform):
     r"""Gives data the edges of `knn_graph` of its features, as a transform of PyG. It reads no label.
 
-    .. math:: w_{ij} = \exp\left(-s\, \frac{\|x_i - x_j\|^2}{\sigma_i \sigma_j}\right)
+        w_ij = exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
     With ``weighted`` an edge weighs so much, where σ_i is how far the farthest of the k nearest of i is (local scaling,
     Zelnik-Manor & Perona, 2004, who have s = 1), and by "cosine" rows have length one. The sharper, the less neighbours

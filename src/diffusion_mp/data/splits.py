@@ -17,6 +17,9 @@ from diffusion_mp.errors import check_kind, check_number, describe, index_vector
 class Split(NamedTuple):
     """Three boolean masks [N], disjoint; nodes in none of them are unlabelled or left over.
 
+    Attributes:
+        train, val, test: the masks.
+
     Examples:
         >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))
         >>> isinstance(split, Split)

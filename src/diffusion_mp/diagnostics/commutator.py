@@ -18,7 +18,18 @@ from diffusion_mp.layers import PDEDiffusion1d
 
 @dataclass(frozen=True)
 class Commutator:
-    """Norms over the tokens of all sequences: `‖[S, A](X)‖`, its linearised form, and ‖A(X)‖ to measure them by."""
+    """Norms over the tokens of all sequences: `‖[S, A](X)‖`, its linearised form, and ‖A(X)‖ to measure them by.
+
+    Attributes:
+        exact: `‖[S, A](X)‖` = ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
+        linearized: the same with the routing frozen at X (Eq. 13); ``None`` where the attention has no ``frozen``.
+        routed: ‖A(X)‖.
+
+    Examples:
+        >>> found = commutator(PDEDiffusion1d(4), torch.nn.Identity(), torch.rand(3, 10, 4))
+        >>> isinstance(found, Commutator), found.relative  # the identity commutes with everything
+        (True, 0.0)
+    """
 
     exact: float
     linearized: float | None

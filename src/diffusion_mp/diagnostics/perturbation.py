@@ -27,6 +27,22 @@ class Perturbation:
     ``estimate`` = ``lipschitz`` · ``step`` ≤ ``roughness_estimate`` = ``lipschitz`` · ``step_bound``. They bound
     ``truth`` where T is linear; where it is not, ``lipschitz`` knows a few points only, and a tail that is steep
     between them goes farther. Norms are over all sequences; ``roughness`` is 𝓔(Z), summed over them, and ``size`` ‖Z‖.
+
+    Attributes:
+        truth: ‖T(SZ) − T(Z)‖, as it is.
+        lipschitz: Lip(T), the largest of some points between Z and SZ.
+        step: ‖(S − I)Z‖.
+        step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``; ``None`` where the layer is not covered.
+        roughness: 𝓔(Z).
+        size: ‖Z‖.
+
+    Examples:
+        >>> layer = PDEDiffusion1d(4)
+        >>> found = perturbation_bound(torch.nn.Sequential(layer, torch.nn.Linear(4, 2)), layer, torch.rand(2, 5, 4))
+        >>> isinstance(found, Perturbation)
+        True
+        >>> found.truth <= found.estimate <= found.roughness_estimate  # the tail is linear
+        True
     """
 
     truth: float

@@ -32,6 +32,14 @@ class PlacementReport:
         insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
             where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``
             of `Perturbation`.
+
+    Examples:
+        >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
+        >>> report = diagnose(model, torch.rand(2, 5, 4))
+        >>> isinstance(report, PlacementReport), len(report.attention["layer"])  # one row for every attention
+        (True, 1)
+        >>> sorted(report.to_dict())
+        ['attention', 'insertion']
     """
 
     attention: Columns

@@ -16,7 +16,7 @@ from diffusion_mp.updates.preconditioners import DENSE, dense_factor
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:
     r"""The variance of every node in the Gaussian field whose exponent is the energy (Rue & Held, 2005, Section 2.2).
 
-    .. math:: \sigma_i^2 = \big[((1 + \kappa) \bar{D} - \Omega)^{-1}\big]_{ii}
+        σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii
 
     The field of density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω, has as its mean the steady
     state of D̄⁻¹Ω, ``Equilibrium("residual", beta, leak=κ)`` with source h, and as its covariance Q⁻¹, whose diagonal

@@ -115,6 +115,15 @@ class SimpleDiffusivity(AllPairDiffusivity):
     is exact for states of any norm and still low-rank; f is non-negative, and an energy falls, while all
     ‖x_i − x_j‖ ≤ 2, a condition that the paper leaves out (docs/errata.md, D7).
 
+    Args:
+        channels, projection, normalize, measure, row_stochastic, constraint, form, options: as of
+            :class:`AllPairDiffusivity`.
+
+    Shapes: a state [N, C] → a coupling of N nodes and H heads.
+
+    Raises:
+        TypeError, ValueError: an option or the state does not fit.
+
     Examples:
         >>> S = SimpleDiffusivity()(x)
         >>> torch.allclose(S.degree(), torch.ones(6, 1))
@@ -133,6 +142,15 @@ class SigmoidDiffusivity(AllPairDiffusivity):
     The published equations normalise q and k for this kernel too; the released code does not
     (docs/errata.md, D2): that is ``normalize=None``.
 
+    Args:
+        channels, projection, normalize, measure, row_stochastic, constraint, form, options: as of
+            :class:`AllPairDiffusivity`.
+
+    Shapes: a state [N, C] → a coupling of N nodes and H heads.
+
+    Raises:
+        TypeError, ValueError: an option or the state does not fit.
+
     Examples:
         >>> S = SigmoidDiffusivity()(x)
         >>> torch.allclose(S.degree(), torch.ones(6, 1))
@@ -148,6 +166,15 @@ class SoftmaxDiffusivity(AllPairDiffusivity):
 
     The δ that the paper prints beside it has another derivative, and is corrected (docs/errata.md, D9).
 
+    Args:
+        channels, projection, normalize, measure, row_stochastic, constraint, form, options: as of
+            :class:`AllPairDiffusivity`.
+
+    Shapes: a state [N, C] → a coupling of N nodes and H heads.
+
+    Raises:
+        TypeError, ValueError: an option or the state does not fit.
+
     Examples:
         >>> S = SoftmaxDiffusivity(4, projection="separate")(x)
         >>> torch.allclose(S.degree(), torch.ones(6, 1))
@@ -160,6 +187,15 @@ class SoftmaxDiffusivity(AllPairDiffusivity):
 
 class GaussianDiffusivity(AllPairDiffusivity):
     """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``.
+
+    Args:
+        channels, options: see :class:`AllPairDiffusivity`.
+        bandwidth: σ > 0.
+
+    Shapes: a state [N, C] → a coupling of N nodes and H heads.
+
+    Raises:
+        TypeError, ValueError: an option or the state does not fit.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5, normalize=None, measure="distance")(x).row_stochastic
@@ -177,6 +213,15 @@ class GaussianDiffusivity(AllPairDiffusivity):
 
 class MixtureDiffusivity(AllPairDiffusivity):
     """f = Σ_m c_m exp(−z²/2σ_m²) with learned weights and widths, see `MixturePenalty`; of the actual distance.
+
+    Args:
+        channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
+        widths, weights: σ_m and c_m to begin with, see `MixturePenalty`.
+
+    Shapes: a state [N, C] → a coupling of N nodes and H heads.
+
+    Raises:
+        TypeError, ValueError: an option or the state does not fit.
 
     Examples:
         >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads  # the weights of the widths are learned
@@ -200,7 +245,21 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
 
 class PenaltyDiffusivity(AllPairDiffusivity):
-    """f = δ′ of a penalty, also of one of your own; of the actual distance. See `FunctionPenalty` for any f, O(N²)."""
+    """f = δ′ of a penalty, also of one of your own; of the actual distance. See `FunctionPenalty` for any f, O(N²).
+
+    Args:
+        penalty: δ; it serves as the ``penalty`` of the diffusivity too.
+        channels, normalize, options: as of :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
+
+    Raises:
+        TypeError: ``penalty`` is none.
+
+    Examples:
+        >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
+        >>> diffusivity = PenaltyDiffusivity(cauchy)
+        >>> diffusivity(x).row_stochastic, diffusivity.penalty is cauchy  # the energy that its steps descend
+        (True, True)
+    """
 
     def __init__(
         self,

@@ -72,6 +72,19 @@ class AuxiliaryLoss:
     A module sets ``value`` anew on every forward pass, to ``None`` in evaluation. Threads that share a module do not
     see each other's: a value belongs to the thread whose forward pass left it. Copies and pickles of a module start
     with an empty one, since a tensor in the middle of a computation can be neither copied nor saved.
+
+    Examples:
+        >>> class Gate(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.auxiliary = AuxiliaryLoss()
+        ...     def forward(self, x):
+        ...         self.auxiliary.value = x.square().mean() if self.training else None
+        ...         return x.relu()
+        >>> gate = Gate()
+        >>> y = gate(torch.ones(6, 4))
+        >>> auxiliary_loss(gate)  # of all modules together, to be added to the loss
+        tensor(1.)
     """
 
     def __init__(self) -> None:

@@ -43,9 +43,9 @@ class Diffusivity(nn.Module, ABC):
         positional: rows are positions, in order: renaming the nodes changes the coupling.
 
     Examples:
-        >>> S = (0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row"))(x, graph)  # sums and multiples
-        >>> S.row_stochastic
-        True
+        >>> both = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row")  # sums and multiples
+        >>> isinstance(both, Diffusivity), both(x, graph).row_stochastic
+        (True, True)
     """
 
     depends_on: Dependence = "graph"
@@ -103,6 +103,10 @@ class ScaledDiffusivity(Diffusivity):
 
     With a learnable ``Positive`` the promises of D about signs are kept.
 
+    Args:
+        scale: a.
+        diffusivity: D.
+
     Examples:
         >>> isinstance(0.5 * SimpleDiffusivity(), ScaledDiffusivity)
         True
@@ -146,6 +150,9 @@ class ScaledDiffusivity(Diffusivity):
 
 class SumDiffusivity(Diffusivity):
     """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
+
+    Args:
+        terms: D₁, D₂, …, whose heads agree or are one.
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)

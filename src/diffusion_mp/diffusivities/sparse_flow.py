@@ -23,6 +23,10 @@ class FrictionAttention(nn.Module):
 
     A module in its place takes (x, graph) and returns q̃ and k̃ [N, H, G] likewise.
 
+    Args:
+        channels: C of the state.
+        heads, head_channels: H and G of q̃ and k̃ [N, H, G].
+
     Examples:
         >>> diffusivity = SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))
         >>> diffusivity(x).heads

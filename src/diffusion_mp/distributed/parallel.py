@@ -29,6 +29,25 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     The loss of the whole graph is the sum of the ranks' losses, which is why they are divided by the number of labels
     everywhere, not by a rank's own; then the gradient of every parameter is the one a single process has. The model is
     changed in nothing but hooks on its parameters: its state dict is that of one process, and any rank's will do.
+
+    Args:
+        model: the same on every rank, but for the numbers in it, which become those of the first.
+        group: the processes; all by default.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: no module, or no group.
+        RankLostError: another process has ended, or does not answer.
+
+    Examples:
+        >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
+        >>> graph = ShardedGraph(edge_index, 6)
+        >>> model = node_parallel(DIFFormer(4, 8, 3))
+        >>> model(x[graph.rows], graph).shape
+        torch.Size([6, 3])
+        >>> torch.distributed.destroy_process_group()
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     check_kind(group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None")

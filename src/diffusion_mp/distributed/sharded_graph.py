@@ -55,6 +55,16 @@ class ShardedGraph(Graph):
         TypeError, ValueError: in a sentence; for what no rank can know of a part (undirected or k-hop graphs, pairwise
             attention) when it is asked for.
         RankLostError: another process has ended, or does not answer.
+
+    Examples:
+        >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
+        >>> graph = ShardedGraph(edge_index, 6)
+        >>> graph.rows  # of this rank, which is alone here
+        slice(0, 6, None)
+        >>> conv = GCNConv(4, 3)
+        >>> torch.allclose(conv(x[graph.rows], graph), conv(x, edge_index)[graph.rows])
+        True
+        >>> torch.distributed.destroy_process_group()
     """
 
     def __init__(

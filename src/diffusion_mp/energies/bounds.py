@@ -13,10 +13,14 @@ from diffusion_mp.errors import CouplingMismatchError, check_kind, check_positiv
 class EnergyBounds:
     """``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and Δ's non-zero spectrum from μ to λ₁.
 
+    Attributes:
+        lower, upper: the rates.
+        smallest_nonzero, largest: μ and λ₁.
+
     Examples:
         >>> bounds = energy_bounds(AdjacencyDiffusivity("sym")(x, graph), tau=0.5)
-        >>> bounds.lower <= bounds.upper
-        True
+        >>> isinstance(bounds, EnergyBounds), 0 <= bounds.lower <= bounds.upper
+        (True, True)
     """
 
     lower: float
@@ -33,6 +37,10 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     nothing. Both terms of E live on the complement of Δ's kernel, where the eigenvalues of I − τΔ lie between 1 − τλ₁
     and 1 − τμ; hence for larger τ the upper rate is the larger of the two squares, and the lower one is 0 once the
     interval contains 0.
+
+    Args:
+        coupling: S, symmetric.
+        tau: τ > 0.
 
     Raises:
         CouplingMismatchError: S not symmetric or not declared non-negative. ValueError: τ not positive.

@@ -25,8 +25,8 @@ class Certificate:
 
     Examples:
         >>> certificate = certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5)
-        >>> bool(certificate), certificate.lam > 0
-        (True, True)
+        >>> isinstance(certificate, Certificate), bool(certificate), certificate.lam > 0
+        (True, True, True)
     """
 
     theorem: str

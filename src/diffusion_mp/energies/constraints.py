@@ -23,8 +23,9 @@ class Constraint(ABC):
     A new one writes `project` and `holds`, and says whether it is convex and how far apart two of its vectors may be.
 
     Examples:
-        >>> get_constraint("sphere").convex
-        False
+        >>> sphere = get_constraint("sphere")
+        >>> isinstance(sphere, Constraint), sphere.convex
+        (True, False)
     """
 
     #: Whether C is convex: a certified step may then be twice as long.

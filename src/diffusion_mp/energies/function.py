@@ -43,6 +43,14 @@ class FunctionPenalty(nn.Module, Penalty):
     Raises:
         TypeError, ValueError: neither f nor δ; a function that gives other shapes; an f that is negative somewhere,
             rises or is not finite; the sentence says where.
+
+    Examples:
+        >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
+        >>> torch.allclose(cauchy.delta(x), x.log1p())  # δ is found by itself
+        True
+        >>> FunctionPenalty(lambda z2: z2)
+        Traceback (most recent call last):
+        ValueError: ...does not increase on its domain (0.0, inf).
     """
 
     def __init__(

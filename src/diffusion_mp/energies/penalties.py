@@ -37,8 +37,9 @@ class Penalty(ABC):
     ``delta`` and ``score`` (f = δ′).
 
     Examples:
-        >>> SimplePenalty().coupling(x, normalize=True).row_stochastic  # a penalty makes its couplings
-        True
+        >>> penalty = SimplePenalty()
+        >>> isinstance(penalty, Penalty), penalty.coupling(x, normalize=True).row_stochastic  # it makes its couplings
+        (True, True)
     """
 
     #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.

@@ -15,8 +15,16 @@ from diffusion_mp.graph_ops import graph_sizes
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-#: Which Laplacian a step or an energy means: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 Form = Literal["conservative", "residual"]
+"""Which Laplacian a step or an energy means: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+
+Examples:
+    >>> from typing import get_args
+    >>> S = AdjacencyDiffusivity("row")(x, graph)  # rows sum to one, so both are the same
+    >>> steps = [ExplicitEuler(tau=0.5, form=form)(x, S) for form in get_args(Form)]
+    >>> torch.allclose(*steps)
+    True
+"""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DENSE_NODES = 256  # up to this many, a dense eigenvalue solver is faster than Lanczos, and exact

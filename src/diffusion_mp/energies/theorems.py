@@ -20,6 +20,12 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
     For every state if and only if τ < 2/(λ₁ + κ) and λ ≥ τ / (2 (2 − τ(λ₁ + κ))), λ₁ the largest eigenvalue of the
     positive semi-definite Δ. (The paper leaves λ(τ) open and writes λ tr zᵀΔz, whose λ is twice this one.)
 
+    Args:
+        coupling: S, symmetric.
+        tau: τ.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        leak: κ ≥ 0.
+
     Examples:
         >>> bool(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5, form="residual"))
         True
@@ -52,6 +58,11 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     concave δ with ω_ij = δ′(‖z_i − z_j‖²) at the step's start. (The paper states only that some τ exists.) A leak κ
     adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Why: with D the move, the surrogate of Proposition 6 changes by
     ‖D‖² − (4λ/τ)⟨D, D̄D⟩ + 2λ⟨D, (D̄ − Ω + κD̄)D⟩ ≤ ‖D‖² (1 − 2λ min d̄ (2/τ − l_max − κ)).
+
+    Args:
+        omega: Ω.
+        tau: τ.
+        leak: κ ≥ 0.
 
     Examples:
         >>> bool(theorem7(SimplePenalty().coupling(torch.nn.functional.normalize(x, dim=1)), tau=0.5))

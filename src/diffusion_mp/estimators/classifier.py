@@ -27,8 +27,8 @@ from diffusion_mp.models import CertifiedDIFFormer
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     r"""A certified network on the graph of nearest neighbours of the rows, most of which have no label.
 
-    .. math:: Z = \arg\min_Z \|Z - H\|^2 + \tfrac{\mu}{2} \sum_{ij} a_{ij} \|z_i - z_j\|^2,
-        \qquad H = \mathrm{ReLU}(XV + u), \qquad P(y_i = c) = \mathrm{softmax}(W z_i + b)_c
+        Z = argmin_Z ‖Z − H‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,
+        H = ReLU(XV + u),   P(y_i = c) = softmax(W z_i + b)_c
 
     Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
     label, which takes part nevertheless, as a neighbour. What spreads here are not the labels, but what a layer makes

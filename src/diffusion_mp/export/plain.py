@@ -65,6 +65,14 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         TypeError: it is no exported program.
+
+    Examples:
+        >>> model = DIFFormerConv(4, 3).eval()
+        >>> plain = in_plain_torch(torch.export.export(model, (x, edge_index)))
+        >>> any("diffusion_mp" in str(node.target) for node in plain.graph.nodes)
+        False
+        >>> torch.allclose(plain.module()(x, edge_index), model(x, edge_index), atol=1e-5)
+        True
     """
     check_kind(program, "program", ExportedProgram, "what torch.export.export returns")
     table: dict[Any, Callable[..., Any]] = {

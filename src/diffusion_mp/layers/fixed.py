@@ -46,6 +46,12 @@ def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) 
 class MLPConv(DiffusionConv):
     """x′ = W x + b: no node sees another.
 
+    Args:
+        in_channels, out_channels: of x and x′.
+        bias: add b.
+
+    Shapes: x [N, in_channels] → [N, out_channels]; edges may be given and play no part.
+
     Examples:
         >>> MLPConv(4, 8)(x).shape
         torch.Size([6, 8])

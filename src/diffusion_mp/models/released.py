@@ -95,6 +95,14 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
         TypeError: another model, or no dictionary of tensors.
         ValueError: a tensor of an unknown name, one for which the model has no place or which it lacks (the sentence
             names the option), or one of another shape.
+
+    Examples:
+        >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
+        >>> theirs = PyGSGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1)
+        >>> options = {"gnn": "residual", "beta": 0.5, "normalize": "row", "projection": "separate"}
+        >>> model = SGFormer(4, 8, 3, trans_num_layers=1, gnn_num_layers=1, **options)
+        >>> model.load_state_dict(released_state_dict(model, theirs.state_dict()))
+        <All keys matched successfully>
     """
     kind = next((kind for kind in NAMES if isinstance(model, kind)), None)
     if kind is None:

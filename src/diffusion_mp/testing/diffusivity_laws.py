@@ -78,6 +78,9 @@ def check_diffusivity(
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
+
+    Examples:
+        >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # silent, for it obeys
     """
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
     known = getattr(sample, "channels", None)

@@ -43,8 +43,9 @@ class Problem:
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 
     Examples:
-        >>> path_problem(5).state.shape  # [nodes, heads, channels]
-        torch.Size([5, 2, 3])
+        >>> problem = path_problem(5)
+        >>> isinstance(problem, Problem), problem.state.shape  # [nodes, heads, channels]
+        (True, torch.Size([5, 2, 3]))
     """
 
     name: str
@@ -99,6 +100,15 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
 
     Nobody may be isolated. In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as GCN has it.
 
+    Args:
+        name: of the problem.
+        adjacency: [N, N], symmetric and nonnegative.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        seed: of the state.
+
+    Raises:
+        TypeError, ValueError: no such adjacency.
+
     Examples:
         >>> problem_on_graph("a pair", torch.tensor([[0.0, 1.0], [1.0, 0.0]])).name
         'a pair, conservative'
@@ -126,6 +136,10 @@ def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
 def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
     """Diffusion along a path.
 
+    Args:
+        num_nodes: N.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+
     Examples:
         >>> path_problem(5).matrix.shape
         torch.Size([5, 5])
@@ -135,6 +149,10 @@ def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
 
 def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
     """Diffusion around a cycle of at least three nodes.
+
+    Args:
+        num_nodes: N.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 
     Examples:
         >>> cycle_problem(5).matrix.shape
@@ -148,6 +166,10 @@ def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
 def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem:
     """Everybody with everybody: e^{-tΔ} x is the mean plus e^{-tN} times the rest.
 
+    Args:
+        num_nodes: N.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+
     Examples:
         >>> complete_problem(5).matrix.shape
         torch.Size([5, 5])
@@ -159,6 +181,10 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
     """A rectangular grid: the Kronecker sum of two paths.
+
+    Args:
+        rows, columns: N is their product.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 
     Examples:
         >>> grid_problem(2, 3).matrix.shape
@@ -172,6 +198,11 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
 
 def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0) -> Problem:
     """Weights in [½, 3/2] on a random graph of mean degree about six, kept connected by a path through all nodes.
+
+    Args:
+        num_nodes: N.
+        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        seed: of weights, graph and state.
 
     Examples:
         >>> random_problem(10, seed=0).matrix.shape
@@ -205,6 +236,13 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
     These are the columns of the DCT-II; diffusion scales the mode by e^{-tλ}, an explicit step by 1 − τλ and an
     implicit one by 1/(1 + τλ), exactly.
 
+    Args:
+        num_nodes: N.
+        k: 0 ≤ k.
+
+    Returns:
+        The mode [N, 1, 1] and the eigenvalue.
+
     Examples:
         >>> mode, eigenvalue = cosine_mode(8, 1)
         >>> mode.shape
@@ -226,6 +264,12 @@ def order_of_convergence(
     counts: Sequence[int] = (64, 128, 256),
 ) -> float:
     """The p in error ~ τᵖ when ``step(t / n)`` is applied n times, for n in ``counts``, against `Problem.heat`.
+
+    Args:
+        step: from a time step to the update.
+        problem: where to start.
+        t: the end.
+        counts: numbers of steps, two at least.
 
     Examples:
         >>> round(order_of_convergence(lambda tau: CrankNicolson(tau), path_problem(5), counts=(8, 16, 32)))

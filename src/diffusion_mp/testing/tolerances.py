@@ -13,7 +13,7 @@ class Tolerance(NamedTuple):
     """|got − expected| ≤ atol + rtol · |expected|, elementwise.
 
     Examples:
-        >>> tolerance("product", torch.float64).rtol < 1e-8
+        >>> torch.allclose(x, x + 1e-6, **Tolerance(rtol=1e-4, atol=1e-5)._asdict())
         True
     """
 
@@ -31,7 +31,6 @@ def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, To
     return {torch.float64: double, torch.float32: single, torch.bfloat16: _BRAIN, torch.float16: _HALF}
 
 
-#: By operation and dtype.
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
     # a coupling against its dense matrix
     "product": _row(Tolerance(1e-10, 1e-10)),
@@ -51,6 +50,12 @@ TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
     # float32 modules under autocast
     "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),
 }
+"""By operation and dtype; see :func:`tolerance`.
+
+Examples:
+    >>> TOLERANCES["product"][torch.float64]
+    Tolerance(rtol=1e-10, atol=1e-10)
+"""
 
 
 def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:

@@ -66,6 +66,9 @@ def check_update(
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
+
+    Examples:
+        >>> check_update(lambda: ExplicitEuler(tau=0.5), level="core")  # silent, for it obeys
     """
     check_counts(channels=channels)
     build, fresh, sample = builder(update, "update", StateUpdate, seed)

@@ -19,7 +19,7 @@ from diffusion_mp.updates.base import Form, LaplacianUpdate
 class Backtracking(LaplacianUpdate):
     r"""The step of Eq. 6 of TfD (Wu, Wipf & Yan, 2025) with the first τ, τq, τq², … at which the energy does not rise.
 
-    .. math:: x' = x - \tau (d x - S v), \qquad P(x') \le P(x)
+        x′ = x − τ(dx − Sv),   P(x′) ≤ P(x)
 
     This makes Theorem 7 constructive: it states that such a τ exists when S is the penalty's own coupling at the
     state. The energy P is, by the coupling that comes,

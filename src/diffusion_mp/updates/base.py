@@ -42,9 +42,9 @@ class StateUpdate(nn.Module, ABC):
         CouplingMismatchError: the coupling lacks what the update needs (see `check`).
 
     Examples:
-        >>> S = UniformDiffusivity()(x)
-        >>> ExplicitEuler(tau=0.5)(x, S).shape  # every update is called like this
-        torch.Size([6, 4])
+        >>> update, S = ExplicitEuler(tau=0.5), UniformDiffusivity()(x)
+        >>> isinstance(update, StateUpdate), update(x, S).shape  # every update is called like this
+        (True, torch.Size([6, 4]))
     """
 
     #: Whether S must be reversible or low-rank: conjugate gradients and real spectra are those of self-adjoint

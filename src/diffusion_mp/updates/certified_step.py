@@ -18,7 +18,7 @@ from diffusion_mp.updates.base import State, StateUpdate
 class CertifiedStep(StateUpdate):
     r"""One step down F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
-    .. math:: x'_i = \mathrm{Proj}_C\Big(x_i + \frac{\beta m_i (h_i - x_i) - (L_W x)_i}{\beta m_i + p_i}\Big)
+        x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
     W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C what every row of a head is
     confined to, and p the coupling's `majorant`. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) whatever β, λ and μ,

@@ -22,7 +22,7 @@ LEFT_OVER = 1e-6
 class LowRankInverse:
     r"""(diag(d) − S)⁻¹ for S = diag(e) + U Kᵀ, factorised once (Woodbury, 1950).
 
-    .. math:: A^{-1} + A^{-1} U (I - K^T A^{-1} U)^{-1} K^T A^{-1}, \quad A = diag(d - e)
+        A⁻¹ + A⁻¹U(I − KᵀA⁻¹U)⁻¹KᵀA⁻¹,   A = diag(d − e)
 
     Graphs of one size are factorised together; where a graph has no more nodes than there are features, its own matrix
     is smaller than KᵀA⁻¹U, and is factorised instead.
@@ -114,7 +114,7 @@ def low_rank_heat(
 ) -> Float[Tensor, "N H D"]:
     r"""exp(−t(diag(d) − U Kᵀ)) v for d of ones, and zeros where the row of U is zero: such a node never moves.
 
-    .. math:: e^{-t} [v + U \, t\varphi_1(tG) K^T v], \quad G = K^T U, \quad \varphi_1(X) = (e^X - 1) / X
+        e⁻ᵗ[v + U tφ₁(tG) Kᵀv],   G = KᵀU,   φ₁(X) = (e^X − 1)/X
 
     for d = 1. In general x moves by U [e^{-t} tφ₁(tG) Kᵀ(dv) + tφ₁(t(G − I)) Kᵀ((1 − d)v)], and both matrices are
     blocks of one exponential, in which nothing overflows.

@@ -14,7 +14,7 @@ from diffusion_mp.updates.base import Form, LaplacianUpdate, State
 class ExplicitEuler(LaplacianUpdate):
     r"""One explicit Euler step with source and leak (Eqs. 6, 10, 22, 24, 63 of TfD, Wu, Wipf & Yan, 2025).
 
-    .. math:: x' = x - \tau (d + \kappa) x + \tau S v + \tau \beta h
+        x′ = x − τ(d + κ)x + τSv + τβh
 
     Node by node, with values v (the state itself unless given):
 

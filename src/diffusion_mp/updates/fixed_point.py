@@ -37,8 +37,7 @@ def fixed_point(
 ) -> Float[Tensor, "*shape"]:
     r"""z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
 
-    .. math:: \frac{\partial L}{\partial \theta} = g^T \frac{\partial T(z^*)}{\partial \theta},
-        \qquad g = \frac{\partial L}{\partial z^*} + J^T g, \qquad J = \frac{\partial T}{\partial z}(z^*)
+        ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
 
     for every tensor θ inside ``step``. The gradient g is a fixed point too, of a step that is one vector–Jacobian
     product, so both passes are the one accelerated iteration (`iterate`). What is kept for the backward pass is the

@@ -18,7 +18,7 @@ LOST = 3.0
 class HeatKernel(LaplacianUpdate):
     r"""The exact solution of Eq. 5 of TfD (Wu, Wipf & Yan, 2025) after a time t.
 
-    .. math:: x' = e^{-t\Delta} v = e^{-t(c-r)} \sum_k (2 - \delta_{k0}) (-1)^k e^{-tr} I_k(tr) \, T_k((\Delta-c)/r) v
+        x′ = e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−tr} I_k(tr) T_k((Δ − c)/r) v
 
     A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, and linear attention with any
     queries and keys, S = U Kᵀ, in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md); for others it is this

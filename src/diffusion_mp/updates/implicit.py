@@ -99,7 +99,7 @@ class SolvedUpdate(LaplacianUpdate):
 class _ThetaStep(SolvedUpdate):
     r"""Base of the steps that solve for a state m after a part θ of the step, and go on from there along a line.
 
-    .. math:: (I + \theta\tau (\Delta + \kappa)) m = v + \theta\tau \beta h, \qquad x' = v + (m - v) / \theta
+        (I + θτ(Δ + κ)) m = v + θτβh,   x′ = v + (m − v)/θ
 
     Where Δ is positive semidefinite none of them expands a state for θ ≥ ½, at any τ.
     """
@@ -131,7 +131,7 @@ class _ThetaStep(SolvedUpdate):
 class ImplicitEuler(_ThetaStep):
     r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, for reversible couplings.
 
-    .. math:: (I + \tau (\Delta + \kappa)) x' = v + \tau \beta h
+        (I + τ(Δ + κ)) x′ = v + τβh
 
     The step starts at the values v (the state itself unless given). Where Δ is positive semidefinite (the conservative
     form of any non-negative S, the residual form of a symmetrically normalised one) it never expands, at any τ.
@@ -152,7 +152,7 @@ class ImplicitEuler(_ThetaStep):
 class CrankNicolson(_ThetaStep):
     r"""One trapezoidal step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak (Crank & Nicolson, 1947).
 
-    .. math:: (I + \tfrac{\tau}{2} (\Delta + \kappa)) x' = (I - \tfrac{\tau}{2} (\Delta + \kappa)) v + \tau \beta h
+        (I + (τ/2)(Δ + κ)) x′ = (I − (τ/2)(Δ + κ)) v + τβh
 
     That is half a step of `ImplicitEuler`, from v to m, and as far again: x′ = 2m − v. The error of a step is of third
     order in τ. Where Δ is positive semidefinite it never expands, at any τ; but beyond τ = 2/λ the mode of eigenvalue λ
@@ -174,7 +174,7 @@ class CrankNicolson(_ThetaStep):
 class Equilibrium(SolvedUpdate):
     r"""The steady state of the diffusion with source and leak (Eq. 10 of TfD, Wu, Wipf & Yan, 2025, made well posed).
 
-    .. math:: (\Delta + \kappa) x^* = \beta h
+        (Δ + κ) x* = βh
 
     This is where `ExplicitEuler` of the same form, β and leak ends after infinitely many steps; APPNP's limit is
     ``form="residual"``, ``beta = leak = alpha / (1 - alpha)``. The state it is called with only matters as the default

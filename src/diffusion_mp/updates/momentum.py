@@ -12,7 +12,7 @@ from diffusion_mp.updates.base import Form, LaplacianUpdate, State
 class MomentumStep(LaplacianUpdate):
     r"""K steps of the heavy-ball method (Polyak, 1964) for the diffusion with source and leak, from a state at rest.
 
-    .. math:: z^+ = z - \tau ((\Delta + \kappa) z - \beta h) + m (z - z_-)
+        z⁺ = z − τ((Δ + κ)z − βh) + m(z − z₋)
 
     With m the momentum. The energy of TfD (Wu, Wipf & Yan, 2025, Eq. 8) is its Lyapunov function, ‖z⁺ − z‖² the kinetic
     part (Theorem T4 of docs/certified.md): for Δ = D̄ − Ω, P = Σ_ij δ(‖z_i − z_j‖²) and τ ≤ 2(1 − m)/λ_max, with

@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader
 
 from diffusion_mp.experiments.train import (
     CheckpointFiles,
+    FiniteLoss,
     NodeClassifier,
+    Resumable,
     SequenceClassifier,
     load_checkpoint,
     save_checkpoint,
@@ -221,6 +223,6 @@ def test_callbacks_are_attached_once():
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, callbacks=[EarlyStopping("val_score")])
     model.trainer = trainer
     first = model.configure_callbacks()
-    assert [type(callback).__name__ for callback in first] == ["Resumable", "FiniteLoss"]
+    assert [type(callback) for callback in first] == [Resumable, FiniteLoss]
     trainer.callbacks += first
     assert model.configure_callbacks() == []

@@ -39,6 +39,16 @@ def load_facebook(root: str | Path, name: str) -> Data:
         TypeError: name is no name.
         FileNotFoundError: there is no such file.
         ValueError: it is damaged.
+
+    Examples:
+        >>> from scipy.io import savemat
+        >>> from scipy.sparse import csc_matrix
+        >>> (folder / "tiny" / "raw").mkdir(parents=True)
+        >>> people = [[1, 2, 7], [2, 1, 7], [1, 0, 9]]  # the second column is gender
+        >>> friends = csc_matrix([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+        >>> savemat(folder / "tiny" / "raw" / "data.mat", {"local_info": people, "A": friends}, do_compression=True)
+        >>> load_facebook(folder, "tiny").y
+        tensor([ 1,  0, -1])
     """
     check_kind(name, "name", str, "the name of a university, like johnshopkins55")
     path = as_path(root, "root") / name / "raw" / "data.mat"

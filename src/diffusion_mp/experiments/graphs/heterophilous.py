@@ -38,6 +38,15 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
         TypeError: name is no name.
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or its arrays do not belong together.
+
+    Examples:
+        >>> import numpy as np
+        >>> masks = {f"{part}_masks": np.eye(3, dtype=bool)[[c]] for c, part in enumerate(("train", "val", "test"))}
+        >>> arrays = {"node_features": np.eye(3), "node_labels": np.arange(3), "edges": np.array([[0, 1]])}
+        >>> np.savez(folder / "tiny.npz", **arrays, **masks)
+        >>> load_heterophilous(folder, "tiny").edge_index
+        tensor([[0, 1],
+                [1, 0]])
     """
     check_kind(name, "name", str, "the name of a file, like minesweeper")
     folder = as_path(root, "root")

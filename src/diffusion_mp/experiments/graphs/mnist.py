@@ -35,6 +35,16 @@ def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
     Raises:
         TypeError, ValueError: `num_images` is no whole number or out of range, or a file is damaged.
         FileNotFoundError: files are missing; the sentence says which.
+
+    Examples:
+        >>> import gzip, struct
+        >>> images = struct.pack(">4I", 2051, 1, 28, 28) + bytes(784)
+        >>> labels = struct.pack(">2I", 2049, 1) + bytes([7])
+        >>> (folder / "raw").mkdir()
+        >>> for kind, content in {"images-idx3": images, "labels-idx1": labels}.items():
+        ...     _ = (folder / "raw" / f"train-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+        >>> load_mnist(folder, num_images=1)
+        Data(x=[1, 784], y=[1])
     """
     check_counts(num_images=num_images)
     if num_images > _MOST:

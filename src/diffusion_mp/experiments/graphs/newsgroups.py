@@ -31,7 +31,7 @@ _WAY_OUT = f"Fetch {_ARCHIVE} from http://qwone.com/~jason/20Newsgroups/ and put
 
 
 def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num_words: int = 1000) -> Data:
-    """Messages of 20 Newsgroups (Lang 1995) as weights of words, without edges; ten groups as NodeFormer takes them.
+    r"""Messages of 20 Newsgroups (Lang 1995) as weights of words, without edges; ten groups as NodeFormer takes them.
 
     Only what stands below the header is read, for a header names the group. Words are weighed by scikit-learn's
     `TfidfVectorizer` without English stop words, and rows have norm 1; a message without any of the words is zero.
@@ -48,6 +48,17 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
         TypeError, ValueError: an option does not fit, the archive is damaged, or has nothing of a group.
         FileNotFoundError: it is missing.
         ModuleNotFoundError: scikit-learn is not installed.
+
+    Examples:
+        >>> import io, tarfile
+        >>> messages = {"sci.space": b"From: a\n\nA rocket flies.", "rec.autos": b"From: b\n\nAn engine and a wheel."}
+        >>> with tarfile.open(folder / "20news-bydate.tar.gz", "w:gz") as archive:
+        ...     for number, (group, message) in enumerate(messages.items()):
+        ...         member = tarfile.TarInfo(f"20news-bydate-train/{group}/{number}")
+        ...         member.size = len(message)
+        ...         archive.addfile(member, io.BytesIO(message))
+        >>> load_newsgroups(folder, groups=list(messages), num_words=4)
+        Data(x=[2, 4], y=[2])
     """
     check_counts(num_words=num_words)
     if isinstance(groups, str) or not groups or not all(isinstance(group, str) for group in groups):

@@ -74,7 +74,7 @@ def load_ogb(
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Data:
-    """One node data set of the Open Graph Benchmark (Hu et al. 2020), with its split in its masks.
+    r"""One node data set of the Open Graph Benchmark (Hu et al. 2020), with its split in its masks.
 
     Reads the archive as it is unpacked: `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`; the
     ogb package puts it there too. Its `processed` folder holds pickles and is not opened.
@@ -99,6 +99,17 @@ def load_ogb(
             numbers, tables of different lengths, an edge to a node that does not exist, a label out of range, and
             splits that are empty or share a node.
         FileNotFoundError: files are missing; the sentence says which and where to get them.
+
+    Examples:
+        >>> import gzip
+        >>> files = {"raw/edge": ["0,2", "1,2"], "raw/node-feat": [",".join("0" * 128)] * 3, "raw/node-label": "012"}
+        >>> files |= {"raw/node_year": "345", "split/time/train": "0", "split/time/valid": "1", "split/time/test": "2"}
+        >>> for file, lines in files.items():
+        ...     path = folder / "ogbn_arxiv" / f"{file}.csv.gz"
+        ...     path.parent.mkdir(parents=True, exist_ok=True)
+        ...     _ = path.write_bytes(gzip.compress("\n".join(lines).encode()))
+        >>> load_ogb(folder, "ogbn-arxiv").edge_index.tolist()
+        [[0, 1], [2, 2]]
     """
     check_choice(name, "name", _BENCHMARKS)
     benchmark = _BENCHMARKS[name]

@@ -28,7 +28,7 @@ _WAY_OUT = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
 
 
 class PeptidesFunctional(CachedDataset):
-    """Peptides-func (Dwivedi et al. 2022): 15 535 peptides, ten functions that exclude each other nowhere.
+    r"""Peptides-func (Dwivedi et al. 2022): 15 535 peptides, ten functions that exclude each other nowhere.
 
     Reads the SMILES strings and the official split in `source` and makes graphs of them with PyG's `from_smiles`, once:
     15 535 molecules take a few minutes. Nodes are heavy atoms, edges bonds. PyG numbers the same nine atom and three
@@ -52,6 +52,17 @@ class PeptidesFunctional(CachedDataset):
             has not ten labels.
         FileNotFoundError: files are missing; the sentence says which.
         ModuleNotFoundError: rdkit is not installed.
+
+    Examples:
+        >>> import gzip
+        >>> import numpy as np
+        >>> (folder / "raw").mkdir()
+        >>> lines = ["smiles,labels", 'CCO,"[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]"']  # ethanol
+        >>> table = gzip.compress("\n".join(lines).encode())
+        >>> _ = (folder / "raw" / "peptide_multi_class_dataset.csv.gz").write_bytes(table)
+        >>> np.savez(folder / "splits_random_stratified_peptide.npz", train=[0], val=[], test=[])
+        >>> PeptidesFunctional(folder, folder / "cache", log=False)[0]
+        Data(x=[3, 9], edge_index=[2, 4], edge_attr=[4, 3], y=[1, 10], smiles='CCO')
     """
 
     def __init__(

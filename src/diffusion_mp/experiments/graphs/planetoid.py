@@ -52,6 +52,11 @@ def load_planetoid(root: str | Path, name: str, *, download: bool = False, norma
         ValueError: an unknown name, a damaged file, or files that do not belong together.
         FileNotFoundError: files are missing; the sentence says which, how to get them and where to put them.
         ConnectionError: the download failed.
+
+    Examples:
+        >>> load_planetoid(folder, "Cora")  # says what to put where
+        Traceback (most recent call last):
+        FileNotFoundError: Cora...ind.cora.x...load_planetoid(root, "Cora", download=True).
     """
     if not isinstance(name, str) or name.lower() not in _FOLDERS:
         raise ValueError(f"name must be one of {', '.join(_FOLDERS.values())}, got {name!r}.")

@@ -37,7 +37,7 @@ def load_pokec(
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Data:
-    """Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
+    r"""Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 
     - `"snap"` reads `root/soc-pokec-profiles.txt` and `root/soc-pokec-relationships.txt`, each plain or as `.txt.gz`,
       block by block: less than 1 GB of memory at any size. Friendships find their users by id; a line number is none.
@@ -72,6 +72,14 @@ def load_pokec(
         ValueError: an unknown source, lines that are not in SNAP's format (naming them), and a friendship of somebody
             without a profile.
         FileNotFoundError: files are missing; the sentence says which and where to get them.
+
+    Examples:
+        >>> rest = "\t".join(["kraj a, x", "2012-05-25 11:20:00.0", "2005-04-03 00:00:00.0", "20"] + ["null"] * 51)
+        >>> _ = (folder / "soc-pokec-profiles.txt").write_text(f"7\t1\t50\t1\t{rest}\n3\t1\t90\t0\t{rest}\n")
+        >>> _ = (folder / "soc-pokec-relationships.txt").write_text("7\t3\n")
+        >>> data = load_pokec(folder)
+        >>> data.user_id.tolist(), data.y.tolist(), data.edge_index.tolist()
+        ([7, 3], [1, 0], [[0], [1]])
     """
     check_choice(source, "source", _FILES)
     root = as_path(root, "root")

@@ -36,6 +36,14 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
     Raises:
         ValueError: an unknown split, a damaged file, or arrays that do not belong together.
         FileNotFoundError: the file is missing.
+
+    Examples:
+        >>> import numpy as np
+        >>> atoms = {"atom_type": [0, 1, 1], "node_label": [0, 1, 0], "num_nodes": [2, 1], "num_edges": [2, 0]}
+        >>> bonds = {"edge_index_local": [[0, 1], [1, 0]], "edge_feat": np.ones((2, 5), np.float32)}
+        >>> np.savez(folder / "logic8_graphs_plain.npz", y=[1, 0], train_index=[0], test_index=[1], **atoms, **bonds)
+        >>> load_synmol(folder, "train")
+        [Data(x=[2, 2], edge_index=[2, 2], edge_attr=[2, 5], y=[1], node_label=[2])]
     """
     check_choice(split, "split", ("train", "test"))
     path = as_path(root, "root") / _FILE

@@ -45,6 +45,14 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
     Raises:
         TypeError, ValueError: an option does not fit, or the file is damaged.
         FileNotFoundError: it is missing.
+
+    Examples:
+        >>> import json
+        >>> content = {"edges": [[0, 1]], "FX": [[0.0, 9.0], [1.0, 8.0], [2.0, 7.0], [3.0, 6.0]]}  # four times
+        >>> _ = (folder / "chickenpox.json").write_text(json.dumps(content))
+        >>> first, second = load_snapshots(folder, "chickenpox", lags=2)
+        >>> first.x.tolist(), first.y.tolist()
+        ([[0.0, 1.0], [9.0, 8.0]], [2.0, 7.0])
     """
     check_choice(name, "name", get_args(TemporalName))
     lags = _LAGS[name] if lags is None else as_whole(lags, "lags")

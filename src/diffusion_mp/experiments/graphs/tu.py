@@ -17,7 +17,7 @@ _WAY_OUT = "Fetch it anew, from https://chrsmrrs.github.io/datasets."
 
 
 def load_tu(root: str | Path, name: str) -> list[Data]:
-    """One set of TUDataset (Morris et al. 2020), MUTAG or PROTEINS say.
+    r"""One set of TUDataset (Morris et al. 2020), MUTAG or PROTEINS say.
 
     Reads `root/<name>/raw/<name>_*.txt` with PyG's `read_tu_data` and writes nothing; PyG's own cache beside them is
     not opened. Features are the attributes of nodes, where there are any, and then their labels, one-hot. (PyG's
@@ -34,6 +34,15 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         TypeError: name is no name.
         FileNotFoundError: files are missing; the sentence says which.
         ValueError: a file is damaged, or they do not belong together.
+
+    Examples:
+        >>> (folder / "TINY" / "raw").mkdir(parents=True)
+        >>> files = {"A": "2, 3\n3, 2\n", "graph_indicator": "1\n2\n2\n"}
+        >>> files |= {"graph_labels": "1\n-1\n", "node_labels": "0\n2\n1\n"}
+        >>> for part, text in files.items():
+        ...     _ = (folder / "TINY" / "raw" / f"TINY_{part}.txt").write_text(text)
+        >>> [(data.num_nodes, int(data.y)) for data in load_tu(folder, "TINY")]
+        [(1, 1), (2, 0)]
     """
     check_kind(name, "name", str, "the name of a data set, like MUTAG")
     raw = as_path(root, "root") / name / "raw"

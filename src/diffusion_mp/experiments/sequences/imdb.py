@@ -34,6 +34,13 @@ class IMDb(SequenceDataset):
         ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, and an archive that is
             damaged, cut off or of more than 262 144 members.
         FileNotFoundError: there are no reviews.
+
+    Examples:
+        >>> for name, text in {"pos/0_9.txt": "Splendid!", "neg/0_2.txt": "Oh no."}.items():
+        ...     (folder / "train" / name).parent.mkdir(parents=True)
+        ...     _ = (folder / "train" / name).write_text(text)
+        >>> [(len(tokens), int(label)) for tokens, label in IMDb(folder, max_length=8)]
+        [(6, 0), (8, 1)]
     """
 
     vocabulary = 257

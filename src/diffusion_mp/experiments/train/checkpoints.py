@@ -20,6 +20,10 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
     The bytes go to a neighbour with the ending .part, which is then renamed; only a kill can leave one behind.
 
+    Args:
+        path: where.
+        data: the new content.
+
     Raises:
         OSError: there is no room or no permission; the sentence names the file.
 
@@ -49,6 +53,10 @@ def replace_file(path: str | Path, data: bytes) -> None:
 def save_checkpoint(state: Any, path: str | Path) -> None:
     """`torch.save`, by `replace_file`: under `path` there is never a part of a checkpoint.
 
+    Args:
+        state: tensors and plain types.
+        path: where.
+
     Raises:
         OSError: there is no room or no permission; the sentence names the file.
 
@@ -66,6 +74,10 @@ def save_checkpoint(state: Any, path: str | Path) -> None:
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
     """`torch.load` of a local file as tensors and plain types; nothing in a file is ever executed.
+
+    Args:
+        path: of a local file.
+        map_location: where tensors go, as of `torch.load`.
 
     Raises:
         ValueError: an address, or what is no such file.

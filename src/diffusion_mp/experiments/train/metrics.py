@@ -117,6 +117,9 @@ def weighted_accuracy(num_classes: int) -> MulticlassRecall:
     Guessing the larger class scores 1/C, however uneven the classes. Counted over all nodes that the metric has seen;
     the released code averages the scores of batches instead, which depends on how they were cut.
 
+    Args:
+        num_classes: C.
+
     Shapes: update and forward take logits [N, C] or classes [N], and labels [N] in 0..C − 1.
 
     Raises:

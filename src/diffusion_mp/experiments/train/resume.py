@@ -20,7 +20,15 @@ from diffusion_mp.experiments.train.checkpoints import load_checkpoint, save_che
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """A plugin of `Trainer`: checkpoints are complete or absent, and are read as tensors and plain types, always."""
+    """A plugin of `Trainer`: checkpoints are complete or absent, and are read as tensors and plain types, always.
+
+    Examples:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(plugins=[CheckpointFiles()], logger=False)
+        >>> trainer.strategy.checkpoint_io.save_checkpoint({"x": x}, folder / "x.ckpt")  # as it does in a run
+        >>> torch.equal(load_checkpoint(folder / "x.ckpt")["x"], x)
+        True
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """See `diffusion_mp.experiments.train.save_checkpoint`."""
@@ -44,6 +52,12 @@ class Resumable(Callback):
 
     Raises:
         ValueError: a setting differs that the state of the optimiser depends on.
+
+    Examples:
+        >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
+        >>> callback.on_save_checkpoint(None, None, checkpoint)
+        >>> sorted(checkpoint["random_state"])
+        ['cuda', 'numpy', 'python', 'torch']
     """
 
     def __init__(self) -> None:
@@ -100,6 +114,16 @@ class FiniteLoss(Callback):
 
     Raises:
         FloatingPointError: a loss is no finite number; the sentence names it and the epoch.
+
+    Examples:
+        >>> import pytorch_lightning as pl
+        >>> quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        >>> trainer = pl.Trainer(max_epochs=9, callbacks=[FiniteLoss()], enable_model_summary=False, **quiet)
+        >>> data = Data(x, edge_index, y=node % 2, train_mask=node > 1)
+        >>> loader = torch.utils.data.DataLoader([data], batch_size=None)
+        >>> trainer.fit(NodeClassifier(GCNConv(4, 2), lr=3e37), loader)
+        Traceback (most recent call last):
+        FloatingPointError: train_loss is ... in epoch 1: the training has diverged. Lower the learning rate.
     """
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

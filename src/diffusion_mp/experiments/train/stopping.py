@@ -23,6 +23,19 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
 
     SIGINT and SIGTERM, which raise `Stopped` wherever the command is: 130 and 143, with how to go on: the notes of the
     exception (PEP 678), or else `if_stopped`. OSError, ValueError and FloatingPointError: 2, with their notes.
+
+    Args:
+        command: returns an exit code.
+        if_stopped: how to go on.
+
+    Returns:
+        The exit code; exceptions of other kinds, which are faults of the program, pass.
+
+    Examples:
+        >>> exit_code(lambda: 0, if_stopped="Nothing is lost; start it again.")
+        0
+        >>> exit_code(lambda: len(load_checkpoint(folder / "none.ckpt")), if_stopped="")  # no traceback but a sentence
+        2
     """
     try:
         with _signals_raise():

@@ -166,6 +166,16 @@ def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
     """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1]: what all its rows read.
 
     The sums of parts of a graph add up to those of the whole. In at least float32; once differentiable.
+
+    Args:
+        k, v: [N, H, F] and [N, H, D] of the senders.
+        terms: of which ``ptr`` plays no part; see :class:`Terms`.
+
+    Examples:
+        >>> v = torch.rand(6, 2, 4)
+        >>> whole, parts = linear_pool(k, v, Terms()), [linear_pool(k[i], v[i], Terms()) for i in (node < 2, node >= 2)]
+        >>> torch.allclose(sum(parts), whole)  # [heads, features + 1, channels + 1]
+        True
     """
     return _empty_sums(k, v)
 
@@ -179,7 +189,22 @@ def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
     dtype="v",
 )
 def linear_read(q: Narrow, v: Narrow, sums: Wide, terms: Terms) -> Attended:
-    """The rows of :func:`linear_attention` for some receivers, from the sums over all senders; once differentiable."""
+    """The rows of :func:`linear_attention` for some receivers, from the sums over all senders; once differentiable.
+
+    Args:
+        q, v: [n, H, F] and [n, H, D] of the receivers; v matters where ``terms.own`` is not zero.
+        sums: what :func:`linear_pool` gives, [H, F + 1, D + 1].
+        terms: those of the sums.
+
+    Returns:
+        A named tuple whose ``values`` are the rows [n, H, D].
+
+    Examples:
+        >>> v = torch.rand(6, 2, 4)
+        >>> rows = linear_read(q[:2], v[:2], linear_pool(k, v, Terms()), Terms()).values
+        >>> torch.allclose(rows, linear_attention(q, k, v, constant=0.0)[:2])
+        True
+    """
     return _empty_rows(v, (0, q.size(2), v.size(2)))
 
 

@@ -17,7 +17,15 @@ from diffusion_mp.kernels.unit import quotient, unit_vectors
 
 
 class Terms(NamedTuple):
-    """What a row sums: s_ij = c + q_i·k_j over the nodes j of i's graph, and own n beside s_ii."""
+    """What a row sums: s_ij = c + q_i·k_j over the nodes j of i's graph, and own n beside s_ii.
+
+    Examples:
+        >>> v = torch.rand(6, 2, 4)
+        >>> terms = Terms(constant=1.0, unit=True)
+        >>> rows = linear_read(q, v, linear_pool(k, v, terms), terms).values
+        >>> torch.allclose(rows, linear_attention(q, k, v, constant=1.0, unit=True))
+        True
+    """
 
     ptr: Tensor | None = None
     """Row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph."""

@@ -27,7 +27,19 @@ def _attention_backward(
 
 @operation("log_linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool)
 def log_linear_pool(senders: Senders) -> Pooled:
-    """What all rows of attention read, for one graph or a part of it; once differentiable."""
+    """What all rows of attention read, for one graph or a part of it; once differentiable.
+
+    Args:
+        senders: log features, log weights and values; see :class:`Senders`.
+
+    Returns:
+        The sums and their shift, :class:`Pooled`.
+
+    Examples:
+        >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
+        >>> pooled.sums.shape  # [heads, samples, features, channels + 1]
+        torch.Size([2, 1, 3, 5])
+    """
     log_k, col_shift, v = senders
     shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
     return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
@@ -43,6 +55,20 @@ def log_linear_read(receivers: Receivers, pooled: Pooled) -> Attended:
     """``log_linear_product`` for some receivers, from the sums over all senders, in at least float32.
 
     Without given shifts their log-normalisers too. Once differentiable.
+
+    Args:
+        receivers: what rows depend on.
+        pooled: what :func:`log_linear_pool` gives for the senders.
+
+    Returns:
+        A named tuple whose ``values`` are the rows [n, H, D].
+
+    Examples:
+        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
+        >>> pooled = log_linear_pool(Senders(k.log(), zero, v))
+        >>> rows = log_linear_read(Receivers(q[:2].log(), None), pooled).values
+        >>> torch.allclose(rows, log_linear_product(q.log(), k.log(), v, None, zero)[:2], atol=1e-6)
+        True
     """
     return blocked.empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
 
@@ -101,6 +127,12 @@ def log_linear_product(
     Returns:
         The result in the dtype of ``v``, in O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass: the
         [N, H, K F] factors exist for a block of nodes at a time. Once differentiable.
+
+    Examples:
+        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
+        >>> found = log_linear_product(q.log(), k.log(), v, zero, zero)
+        >>> torch.allclose(found, torch.einsum("ihf,jhf,jhd->ihd", q, k, v), atol=1e-5)
+        True
     """
     rows = _attention(Receivers(log_q, row_shift), Senders(log_k, col_shift, v), ptr, backend=backend)
     return rows.values.to(v.dtype)
@@ -118,6 +150,14 @@ def log_linear_logsumexp(
 
     The log-normaliser of a row, always in at least float32: attention without any channel of values. O(N K F) time,
     O(N (K + F)) memory, also in the backward pass; once differentiable.
+
+    Args:
+        log_q, log_k, col_shift, ptr, backend: as of :func:`log_linear_product`.
+
+    Examples:
+        >>> found = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
+        >>> torch.allclose(found, torch.einsum("ihf,jhf->ih", q, k).log().unsqueeze(2), atol=1e-5)
+        True
     """
     return _attention(Receivers(log_q, None), Senders(log_k, col_shift, log_q[:, :, :0]), ptr, backend=backend).log_sum
 
@@ -132,6 +172,11 @@ def log_linear_entries(
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
     In at least float32; once differentiable.
+
+    Args:
+        edge_index: [2, E], source and target.
+        log_q, log_k: logarithms of the positive features of receivers and senders.
+        backend: how it is computed; see `kernels.dispatch`.
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head

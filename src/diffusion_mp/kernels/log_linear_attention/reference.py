@@ -12,7 +12,15 @@ from diffusion_mp.kernels.segments import slices
 
 
 class Receivers(NamedTuple):
-    """What a row of attention depends on, or the gradients by these."""
+    """What a row of attention depends on, or the gradients by these.
+
+    Examples:
+        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
+        >>> pooled = log_linear_pool(Senders(k.log(), zero, torch.ones(6, 2, 1)))
+        >>> rows = log_linear_read(Receivers(q.log(), row_shift=None), pooled).values
+        >>> torch.allclose(rows, torch.ones(6, 2, 1))  # rows are divided by their sums
+        True
+    """
 
     log_q: Wide
     """Logarithms of positive features [N, H, F]."""
@@ -21,7 +29,14 @@ class Receivers(NamedTuple):
 
 
 class Senders(NamedTuple):
-    """What the sums that rows read depend on, or the gradients by these."""
+    """What the sums that rows read depend on, or the gradients by these.
+
+    Examples:
+        >>> zero = torch.zeros(6, 2, 1)
+        >>> pooled = log_linear_pool(Senders(k.log(), col_shift=zero, v=zero))  # sums of k beside those of k v
+        >>> torch.allclose((pooled.sums * pooled.shift.exp()).sum(1)[..., -1].float(), k.sum(0))
+        True
+    """
 
     log_k: Wide
     """Logarithms of positive features [N, H, F]."""
@@ -32,7 +47,13 @@ class Senders(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1]; exp(M − M′) U has the shift M′, and so such sums merge."""
+    """U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1]; exp(M − M′) U has the shift M′, and so such sums merge.
+
+    Examples:
+        >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
+        >>> isinstance(pooled, Pooled), pooled.shift.shape
+        (True, torch.Size([2, 1, 3, 1]))
+    """
 
     sums: Wide
     """U, [H, K, F, D + 1]."""

@@ -7,8 +7,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-#: How a sequence goes on beyond its two ends.
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
+"""How a sequence goes on beyond its two ends: see :func:`neighbours`.
+
+Examples:
+    >>> from typing import get_args
+    >>> for boundary in get_args(Boundary):
+    ...     left, right = neighbours(4, (1,), boundary, None, torch.device("cpu"))
+    ...     print(boundary, left.tolist(), right.tolist())
+    symmetric [[0, 0, 1, 2]] [[1, 2, 3, 3]]
+    replicate [[0, 0, 1, 2]] [[1, 2, 3, 3]]
+    drop [[0, 0, 1, 2]] [[1, 2, 3, 3]]
+    periodic [[3, 0, 1, 2]] [[1, 2, 3, 0]]
+    causal [[0, 0, 1, 2]] [[0, 1, 2, 3]]
+"""
 
 
 class Stencil(NamedTuple):
@@ -43,8 +55,20 @@ def neighbours(
     puts the node itself where a neighbour is missing, ``"periodic"`` goes round, ``"causal"`` drops on the left and
     has the node itself for its right neighbour.
 
+    Args:
+        num_nodes: N.
+        strides: K distances h ≥ 1.
+        boundary: one of `Boundary`.
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one sequence.
+        device: of the result.
+
+    Returns:
+        Left and right, each [K, N].
+
     Examples:
-        >>> left, right = neighbours(6, (1,), "symmetric", None, torch.device("cpu"))
+        >>> left, right = neighbours(6, (1, 2), "symmetric", None, torch.device("cpu"))
+        >>> left.tolist()
+        [[0, 0, 1, 2, 3, 4], [1, 0, 0, 1, 2, 3]]
     """
     place, length = positions(ptr, num_nodes, device)
     stride = column(strides, place)

@@ -101,6 +101,13 @@ def neumann_inner(
 ) -> Float[Tensor, "K H"]:
     """Σ_i g_i·(v_left + v_right) of every stride and head: the derivative of `neumann_product` in ``alpha``.
 
+    Args:
+        g, v: [N, H, D].
+        strides, boundary, ptr, backend: as of :func:`neumann_product`.
+
+    Returns:
+        [K, H].
+
     Examples:
         >>> neumann_inner(torch.rand(6, 1, 4), torch.rand(6, 1, 4), (1, 2)).shape  # one number per stride and head
         torch.Size([2, 1])

@@ -157,6 +157,13 @@ def pairwise_logsumexp(
 
     Without ``loops`` over the nodes j ≠ i, and −∞ for a node alone in its graph.
 
+    Args:
+        q, k: features of receivers and senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+        score: ``"exp"`` or ``"sigmoid"``.
+        loops: whether a node is among the j of its own row.
+        backend: how it is computed; see `kernels.dispatch`.
+
     Examples:
         >>> scores = torch.einsum("ihf,jhf->ihj", q, k)
         >>> torch.allclose(pairwise_logsumexp(q, k), scores.logsumexp(2), atol=1e-6)

@@ -7,8 +7,13 @@ from torch.nn.functional import logsigmoid
 
 from diffusion_mp.kernels.operation import Wide
 
-#: "exp" is the softmax's score (with distance features, the Gaussian's); "sigmoid" is DIFFormer-a's.
 SCORES = ("exp", "sigmoid")
+"""``"exp"`` is the softmax's score (with distance features, the Gaussian's); ``"sigmoid"`` is DIFFormer-a's.
+
+Examples:
+    >>> [pairwise_attention(q, k, torch.rand(6, 2, 4), score=score).shape for score in SCORES]
+    [torch.Size([6, 2, 4]), torch.Size([6, 2, 4])]
+"""
 
 
 class Weighting(NamedTuple):
@@ -33,6 +38,10 @@ class Attended(NamedTuple):
 
 def log_score(s: Tensor, score: str) -> Tensor:
     """log f(s).
+
+    Args:
+        s: inner products.
+        score: one of `SCORES`.
 
     Examples:
         >>> torch.allclose(log_score(x, "sigmoid"), x.sigmoid().log())

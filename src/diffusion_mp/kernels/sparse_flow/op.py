@@ -105,6 +105,13 @@ def sparse_flow_potentials(
         backend: how it is computed; see `kernels.dispatch`.
 
     O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
+
+    Examples:
+        >>> lam, leak = torch.ones(6, 2), torch.zeros(6, 2)  # frictions of one, and conservation: every row sums to one
+        >>> rows = sparse_flow_potentials(q, k, q, k, lam, leak)
+        >>> one = sparse_flow_product(q, k, q, k, torch.ones(6, 2, 1), rows.terms)
+        >>> torch.allclose(one, torch.ones(6, 2, 1))
+        True
     """
     features = Features(q, k, friction_q, friction_k)
     return _potentials(features, lam, leak, ptr, backend=backend)
@@ -126,6 +133,20 @@ def sparse_flow_product(
 
     ``transpose``: out_i = Σ_j z_ji v_j; the terms still belong to the rows of z. O(N²) time, O(N) memory, also in the
     backward pass; once differentiable; the result has the dtype of ``v``.
+
+    Args:
+        q, k, friction_q, friction_k, ptr, backend: as of :func:`sparse_flow_potentials`.
+        v: values.
+        terms: what that gives, ``.terms``.
+        transpose: out_i = Σ_j z_ji v_j; the terms still belong to the rows of z.
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
+        >>> v = torch.rand(6, 2, 4)
+        >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)  # what is left without frictions and leak
+        >>> found = sparse_flow_product(q, k, q, k, v, rows.terms)
+        >>> torch.allclose(found, torch.einsum("hij,jhd->ihd", softmax, v), atol=1e-5)
+        True
     """
     features = Features(q, k, friction_q, friction_k)
     return _product(features, v, terms, ptr, transpose, backend=backend)

@@ -53,6 +53,15 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     Args:
         log_conductance: log c [..., n] with c = 1/r. threshold: θ = λf ≥ 0, [..., n].
         alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
+
+    Returns:
+        The flow z [..., n] and the potential μ [...].
+
+    Examples:
+        >>> conductance, friction = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0.0, 0.5, 9.0])
+        >>> flow, potential = solve_rows(conductance.log(), friction, alpha=float("inf"))
+        >>> flow, potential  # nothing through what is worth more than the potential
+        (tensor([0.7500, 0.2500, 0.0000]), tensor(0.7500))
     """
     inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
     # Where nothing flows μ is α, or unknown (0) when the flow is conserved but nothing conducts.
@@ -69,12 +78,39 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """z of listed pairs, from their scores, the terms of their rows and which pairs are the best of their row."""
+    """z of listed pairs, from their scores, the terms of their rows and which pairs are the best of their row.
+
+    Args:
+        s, u: scores of resistances and frictions [..., H].
+        terms: each [..., H] or broadcasting against them.
+        is_best: whether the sender is ``terms.best`` [..., H].
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
+        >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
+        >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
+
+        >>> z = entries(s, s, terms, terms.best == node.view(1, 6, 1))
+        >>> torch.allclose(z.sum(1), torch.ones(6, 2))
+        True
+    """
     return log_entries(s, u, terms, is_best).exp()
 
 
 def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """log z, −∞ where nothing flows: see :class:`RowTerms`."""
+    """log z, −∞ where nothing flows: see :class:`RowTerms`.
+
+    Args:
+        s, u, terms, is_best: as of :func:`entries`.
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
+        >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
+        >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
+
+        >>> log_entries(s, s, terms, terms.best == node.view(1, 6, 1)).shape
+        torch.Size([6, 6, 2])
+    """
     limit = exp_limit(s.dtype)
     above = (u - terms.w).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()

@@ -9,7 +9,13 @@ from diffusion_mp.kernels.operation import Narrow, Wide, empty_like
 
 
 class Features(NamedTuple):
-    """q and k of the scores s, and q̃ and k̃ of the frictions' scores u; [N, H, F] and [N, H, G]."""
+    """q and k of the scores s, and q̃ and k̃ of the frictions' scores u; [N, H, F] and [N, H, G].
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
+        >>> support(Features(q, k, friction_q=q, friction_k=k), rows.terms, None).shape  # all pairs flow
+        torch.Size([2, 36])
+    """
 
     q: Narrow
     k: Narrow
@@ -24,6 +30,17 @@ class RowTerms(NamedTuple):
     w = u_io, ν is its friction and ρ the potential above it, so a potential that hardly exceeds the friction of a good
     conductor keeps all its digits. At o itself 1 − e^{u − w} is zero, however u is rounded. The unit of ρ and ν is free
     and such that neither leaves the range; where it has no such unit, a is larger by ``lift`` for senders with u < w.
+
+    Attributes:
+        a: log of the scale of the row.
+        w: log of the threshold of o, u_io.
+        rho, nu: the potential above that threshold, and the friction of o, in one unit.
+        lift: what a is larger by for senders with u < w.
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
+        >>> isinstance(rows.terms, RowTerms), rows.terms.best.shape
+        (True, torch.Size([6, 2]))
     """
 
     a: Wide
@@ -39,6 +56,11 @@ class RowPotentials(NamedTuple):
     """The solved problem of every row, [N, H]; the first six are its :class:`RowTerms`.
 
     ``lift``, ``best`` and what comes after ``log_mu`` have no gradient.
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.full((6, 2), 100.0), torch.ones(6, 2))
+        >>> isinstance(rows, RowPotentials), int(rows.support.sum())  # such frictions let nothing flow
+        (True, 0)
     """
 
     a: Tensor

@@ -15,7 +15,14 @@ from diffusion_mp.kernels.sparse_flow.solve import solve
 
 
 class EdgeFlow(NamedTuple):
-    """The flow z of every edge [E, H] and the potential μ of every node [N, H]."""
+    """The flow z of every edge [E, H] and the potential μ of every node [N, H].
+
+    Examples:
+        >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)
+        >>> found = sparse_flow_edges(score, score, ones, torch.zeros(6, 1), torch.zeros(6, 1), edge_index[1])
+        >>> isinstance(found, EdgeFlow), found.flow.shape, found.potential.shape
+        (True, torch.Size([12, 1]), torch.Size([6, 1]))
+    """
 
     flow: Tensor
     potential: Tensor
@@ -112,6 +119,12 @@ def sparse_flow_edges(
         lam: λ ≥ 0. leak: 1/α, 0 for conservation. target: the node that each edge ends at.
 
     O(E H) time and memory; in at least float32.
+
+    Examples:
+        >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)  # a ring: two equal edges end at every node
+        >>> flow, _ = sparse_flow_edges(score, score, ones, torch.ones(6, 1), torch.zeros(6, 1), edge_index[1])
+        >>> bool((flow == 0.5).all())
+        True
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
     rows = Segments(target, lam)

@@ -300,7 +300,18 @@ def potentials_backward(
 
 
 def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
-    """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source."""
+    """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source.
+
+    Args:
+        features, terms: the scores and the solved rows, :func:`sparse_flow_potentials`.
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+
+    Examples:
+        >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
+        >>> source, target = support(Features(q, k, q, k), rows.terms, None)
+        >>> target.unique().tolist()  # flow is conserved, so something flows to every node
+        [0, 1, 2, 3, 4, 5]
+    """
     n, heads = terms.best.shape
     number = torch.arange(n, device=terms.best.device).view(n, 1, 1).expand(n, heads, 1)
     found = [number.new_empty(0)]

@@ -44,6 +44,15 @@ def spmm(
 ) -> Float[Tensor, "N H D"]:
     """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D).
 
+    Args:
+        pattern: where the E entries are, in N rows and C columns.
+        weight: w [E, H] or [E, 1].
+        v: [C, H, D].
+        backend: how it is computed; see `kernels.dispatch`.
+
+    Returns:
+        [N, H, D].
+
     Examples:
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
@@ -56,6 +65,14 @@ def sddmm(
     pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "E H"]:
     """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D).
+
+    Args:
+        pattern: where the E entries are, in N rows and C columns.
+        a, b: [N, H, D] and [C, H, D].
+        backend: how it is computed; see `kernels.dispatch`.
+
+    Returns:
+        [E, H].
 
     Examples:
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
