@@ -39,6 +39,18 @@ def test_tu_without_its_files_or_with_others(tmp_path):
         load_tu(tmp_path, "SMALL")
 
 
+def test_the_last_graphs_of_tu_may_have_no_edges(tmp_path):
+    paths = make_tu(tmp_path)
+    paths[0].write_text("1, 2\n2, 1\n2, 3\n3, 2\n")
+    paths[4].write_text("0\n0\n1\n1\n")
+    graphs = load_tu(tmp_path, "SMALL")
+    assert [(graph.num_nodes, graph.num_edges, len(graph.edge_attr)) for graph in graphs] == [
+        (3, 4, 4),
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
+
+
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "count", "channels"), [("MUTAG", 188, 7), ("PROTEINS", 1113, 4)])
 def test_tu_is_that_of_pyg_and_nothing_is_written(data_root, tmp_path, name, count, channels):

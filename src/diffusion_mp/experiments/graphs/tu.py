@@ -59,9 +59,15 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         data.x = data.x.float()
         if not data.x.isfinite().all() or data.y.dim() != 1 or data.y.is_floating_point():
             raise ValueError(f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}")
-        slices = {key: torch.as_tensor(slices[key]) for key in data.to_dict()}
+        slices = {key: _for_all(torch.as_tensor(slices[key]), len(data.y)) for key in data.to_dict()}
         check_collated(data.to_dict(), slices, len(data.y))
     return list(_Graphs(data, slices))
+
+
+def _for_all(starts: torch.Tensor, num_graphs: int) -> torch.Tensor:
+    """PyG leaves out the last graphs where they have no edges: theirs start where all others end."""
+    missing = max(num_graphs + 1 - len(starts), 0)
+    return torch.cat([starts, starts[-1:].expand(missing)])
 
 
 class _Graphs(InMemoryDataset):
