@@ -114,6 +114,11 @@ def check_counts(**counts: int) -> None:
             raise ValueError(f"{name} must be at least 1; got {value}.{way_out}")
 
 
+def as_size(size: Any) -> Any:
+    """A size, which is a tensor where ``torch.jit.trace`` looks on, as the integer that the traced program then has."""
+    return int(size) if isinstance(size, Tensor) and torch.jit.is_tracing() else size
+
+
 def check_flags(**flags: bool) -> None:
     """Raise unless every named value is True or False; any other object would count as one of them without a word."""
     for name, value in flags.items():
