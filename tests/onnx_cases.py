@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from diffusion_mp.export import in_plain_torch
 from model_cases import MODELS
 
-# One graph and several; what else is written out, the quick run compares in export/test_formulas.py.
-QUICK = ("difformer", "difformer-graphs")
+# Several graphs in one layer; what else is written out, the quick run compares in export/test_formulas.py.
+QUICK = ("difformer-graphs",)
 
 
 @pytest.mark.parametrize(
