@@ -121,7 +121,7 @@ def check_counts(**counts: int) -> None:
 
 def as_size(size: Any) -> Any:
     """A size, which is a tensor where ``torch.jit.trace`` looks on, as the integer that the traced program then has."""
-    return int(size) if isinstance(size, Tensor) and torch.jit.is_tracing() else size
+    return int(size) if isinstance(size, Tensor) and torch._C._get_tracing_state() is not None else size
 
 
 def check_flags(**flags: bool) -> None:
