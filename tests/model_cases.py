@@ -99,7 +99,7 @@ MODELS = {
         (*EDGES, "edge_weight"),
     ),
     "difformer-sigmoid": Case(lambda: DIFFormer(8, 6, 3, kernel="sigmoid"), BATCH),
-    "difformer-graphs": Case(lambda: DIFFormer(8, 6, 3, task="graph"), BATCH),
+    "difformer-graphs": Case(lambda: DIFFormer(8, 6, 3, 1, task="graph"), BATCH),
     "difformer-links": Case(lambda: DIFFormer(8, 6, 3, task="link"), (*EDGES, "edge_label_index")),
     "certified": Case(lambda: CertifiedDIFFormer(8, 6, 3, 2, heads=2)),
     "certified-options": Case(

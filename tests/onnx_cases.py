@@ -5,7 +5,9 @@ Run by `export/test_onnx.py` in a process without the runtime shape checks, whos
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -15,28 +17,43 @@ from torch.utils._pytree import tree_leaves
 from diffusion_mp.export import in_plain_torch
 from model_cases import MODELS
 
-# One graph and several; what else is written out, the quick run compares in export/test_formulas.py.
-QUICK = ("difformer", "difformer-graphs")
+# Batches of both, sums over edges and attention over all pairs; the other operations are compared one by one in
+# export/test_formulas.py.
+WRITTEN, QUICK = ("difformer-graphs", "gin"), ("gin",)
+SIZES = (12, 23, 40)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
-)
+def quick(names: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in MODELS]
+
+
+@cache
+def written_out(name: str) -> torch.export.ExportedProgram:
+    case = MODELS[name]
+    return in_plain_torch(torch.export.export(case.model().eval(), (), case.inputs(12), dynamic_shapes=case.sizes))
+
+
+@pytest.mark.parametrize("name", quick(WRITTEN))
+def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(name: str) -> None:
+    case, written = MODELS[name], written_out(name)
+    assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
+    model = case.model().eval()
+    for size in SIZES:
+        inputs = case.inputs(size)
+        torch.testing.assert_close(written.module()(**inputs), model(**inputs))
+
+
+@pytest.mark.parametrize("name", quick(QUICK))
 def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(name: str, tmp_path: Path) -> None:
     case = MODELS[name]
-    model = case.model().eval()
-    program = torch.export.export(model, (), case.inputs(12), dynamic_shapes=case.sizes)
-    written = in_plain_torch(program)
-    assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
-    torch.onnx.export(written, f=tmp_path / "model.onnx", verbose=False)
+    torch.onnx.export(written_out(name), f=tmp_path / "model.onnx", verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    for size in (12, 23, 40):
+    model = case.model().eval()
+    for size in SIZES:
         inputs = case.inputs(size)
-        want = tree_leaves(model(**inputs))
-        torch.testing.assert_close(tree_leaves(written.module()(**inputs)), want)
         parts = zip(session.get_inputs(), tree_leaves(inputs), strict=True)
         found = session.run(None, {part.name: value.numpy() for part, value in parts})
-        torch.testing.assert_close([torch.from_numpy(part) for part in found], want)
+        torch.testing.assert_close([torch.from_numpy(part) for part in found], tree_leaves(model(**inputs)))
 
 
 def every_node(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:

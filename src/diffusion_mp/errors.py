@@ -103,15 +103,25 @@ def check_number(value: float, name: str) -> None:
         raise ValueError(f"{name} must be a finite number; got {value}.")
 
 
+def found_later(channels: object) -> bool:
+    """Whether channels are -1, which stands for those of the first call."""
+    return type(channels) is int and channels == -1
+
+
 def check_counts(**counts: int) -> None:
     """Raise unless every named value is a positive integer (numbers of heads, channels or layers)."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer; got {describe(value)}.")
         if value < 1:
-            lazy = " Only layers that begin with one linear map find it out at the first call (GCNConv, GATConv, …)."
+            lazy = " Only what begins with one linear map finds it out at the first call (GCNConv, DIFFormer, …)."
             way_out = lazy if name == "in_channels" and value == -1 else ""
             raise ValueError(f"{name} must be at least 1; got {value}.{way_out}")
+
+
+def as_size(size: Any) -> Any:
+    """A size, which is a tensor where ``torch.jit.trace`` looks on, as the integer that the traced program then has."""
+    return int(size) if isinstance(size, Tensor) and torch._C._get_tracing_state() is not None else size
 
 
 def check_flags(**flags: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffusion_mp.errors import (
     INTEGERS,
+    as_size,
     as_tensor,
     check_finite,
     check_integer_pairs,
@@ -32,6 +33,7 @@ def as_num_nodes(num_nodes: object) -> int:
         return cast("int", num_nodes)
     if type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES:
         return num_nodes
+    num_nodes = as_size(num_nodes)
     if isinstance(num_nodes, bool) or not hasattr(num_nodes, "__index__") or isinstance(num_nodes, Tensor):
         raise TypeError(f"num_nodes must be an integer; got {describe(num_nodes)}.")
     count = operator.index(num_nodes)

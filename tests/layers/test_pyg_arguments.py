@@ -466,7 +466,7 @@ def test_channels_of_the_first_call(build: Callable[[int], nn.Module]) -> None:
 
 
 def test_channels_that_nobody_can_find_out() -> None:
-    for build in (lambda: mp.DIFFormerConv(-1, 4), lambda: mp.DIFFormer(-1, 4, 3), lambda: mp.GCNIIConv(-1)):
+    for build in (lambda: mp.DIFFormerConv(-1, 4), lambda: mp.GCNIIConv(-1)):
         with pytest.raises(ValueError, match=r"channels must be at least 1; got -1"):
             build()
     with pytest.raises(ValueError, match=r"x must have two dimensions"):

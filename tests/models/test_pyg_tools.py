@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
-from torch_geometric.nn import GAT, GCN, HeteroConv, summary
+from torch_geometric.nn import GAT, GCN, GIN, MLP, HeteroConv, MessagePassing, summary, to_hetero
 
 import diffusion_mp
 from diffusion_mp import DiffusionGNN, SGFormer, from_pyg
@@ -87,18 +88,59 @@ def test_attention_of_a_gat_is_that_of_pyg() -> None:
 KINDS = (["user", "item"], [("user", "rates", "item"), ("item", "rated_by", "user"), ("user", "knows", "user")])
 
 
-def test_layers_between_nodes_of_several_kinds() -> None:
+def of_several_kinds() -> tuple[dict[str, Tensor], dict[tuple[str, str, str], Tensor]]:
+    """Users and items, and edges among them."""
     x = {kind: torch.randn(n, 8) for kind, n in (("user", 5), ("item", 7))}
     edges = {
         kind: torch.stack([torch.randint(len(x[kind[0]]), (11,)), torch.randint(len(x[kind[2]]), (11,))])
         for kind in KINDS[1]
     }
+    return x, edges
+
+
+def test_layers_between_nodes_of_several_kinds() -> None:
+    x, edges = of_several_kinds()
 
     def build(lib: Any) -> nn.Module:
         return HeteroConv({kind: lib.GATConv(8, 6, 2, add_self_loops=False) for kind in KINDS[1]})
 
     theirs, ours = build(torch_geometric.nn), build(diffusion_mp)
     ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
+    expected = theirs(x, edges)
+    for kind, out in ours(x, edges).items():
+        torch.testing.assert_close(out, expected[kind])
+
+
+class Messages(MessagePassing):
+    """A layer of ours by the class that PyG's to_hetero knows layers by."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        return self.layer(x, edge_index)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, lib: Any, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.first = wrap(lib.GATConv(8, 6, 2, add_self_loops=False))
+        self.second = wrap(lib.GATConv(12, 3, add_self_loops=False))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def test_a_network_of_layers_is_rewritten_for_nodes_of_several_kinds() -> None:
+    x, edges = of_several_kinds()
+    theirs = to_hetero(TwoLayers(torch_geometric.nn, lambda layer: layer), KINDS)
+    ours = to_hetero(TwoLayers(diffusion_mp, Messages), KINDS)
+    deeper = {
+        ".".join([*(parts := name.split("."))[:2], "layer", *parts[2:]]): value
+        for name, value in theirs.state_dict().items()
+    }
+    ours.load_state_dict(from_pyg(ours, deeper))
     expected = theirs(x, edges)
     for kind, out in ours(x, edges).items():
         torch.testing.assert_close(out, expected[kind])
@@ -122,6 +164,35 @@ def test_a_model_of_pyg_gives_its_outputs(kind: str, norm: str | None, jk: str |
         torch.autograd.grad(out.square().sum(), model.convs[0].bias) for out, model in ((got, ours), (expected, theirs))
     ]
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("in_channels", [8, -1])
+@pytest.mark.parametrize(("jk", "out"), [("last", 4), ("cat", 4), (None, 6)])
+def test_a_gin_of_pyg_gives_its_outputs(jk: str | None, out: int, in_channels: int) -> None:
+    theirs = GIN(8, 6, 3, out, jk=jk, act="elu", eps=0.3, train_eps=True).double()
+    ours = DiffusionGNN(in_channels, 6, out, 3, conv="gin", jk=jk, act="elu", dropout=0.0).double()
+    ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
+    x, edges = torch.randn(9, 8, dtype=torch.float64), torch.randint(9, (2, 20))
+    outputs = ours(x, edges), theirs(x, edges)
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
+    grads = [
+        torch.autograd.grad(output.square().sum(), weight)
+        for output, weight in zip(
+            outputs, (ours.convs[0].mlp[0].weight, theirs.convs[0].nn.lins[0].weight), strict=True
+        )
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gin_of_pyg_that_has_no_place() -> None:
+    ours = DiffusionGNN(8, 6, 4, 3, conv="gin")
+    with pytest.raises(ValueError, match=r"convs\.2\.nn\.lins\.0\.weight is \[4, 6\], and in the layer here \[6, 6\]"):
+        from_pyg(ours, GIN(8, 6, 3, 4).state_dict())
+    with pytest.raises(ValueError, match=r"norms are norms inside the MLP of a layer"):
+        from_pyg(ours, GIN(8, 6, 3, 4, norm="batch", jk="last").state_dict())
+    keeps = diffusion_mp.GINConv(8, MLP([8, 6, 6]))
+    theirs = torch_geometric.nn.GINConv(MLP([8, 6, 6]))
+    keeps.load_state_dict(from_pyg(keeps, theirs.state_dict()))
 
 
 @pytest.mark.parametrize("conv", ["mlp", "gin"])

@@ -19,6 +19,7 @@ from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.errors import (
     CouplingMismatchError,
     as_device,
+    as_size,
     check_counts,
     check_device,
     check_flags,
@@ -103,6 +104,7 @@ class Coupling(ABC):
             if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
                 num_nodes = as_num_nodes(num_nodes)
             if type(heads) is not int or heads < 1:
+                heads = as_size(heads)
                 check_counts(heads=heads)
             if not isinstance(like, (Tensor, Coupling)):
                 check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state, describe
+from diffusion_mp.errors import as_size, check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph, SelfLoops
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
@@ -113,7 +113,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """q/√d and k, whose inner products are the scores of r."""
         q, k = self.queries_and_keys(x, graph)
-        return q.size(2) ** -0.5 * q, k
+        return as_size(q.size(2)) ** -0.5 * q, k
 
     def friction_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features | tuple[None, None]:
         """q̃ and k̃, or twice ``None`` for a constant friction."""

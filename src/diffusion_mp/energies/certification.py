@@ -161,6 +161,8 @@ def _look(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwarg
 
 def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """x and edge_index of eight nodes on a directed ring, for who asks about a model and has no data at hand."""
+    if channels == -1:
+        raise ValueError("x must be given, or the model called once: only then is it known how many channels it has.")
     x = torch.randn(8, channels, generator=torch.Generator().manual_seed(0)).to(like)
     ring = torch.arange(8, device=like.device)
     return x, torch.stack([ring, ring.roll(1)])

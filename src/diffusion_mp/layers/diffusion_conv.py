@@ -25,6 +25,7 @@ from diffusion_mp.errors import (
     check_rows,
     check_state,
     describe,
+    found_later,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import check_edge_order
@@ -104,16 +105,14 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        found_later = (
-            type(in_channels) is int and in_channels == -1 and keep == "values" and (transform or out_channels == -1)
-        )
+        lazy = found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
                 f"in_channels must be one integer, got {describe(in_channels)}: states of two kinds of nodes pass "
                 f"through the same W_V, and have the same channels. Put a Linear before the layer where they have not."
             )
-        check_counts(heads=heads, steps=steps, **({} if found_later else {"in_channels": in_channels}))
-        check_counts(**({} if found_later and not transform else {"out_channels": out_channels}))
+        check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
+        check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
         check_choice(keep, "keep", ["values", "state"])
         check_choice(reads, "reads", ["state", "values", "features"])
         check_probability(dropout, "dropout")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
-from diffusion_mp.errors import check_fits, check_state, describe
+from diffusion_mp.errors import check_fits, check_state, describe, found_later
 from diffusion_mp.graph_ops import values_only
 from diffusion_mp.kernels.kept import kept_with
 from diffusion_mp.kernels.spmm import spmm
@@ -55,8 +56,24 @@ class FeatureLinear(nn.Linear):
 
 
 class ValueLinear(Linear):
-    """PyG's linear layer, for features."""
+    """PyG's linear layer, for features; with -1 for those of the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
+
+
+def input_linear(in_channels: int, out_channels: int) -> FeatureLinear | ValueLinear:
+    """What a model begins with; -1 for the channels of the first call."""
+    return (ValueLinear if found_later(in_channels) else FeatureLinear)(in_channels, out_channels)
+
+
+def channels_at_first(module: nn.Module, x: object) -> int:
+    """The channels of a module that was built with -1: of weights it has loaded, or else of ``x``, if that is a state.
+
+    A linear layer of PyG's is the first that such a module has, and what it begins with.
+    """
+    first = next((part for part in module.modules() if isinstance(part, ValueLinear)), None)
+    if first is not None and not is_lazy(first.weight):
+        return first.in_channels
+    return x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else -1

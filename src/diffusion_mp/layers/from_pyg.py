@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.errors import check_kind
@@ -32,8 +34,9 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     """A state dict of PyG's layers as one that ``module`` loads, which then gives the same outputs.
 
     GCNConv, SGConv, GINConv, GATConv and GCNIIConv, PyG's GCN2Conv, are known, by themselves or within any module that
-    has them under the names that PyG's had there, as :class:`DiffusionGNN` has those of PyG's ``GCN`` and ``GAT``. What
-    belongs to other modules keeps its name; propagation alone (``APPNP``) has no weights.
+    has them under the names that PyG's had there, as :class:`DiffusionGNN` has those of PyG's ``GCN``, ``GAT`` and
+    ``GIN`` (the last one without norm, and with a jk or as many hidden as output channels). What belongs to other
+    modules keeps its name; propagation alone (``APPNP``) has no weights.
 
     Args:
         module: ours, built with the options that PyG's had.
@@ -42,7 +45,8 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     Raises:
         TypeError: no module, or no state dict.
         ValueError: weights that the layer has no place for: two matrices for the two ends of an edge (GAT between nodes
-            of two kinds) or in a GCN2Conv, or another ε than that of a GINConv which does not learn it.
+            of two kinds) or in a GCN2Conv, norms or other widths in the MLP of a GINConv, or another ε than that of one
+            which does not learn it.
 
     Examples:
         >>> from torch_geometric import nn as pyg
@@ -73,6 +77,8 @@ def _rename(state: dict[str, Tensor], prefix: str, layer: nn.Module, names: Mapp
         del state[f"{prefix}lin_dst.weight"]
     if isinstance(layer, GCNIIConv) and f"{prefix}weight2" in state:
         raise ValueError(f"{kind} has one matrix for both states; state has a second, {prefix}weight2.")
+    if isinstance(layer, GINConv) and isinstance(layer.mlp, nn.Sequential):
+        _rename_mlp(state, f"{prefix}nn.", layer.mlp)
     if isinstance(layer, GINConv) and f"{prefix}eps" in state:
         eps = state.pop(f"{prefix}eps").reshape(())
         scale = _own_weight(layer)
@@ -88,6 +94,29 @@ def _rename(state: dict[str, Tensor], prefix: str, layer: nn.Module, names: Mapp
             rest = key.removeprefix(prefix)
             if rest == theirs or (theirs.endswith(".") and rest.startswith(theirs)):
                 state[f"{prefix}{ours}{rest.removeprefix(theirs)}"] = state.pop(key)
+
+
+def _rename_mlp(state: dict[str, Tensor], prefix: str, mlp: nn.Sequential) -> None:
+    """The linear maps of an MLP of PyG's, which is inside the layers of its model GIN, by their places in ours."""
+    keys = [key for key in state if key.startswith(f"{prefix}lins.")]
+    if keys and any(key.startswith(f"{prefix}norms.") for key in state):
+        raise ValueError(
+            f"{prefix}norms are norms inside the MLP of a layer, for which DiffusionGNN has no place. Build PyG's GIN "
+            f"without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
+        )
+    linear = [place for place, part in enumerate(mlp) if isinstance(part, (nn.Linear, Linear))]
+    for key in keys:
+        number, name = key.removeprefix(f"{prefix}lins.").split(".")
+        ours = f"{linear[int(number)]}.{name}" if int(number) < len(linear) else None
+        here = mlp.get_parameter(ours) if ours in mlp.state_dict() else None
+        if here is None or not (is_lazy(here) or here.shape == state[key].shape):
+            raise ValueError(
+                f"{key} is {list(state[key].shape)}, and in the layer here "
+                f"{'there is none' if here is None else list(here.shape)}. The last MLP of PyG's GIN has the widths "
+                f"hidden, out, out; that of DiffusionGNN hidden, hidden, out. They agree where the model has a jk, or "
+                f"as many hidden_channels as out_channels."
+            )
+        state[f"{prefix}{ours}"] = state.pop(key)
 
 
 def _own_weight(layer: GINConv) -> Tensor | float:

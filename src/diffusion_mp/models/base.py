@@ -14,10 +14,10 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
-from diffusion_mp.errors import check_counts, check_flags, check_probability
+from diffusion_mp.errors import check_counts, check_flags, check_probability, found_later
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph_checks import check_edge_order
-from diffusion_mp.layers.features import FeatureLinear, check_features
+from diffusion_mp.layers.features import channels_at_first, check_features, input_linear
 from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs, refuse_proxy
 from diffusion_mp.models.heads import Head, Task, check_no_pairs, output_layers
 from diffusion_mp.updates import CertifiedStep
@@ -83,7 +83,8 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
     """A model in PyG's calling convention; a new one writes :meth:`propagate`.
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
+        in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings);
+            ``in_channels`` -1 for those of the first call, where a linear map of the features comes first.
 
     Models with a ``task`` predict for every node; for ``"graph"`` an MLP reads the mean over the nodes of each graph;
     for ``"link"`` it reads nodes, and the score of a pair is the inner product of what it gives for the two, divided by
@@ -101,7 +102,8 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
-        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        known = {} if found_later(in_channels) else {"in_channels": in_channels}
+        check_counts(**known, hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: Head | None = None
         self.edge_mask = EdgeMask()
@@ -129,7 +131,7 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         refuse_inputs(self, others if self.reads_edge_attr else others | features)
         check_edge_order(edge_index, edge_attr)
         check_flags(return_coupling=return_coupling)
-        check_features(x, channels=self.in_channels, module=self)
+        self._check_features(x)
         graph = self.edge_mask(Graph.coerce(x, edge_index, edge_weight, batch))
         couplings: list[Coupling] = []
         record = self.edge_mask.listening(graph, couplings.append if return_coupling else forget)
@@ -140,6 +142,12 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
             logits = self.head(logits, graph, edge_label_index)
         logits = with_every_gradient(logits, self)
         return (logits, couplings) if return_coupling else logits
+
+    def _check_features(self, x: Tensor) -> None:
+        """Raise unless the features fit the model, whose channels the first call may find."""
+        if self.in_channels == -1:
+            self.in_channels = channels_at_first(self, x)
+        check_features(x, channels=self.in_channels, module=self)
 
     def certificate(
         self,
@@ -193,7 +201,7 @@ class LayerStack(GraphModel):
         check_flags(layer_norm=layer_norm)
         check_probability(dropout, "dropout")
         self.dropout = dropout
-        self.encoder = FeatureLinear(in_channels, hidden_channels)
+        self.encoder = input_linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
         self.norms = nn.ModuleList(
             nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity() for _ in range(num_layers + 1)

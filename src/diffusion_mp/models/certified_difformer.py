@@ -18,7 +18,7 @@ from diffusion_mp.energies.certification import random_input
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
-from diffusion_mp.layers.features import FeatureLinear, check_features
+from diffusion_mp.layers.features import input_linear
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
 from diffusion_mp.models.heads import Task, output_layers
 from diffusion_mp.updates import fixed_point
@@ -97,7 +97,7 @@ class CertifiedDIFFormer(GraphModel):
         self.num_layers = num_layers
         layers: list[nn.Module] = []
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
-            layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
+            layers += [input_linear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
@@ -158,7 +158,7 @@ class CertifiedDIFFormer(GraphModel):
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
     ) -> tuple[Tensor, Coupling | None, Graph]:
         """What comes, checked: H, the coupling that the features have, and the graph."""
-        check_features(x, channels=self.in_channels, module=self)
+        self._check_features(x)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         return *self._terms(x, graph), graph
 

@@ -8,14 +8,15 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, describe
-from diffusion_mp.layers.features import FeatureLinear, check_features
+from diffusion_mp.errors import INTEGERS, check_counts, check_device, check_kind, describe, found_later
+from diffusion_mp.layers.features import channels_at_first, check_features, input_linear
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
-    """How many columns features have that are numbers (``channels`` of them) or categories (a list of table sizes)."""
+    """How many columns features have that are numbers (``channels`` of them, or -1) or categories (a list of sizes)."""
     if isinstance(channels, (int, str)) or not isinstance(channels, Sequence):
-        check_counts(**{name: channels})
+        if not found_later(channels):
+            check_counts(**{name: channels})
         return channels
     if not channels:
         raise ValueError(f"{name} must be a number of channels or a list with a table size per column; got none.")
@@ -27,7 +28,8 @@ class FeatureEncoder(nn.Module):
     """W x + b for floating-point features, or Σ_f T_f[x_f] for categories (atoms, bonds), one table per column.
 
     Args:
-        channels: the number of floating-point features; or a list with the number of categories of every column.
+        channels: the number of floating-point features, -1 for that of the first call; or a list with the number of
+            categories of every column.
         out_channels: of the state.
         name: what sentences call the input.
 
@@ -44,12 +46,14 @@ class FeatureEncoder(nn.Module):
         self.channels = feature_columns(channels, "channels")
         self.sizes = None if isinstance(channels, int) else tuple(channels)
         check_counts(out_channels=out_channels)
-        self.linear = FeatureLinear(self.channels, out_channels) if self.sizes is None else None
+        self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
     def forward(self, x: Tensor) -> Tensor:
         """The states [N, out_channels]."""
         if self.linear is not None:
+            if self.channels == -1:
+                self.channels = channels_at_first(self, x)
             check_features(x, self.name, channels=self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x).unbind(1)

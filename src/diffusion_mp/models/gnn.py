@@ -15,6 +15,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_kind, check_po
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.edge_layer import Norm, make_norm
+from diffusion_mp.layers.features import input_linear
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.heads import Task, output_layers
 from diffusion_mp.updates import teleport
@@ -109,7 +110,7 @@ class DiffusionGNN(GraphModel):
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
                     for a, b in pairs:
-                        first, second = nn.Linear(a, hidden_channels), nn.Linear(hidden_channels, b)
+                        first, second = input_linear(a, hidden_channels), nn.Linear(hidden_channels, b)
                         yield GINConv(a, nn.Sequential(first, _activation(act), second), train_eps=True)
                 case "gat":
                     *hidden, last = pairs

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.errors import check_choice, check_pairs
+from diffusion_mp.errors import as_size, check_choice, check_pairs
 from diffusion_mp.graph import Graph
 
 Task = Literal["node", "graph", "link"]
@@ -69,7 +69,7 @@ class LinkHead(NodeHead):
             raise ValueError("edge_label_index is needed for a link task: [2, L], the pairs to score; got None.")
         pairs = check_pairs(pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64")
         embedding = super().forward(x, graph, None)
-        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
+        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * as_size(embedding.size(1)) ** -0.5
 
 
 HEADS: dict[str, type[Head]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}

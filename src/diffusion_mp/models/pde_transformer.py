@@ -103,7 +103,11 @@ class PDETransformer(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(
-            hidden_channels=hidden_channels, out_channels=out_channels, num_layers=num_layers, max_length=max_length
+            **({"in_channels": in_channels} if isinstance(in_channels, int) else {}),
+            hidden_channels=hidden_channels,
+            out_channels=out_channels,
+            num_layers=num_layers,
+            max_length=max_length,
         )
         check_flags(causal=causal)
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")

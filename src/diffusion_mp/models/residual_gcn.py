@@ -10,7 +10,7 @@ from diffusion_mp.dropout import dropout
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GCNConv
 from diffusion_mp.layers.edge_layer import make_norm
-from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.layers.features import input_linear
 
 
 class ResidualGCN(nn.Module):
@@ -28,7 +28,7 @@ class ResidualGCN(nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.encoder = FeatureLinear(in_channels, hidden_channels)
+        self.encoder = input_linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(GCNConv(hidden_channels, hidden_channels) for _ in range(num_layers))
         self.norms = nn.ModuleList(make_norm("batch", hidden_channels) for _ in range(num_layers + 1))
 

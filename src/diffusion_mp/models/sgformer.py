@@ -12,7 +12,7 @@ from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability, check_share
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
-from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.layers.features import input_linear
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN
 from diffusion_mp.models.heads import Task, output_layers
@@ -118,7 +118,7 @@ class SGFormer(GraphModel):
             return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
 
         def encoder() -> nn.Module:
-            return nn.Sequential(FeatureLinear(in_channels, hidden_channels), norm(), nn.ReLU())
+            return nn.Sequential(input_linear(in_channels, hidden_channels), norm(), nn.ReLU())
 
         self.encoder = encoder()
         self.gnn_encoder = None if shared_encoder or gnn == "residual" else encoder()

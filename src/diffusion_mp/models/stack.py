@@ -33,8 +33,8 @@ class BlockStack(GraphModel):
     ```
 
     Args:
-        in_channels: of floating-point features; or, for integer features, a list with the number of categories of every
-            column (see :class:`FeatureEncoder`).
+        in_channels: of floating-point features, -1 for those of the first call; or, for integer features, a list with
+            the number of categories of every column (see :class:`FeatureEncoder`).
         hidden_channels: of the states of nodes and edges.
         out_channels: of the predictions; for links of the embeddings whose inner products are the scores.
         num_layers: number of blocks.
@@ -126,6 +126,8 @@ class BlockStack(GraphModel):
         edge_label_index: Tensor | None = None,
     ) -> Tensor:
         x, edges = self._placed(self.encoder(x), pe), self._edges(graph, edge_attr)
+        if self.in_channels == -1:
+            self.in_channels = self.encoder.channels
         for block in self.blocks:
             if edges is None:
                 x = recorded(record, block, x, graph)

@@ -155,8 +155,19 @@ def assert_kills_change_nothing(name, folder, moments, *options):
 
 
 @pytest.mark.unwatched
-def test_a_killed_fit_ends_with_the_same_bits(tmp_path):
+def test_a_killed_fit_ends_with_the_same_bits_and_predictions(tmp_path):
+    """The whole way: fit, kill, resume, test, predict."""
     assert_kills_change_nothing("fit", tmp_path, [(signal.SIGKILL, 3, 0.005)], "--trainer.max_epochs=20")
+    predicted = []
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        last = max(folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        trained = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
+        ended(COMMANDS["fit"], ["test", *trained], folder)
+        ended(COMMANDS["fit"], ["predict", *trained], folder)
+        (written,) = folder.glob("runs/*/*/predictions.csv")
+        predicted.append(written.read_text())
+    assert predicted[0] == predicted[1]
+    assert predicted[0].count("\n") > 1000
 
 
 @pytest.mark.slow

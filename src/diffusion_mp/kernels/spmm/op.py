@@ -83,5 +83,5 @@ def sddmm(
 
 
 def trained(x: Tensor) -> bool:
-    """Whether a gradient may be asked for, whose product needs the entries sorted."""
-    return x.requires_grad and torch.is_grad_enabled()
+    """Whether a gradient may be asked for, whose product needs the entries sorted; ``torch.jit.trace`` does not say."""
+    return (x.requires_grad and torch.is_grad_enabled()) or torch._C._get_tracing_state() is not None
