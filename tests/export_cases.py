@@ -22,8 +22,8 @@ from model_cases import MODELS
 QUICK = ("difformer", "certified", "gat")
 
 
-def marked(name: str, *more: Any, otherwise: Any = pytest.mark.exhaustive) -> Any:
-    return pytest.param(name, *more, marks=() if name in QUICK else otherwise)
+def marked(name: str, *more: Any, quick: tuple[str, ...] = QUICK, otherwise: Any = pytest.mark.exhaustive) -> Any:
+    return pytest.param(name, *more, marks=() if name in quick else otherwise)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 # Strict capture goes through what torch.compile goes through below, so of most models it waits for the slow run.
-STRICT = [marked(name, True, otherwise=pytest.mark.slow) for name in MODELS]
+STRICT = [marked(name, True, quick=("difformer",), otherwise=pytest.mark.slow) for name in MODELS]
 TRACED = [marked(name, False) for name in MODELS]
 
 
