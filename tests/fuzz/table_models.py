@@ -430,6 +430,7 @@ MODELS: dict[str, Strategy] = {
         layer_norm=flag,
         activation=lambda d: choice(d, "elu", None),
         jump=lambda d: choice(d, "cat", "max", None),
+        step=positive,
         dropout=probability,
         tau=positive,
         num_features=lambda d: count(d, 8, optional=True),

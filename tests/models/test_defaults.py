@@ -41,7 +41,7 @@ def spread(model: nn.Module, x: Tensor, edges: Tensor | None) -> tuple[float, fl
 
 
 @pytest.mark.parametrize("edges", [True, False], ids=["graph", "no graph"])
-@pytest.mark.parametrize("kind", [DIFFormer, CertifiedDIFFormer])
+@pytest.mark.parametrize("kind", [DIFFormer, CertifiedDIFFormer, NodeFormer])
 def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> None:
     x, edge_index = communities()
 
@@ -57,6 +57,8 @@ def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> Non
     if kind is DIFFormer:  # a step of the same size in every layer leaves nothing
         assert measured(16, tau=0.5)[0] < 1e-5
         assert measured(16, tau=0.5, layer_norm=True)[0] < 1e-5
+    if kind is NodeFormer:
+        assert measured(16, step=1.0)[0] < 0.2 * measured(16)[0]
 
 
 def test_the_layer_alone_is_the_layer_of_the_model() -> None:
@@ -167,7 +169,7 @@ def test_the_defaults_on_cora(kind: str, least: float, cora: Data) -> None:
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("kind", ["DIFFormer", "CertifiedDIFFormer"])
+@pytest.mark.parametrize("kind", ["DIFFormer", "CertifiedDIFFormer", "NodeFormer"])
 def test_two_to_sixteen_layers_are_alike_on_cora(kind: str, cora: Data) -> None:
     scores = [mean_score(kind, cora, num_layers) for num_layers in (2, 4, 8, 16)]
     assert max(scores) - min(scores) <= 3, scores

@@ -60,12 +60,14 @@ def test_the_layer_is_its_equation():
     torch.testing.assert_close(conv(x, edge_index), layer_by_hand(conv, x, edge_index), rtol=1e-10, atol=1e-10)
 
 
-def test_the_model_is_its_equation():
+@pytest.mark.parametrize(("num_layers", "step"), [(2, None), (5, None), (2, 0.3)])
+def test_the_model_is_its_equation(num_layers, step):
     x, edge_index = problem()
-    model = NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5, **SLIDES).double().eval()
+    model = NodeFormer(4, 6, 3, num_layers, heads=2, hops=2, tau=0.5, step=step, **SLIDES).double().eval()
     states = [elu(layer_norm(model.encoder(x), (6,)))]
+    step = step or {2: 1, 5: 0.4}[num_layers]
     for conv in model.convs:
-        states.append(layer_norm(layer_by_hand(conv, states[-1], edge_index) + states[-1], (6,)))
+        states.append(layer_norm(step * layer_by_hand(conv, states[-1], edge_index) + states[-1], (6,)))
     expected = linear(torch.cat(states, 1), model.decoder.weight, model.decoder.bias)
     torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-9, atol=1e-10)
 
@@ -197,6 +199,7 @@ def test_the_error_of_a_layer_of_a_model_can_be_measured():
         ({"activation": "relu"}, "activation must be one of 'elu', None"),
         ({"relational_bias": "mean"}, "relational_bias must be one of 'sum', 'sym', 'row', None"),
         ({"edge_regularization": float("nan")}, "edge_regularization must be finite"),
+        ({"step": 0.0}, "step must be finite and > 0; got 0.0"),
         ({"num_layers": 0}, "num_layers must be at least 1"),
         ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
         ({"hops": 0}, "hops must be at least 1"),

@@ -19,7 +19,7 @@ from diffusion_mp.models.heads import Task
 class NodeFormer(LayerStack):
     r"""NodeFormer (Wu et al. 2022; slides, Algorithm 1): an input layer, L attention layers, an output layer.
 
-    Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
+    Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
 
     The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss, so that
     the slides' objective L_s + λ L_e is, with PyTorch or Lightning,
@@ -30,17 +30,19 @@ class NodeFormer(LayerStack):
 
     Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers
     that :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
-    log n per node, beside which the task's is small (docs/errata.md, N11).
+    log n per node, beside which the task's is small (docs/errata.md, N11). Its s is 1: what a layer adds is close to the
+    mean over all nodes, so each one halves what tells nodes apart, and after 16 nothing is left.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
         num_layers: L.
         edge_regularization: λ, what the edge loss of uniform attention weighs.
         residual: add the state that a layer started from.
+        step: s, how much of its output a layer then adds to that state; by default min(1, 2/L).
         layer_norm: normalise after the input layer and after every layer.
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: what the output layer reads: ``None``, the last state, ``"cat"``, all of them, or their ``"max"``.
-        dropout: rate, after the input layer and after every layer.
+        dropout: rate, after the input layer and of what every layer adds.
         task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
@@ -61,6 +63,7 @@ class NodeFormer(LayerStack):
         *,
         edge_regularization: float = 0.1,
         residual: bool = True,
+        step: float | None = None,
         layer_norm: bool = True,
         activation: Literal["elu"] | None = None,
         jump: Literal["cat", "max"] | None = None,
@@ -73,6 +76,8 @@ class NodeFormer(LayerStack):
         check_choice(jump, "jump", ["cat", "max", None])
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_flags(residual=residual)
+        step = min(1.0, 2 / num_layers) if step is None else step
+        check_positive(step, "step")
         share = edge_regularization / num_layers
 
         def conv() -> NodeFormerConv:
@@ -89,16 +94,15 @@ class NodeFormer(LayerStack):
             states=num_layers + 1 if jump == "cat" else 1,
             task=task,
         )
-        self.residual, self.activation = residual, activation
+        self.residual, self.step, self.activation = residual, step, activation
         self.jump = None if jump is None else JumpingKnowledge(jump)
 
     def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
         x = dropout(elu(self.norms[0](self.encoder(x))), self.dropout, self.training)
         states = [x]
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            moved = recorded(record, conv, x, graph)
-            x = norm(moved + x if self.residual else moved)
+            moved = dropout(recorded(record, conv, x, graph), self.dropout, self.training)
+            x = norm(self.step * moved + x if self.residual else moved)
             x = elu(x) if self.activation == "elu" else x
-            x = dropout(x, self.dropout, self.training)
             states.append(x)
         return self.decoder(x if self.jump is None else self.jump(states))
