@@ -31,7 +31,7 @@ class NodeFormer(LayerStack):
     Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers
     that :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
     log n per node, beside which the task's is small (docs/errata.md, N11). Its s is 1: what a layer adds is close to a
-    mean over all nodes, so each one halves what tells nodes apart, and after 16 of them next to nothing is left.
+    mean over all nodes, so each one halves what tells nodes apart, and after 16 of them next to nothing is left (N12).
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
