@@ -141,7 +141,7 @@ def rows_of_first_nodes(module: KernelizedSoftmaxDiffusivity, x: Tensor, copies:
         return module(x.repeat(copies, 1), Graph(6 * copies, ptr=torch.arange(copies + 1) * 6)).at(pairs).view(-1, 6)
 
 
-@pytest.mark.unwatched
+@pytest.mark.exhaustive
 def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     """Theorem 2 of the slides, over 3 000 draws: batches of 500 copies of the graph, every one with its own noise."""
     module, x, probability = concentrating(0.1)

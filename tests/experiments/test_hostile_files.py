@@ -163,7 +163,7 @@ def bomb(example: Example, file: Path) -> bytes | None:
     return None
 
 
-@pytest.mark.unwatched
+@pytest.mark.exhaustive
 def test_bombs(example):
     bombs = {file: bomb(example, file) for file in example.files}
     check([example.with_content({file: blob}) for file, blob in bombs.items() if blob], example.format.name)

@@ -73,7 +73,7 @@ def test_refusals(folder, tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.unwatched
+@pytest.mark.exhaustive
 def test_the_real_archive(data_root):
     path = data_root / "aclImdb" / "aclImdb_labelled.tar.gz"
     if not path.is_file():

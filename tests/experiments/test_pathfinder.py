@@ -44,7 +44,7 @@ def accuracy(features: np.ndarray, labels: np.ndarray) -> float:
     return LogisticRegression().fit(features[:half], labels[:half]).score(features[half:], labels[half:])
 
 
-@pytest.mark.unwatched
+@pytest.mark.exhaustive
 def test_connected_components_know_the_answer(scenes):
     """Two discs are on one path if and only if their pixels are connected in the drawing without gaps."""
     counts = []
@@ -58,6 +58,7 @@ def test_connected_components_know_the_answer(scenes):
     assert np.mean(counts) > 3.7
 
 
+@pytest.mark.unwatched
 def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
     """The visible dashes are more pieces than there are paths, and they lie on or beside the paths."""
     pieces = []
@@ -80,6 +81,7 @@ def test_gaps_within_a_path_are_shorter_than_those_between_paths():
         assert len(set(zip(owner, group, strict=True))) == len(set(owner)) == len(set(group))
 
 
+@pytest.mark.unwatched
 def test_the_ink_does_not_know_the_answer(scenes):
     images = np.stack([scene.image.numpy() for scene in scenes]).reshape(len(scenes), -1) / 255
     labels = np.array([scene.label for scene in scenes])
@@ -88,6 +90,7 @@ def test_the_ink_does_not_know_the_answer(scenes):
     assert accuracy(images[:, images.std(axis=0) > 0], labels) < 0.56  # every pixel on its own: 1 000 features
 
 
+@pytest.mark.unwatched
 def test_the_distance_of_the_discs_hardly_knows_the_answer(scenes):
     ends = np.array([scene.ends for scene in scenes], dtype=float)
     labels = np.array([scene.label for scene in scenes])

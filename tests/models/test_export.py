@@ -7,6 +7,7 @@ import pytest
 from subrun import run_tests
 
 
+@pytest.mark.unwatched
 def test_models_are_exported_and_traced() -> None:
     run_tests("export_cases.py", "not exhaustive and not slow", typecheck=False)
 

@@ -138,7 +138,7 @@ def test_a_command_without_a_configuration_says_what_is_missing(command, capsys)
     assert "diffusion-mp digits" in said
 
 
-@pytest.mark.unwatched
+@pytest.mark.exhaustive
 def test_a_disk_that_fills_up_while_training(tmp_path):
     """Files may have 40 KB, as on a full disk: the checkpoints that the optimiser makes larger are not written."""
     command = "import sys; from diffusion_mp.experiments.train.cli import main; sys.exit(main(sys.argv[1:]))"
