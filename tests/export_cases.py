@@ -80,7 +80,7 @@ def in_double(inputs: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the sizes, which are fixed
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
-@pytest.mark.parametrize("name", [*map(marked, MODELS)])
+@pytest.mark.parametrize("name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS])
 def test_a_traced_model_is_the_model_on_graphs_of_its_size(name: str) -> None:
     case = MODELS[name]
     model, inputs = case.model().double().eval(), in_double(case.inputs(12))
