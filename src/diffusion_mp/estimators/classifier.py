@@ -201,9 +201,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         }
         # A search over an array hands on NumPy's numbers.
         numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in numbers.items()}
-        check_positive(numbers["sharpness"], "sharpness")
-        check_positive(numbers["mu"], "mu")
-        check_positive(numbers["learning_rate"], "learning_rate")
+        for name in ("sharpness", "mu", "learning_rate"):
+            check_positive(numbers[name], name)
         check_positive(numbers["weight_decay"], "weight_decay", allow_zero=True)
         check_probability(numbers["dropout"], "dropout")
 
