@@ -1,4 +1,4 @@
-"""The table of public names: which are documented, have an example that is run, and are tested.
+"""The table of public names: which are documented, have an example that is run, are tested, and are used.
 
 python -m tests.pages.names      # from the root: writes the table into docs/api/index.md anew
 """
@@ -10,18 +10,22 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import diffusion_mp
 
-from .blocks import ROOT
+from .blocks import ROOT, blocks
 
 PAGE = ROOT / "docs/api/index.md"
+#: What every name has to be; see `Name`.
+PROPERTIES = ("documented", "example", "tested", "used")
 MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
 
 
@@ -59,6 +63,15 @@ class Name(NamedTuple):
         """Whether a test takes it from the library."""
         return self.name in _tested()
 
+    @property
+    def used(self) -> str:
+        """The first place with work for it beside its own definition: library, example, benchmark, config or page."""
+        own = getattr(self.value, "__name__", self.name) == self.name and getattr(self.value, "__module__", None)
+        for place, uses in _uses().items():
+            if any(self.name in names for home, names in uses if home != (own, self.name)):
+                return place
+        return ""
+
 
 def packages() -> Iterator[ModuleType]:
     """Those with public names, the deepest last."""
@@ -84,17 +97,20 @@ def public_names() -> list[Name]:
 def table() -> str:
     """Counts, and a row per name."""
     names = public_names()
-    counts = [sum(bool(getattr(name, what)) for name in names) for what in ("documented", "example", "tested")]
+    counts = {what: sum(bool(getattr(name, what)) for name in names) for what in PROPERTIES}
     lines = [
-        f"{len(names)} public names: {counts[0]} documented, {counts[1]} with an executed example, {counts[2]} tested.",
+        f"{len(names)} public names: {counts['documented']} documented, {counts['example']} with an executed example, "
+        f"{counts['tested']} tested, {counts['used']} used.",
         "",
-        "| name | package | documented | example | tested |",
-        "|---|---|---|---|---|",
+        f"| name | package | {' | '.join(PROPERTIES)} |",
+        f"|{'---|' * (2 + len(PROPERTIES))}",
     ]
     for name in names:
         package = name.package.__name__
         row = [f"[`{name.name}`]({name.address})", f"`{package}`"]
-        row += ["yes" if name.documented else "–", "yes" if name.example else "–", "yes" if name.tested else "–"]
+        for what in PROPERTIES:
+            found = getattr(name, what)
+            row.append((name.used if what == "used" else "yes") if found else "–")
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
@@ -120,6 +136,44 @@ def _tested() -> set[str]:
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 attributes.append((node.value.id, node.attr))
         found |= {attribute for module, attribute in attributes if module in modules}
+    return found
+
+
+@cache
+def _uses() -> dict[str, list[tuple[tuple[str, str], set[str]]]]:
+    """By place, the names in every top-level definition (module, name) of a script, or in any other file as a whole.
+
+    The `__init__` of a package hands names on, which is no use of them.
+    """
+
+    def definitions(path: Path, module: str) -> Iterator[tuple[tuple[str, str], set[str]]]:
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                yield (module, getattr(node, "name", "")), _named(node)
+
+    found: dict[str, list[tuple[tuple[str, str], set[str]]]] = {}
+    for place, folder in (("library", "src"), ("example", "examples"), ("benchmark", "benchmarks")):
+        found[place] = []
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.name != "__init__.py":
+                found[place] += definitions(path, ".".join(path.relative_to(ROOT / folder).with_suffix("").parts))
+    configs = (path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
+    found["config"] = [(("", ""), set(re.findall(r"\w+", text))) for text in configs]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    code = (block for page in pages for block in blocks(page) if not block.startswith(" "))
+    found["page"] = [(("", ""), _named(ast.parse(block))) for block in code]
+    return found
+
+
+def _named(code: ast.AST) -> set[str]:
+    """Names and attributes that a piece of code reads, and classes of ours that it gives the path of."""
+    found = set()
+    for node in ast.walk(code):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
+                found.add(name)
+            case ast.Constant(value=str(text)) if text.startswith("diffusion_mp."):
+                found.add(text.rpartition(".")[2])
     return found
 
 

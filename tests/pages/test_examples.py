@@ -54,7 +54,7 @@ def test_the_table_of_names_is_up_to_date():
     assert names.PAGE.read_text() == names.page(), "run `python -m tests.pages.names`"
 
 
-@pytest.mark.parametrize("what", ["documented", "example", "tested"])
+@pytest.mark.parametrize("what", names.PROPERTIES)
 def test_every_public_name_is(what):
     missing = [f"{name.package.__name__}.{name.name}" for name in names.public_names() if not getattr(name, what)]
     assert not missing, f"{what} is missing for {', '.join(missing)}"
