@@ -145,7 +145,6 @@ EXHAUSTIVE = (
     "sgformer-graph",
     "sfi-former-graph",
     "gat-graph",
-    "gin-graph",
 )
 
 
@@ -199,10 +198,10 @@ def batch_of_graphs(count: int) -> dict[str, Tensor | tuple[Tensor, ...]]:
     ("build", "also"),
     [
         (lambda: DIFFormer(8, 6, 3, 1), ()),
-        pytest.param(lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), (), marks=pytest.mark.exhaustive),
+        pytest.param(lambda: DIFFormer(8, 6, 3, 1, kernel="sigmoid"), (), marks=pytest.mark.slow),
         pytest.param(lambda: NodeFormer(8, 6, 3, 1, heads=2), (), marks=pytest.mark.exhaustive),
-        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gin"), (), marks=pytest.mark.exhaustive),
-        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gat", heads=2), (), marks=pytest.mark.exhaustive),
+        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gin"), (), marks=pytest.mark.slow),
+        pytest.param(lambda: DiffusionGNN(8, 6, 3, conv="gat", heads=2), (), marks=pytest.mark.slow),
         pytest.param(lambda: CertifiedDIFFormer(8, 6, 3, 2), (), marks=pytest.mark.exhaustive),
         pytest.param(
             lambda: SFiFormer(8, 6, 3, 1, heads=2, edge_dim=4, pe_channels=2),

@@ -52,7 +52,7 @@ def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict
         torch.testing.assert_close(loaded(**inputs), model(**inputs))
 
 
-@pytest.mark.parametrize("name", [*map(marked, MODELS)])
+@pytest.mark.parametrize("name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS])
 def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(name: str) -> None:
     """torch.compile takes the first sizes as fixed, and the second ones as a sign that they are not."""
     case = MODELS[name]
