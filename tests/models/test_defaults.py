@@ -142,9 +142,9 @@ KINDS: dict[str, type[nn.Module]] = {
 }
 
 
-def mean_score(kind: str, data: Data, *layers: int) -> float:
+def mean_score(kind: str, data: Data, **depth: int) -> float:
     in_channels, classes = data.x.size(1), int(data.y.max()) + 1
-    scores = [score(lambda: KINDS[kind](in_channels, 64, classes, *layers, dropout=0.5), data, s) for s in range(5)]
+    scores = [score(lambda: KINDS[kind](in_channels, 64, classes, dropout=0.5, **depth), data, s) for s in range(5)]
     return sum(scores) / 5
 
 
@@ -169,7 +169,16 @@ def test_the_defaults_on_cora(kind: str, least: float, cora: Data) -> None:
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("kind", ["DIFFormer", "CertifiedDIFFormer", "NodeFormer"])
-def test_two_to_sixteen_layers_are_alike_on_cora(kind: str, cora: Data) -> None:
-    scores = [mean_score(kind, cora, num_layers) for num_layers in (2, 4, 8, 16)]
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("DIFFormer", "num_layers"),
+        ("CertifiedDIFFormer", "num_layers"),
+        ("NodeFormer", "num_layers"),
+        ("SGFormer", "trans_num_layers"),
+        ("SGFormer", "num_gnn_layers"),
+    ],
+)
+def test_two_to_sixteen_layers_are_alike_on_cora(kind: str, layers: str, cora: Data) -> None:
+    scores = [mean_score(kind, cora, **{layers: number}) for number in (2, 4, 8, 16)]
     assert max(scores) - min(scores) <= 3, scores
