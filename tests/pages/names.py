@@ -107,7 +107,7 @@ def table() -> str:
     ]
     for name in names:
         package = name.package.__name__
-        row = [f"[`{name.name}`]({name.address})", f"`{package}`"]
+        row = [f"[`{name.name}`]({name.address})", f"`{package.removeprefix('diffusion_mp.')}`"]
         for what in PROPERTIES:
             found = getattr(name, what)
             row.append((name.used if what == "used" else "yes") if found else "–")
