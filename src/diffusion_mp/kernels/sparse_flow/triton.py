@@ -138,7 +138,8 @@ def _potentials(
         log_drag = log_c + log_lam + us - friction
         unit = tl.minimum(tl.maximum(log_drag, 0.0), UNIT)
         lifts = tl.maximum(log_drag - UNIT, 0.0)
-        ws = us + tl.where(lams > 0, tl.maximum(-UNIT - log_drag, 0.0), 0.0)
+        # The tensor stands first: with the constant first, the interpreter of Triton 3.7 makes a constant of the sum.
+        ws = us + tl.where(lams > 0, tl.maximum(-log_drag - UNIT, 0.0), 0.0)
         log_f = ws - friction
         shift, nus = unit - level, tl.where(lams > 0, tl.exp(tl.minimum(tl.maximum(log_drag, -UNIT), 0.0)), 0.0)
         by_leak, total = leaks * tl.exp(unit - log_c), 1 - leaks * lams * tl.exp(log_f)
