@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float64
-from scipy.sparse import csc_array, diags_array
+from scipy.sparse import csc_array
 from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
@@ -39,10 +40,12 @@ def at_rest(conv: CertifiedConv, graph: Graph) -> Rest:
         beta = conv.beta().item()
         coupling = conv.coupling(torch.zeros(graph.num_nodes, 1, conv.in_channels, dtype=torch.float64), graph)
         entries = coupling.at(graph.edges).squeeze(1).numpy()
-        source, target = graph.edges.numpy()
-        weights = csc_array((entries, (target, source)), shape=2 * [graph.num_nodes])
-        system = diags_array(beta + weights.sum(1)) - weights
-    factors = splu(system.tocsc(), "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        source, target = graph.edges.int().numpy()  # as SuperLU wants its indices
+        node = np.arange(graph.num_nodes, dtype=target.dtype)
+        diagonal = beta + np.bincount(target, entries, graph.num_nodes)
+        places = np.concatenate([node, target]), np.concatenate([node, source])  # what has one place is added up
+        system = csc_array((np.concatenate([diagonal, -entries]), places), shape=2 * [graph.num_nodes])
+    factors = splu(system, "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     return lambda source: cast("Tensor", _Solved.apply(beta * source, factors))
 
 
