@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -67,10 +66,7 @@ class Name(NamedTuple):
     def used(self) -> str:
         """The first place with work for it beside its own definition: library, example, benchmark, config or page."""
         own = getattr(self.value, "__name__", self.name) == self.name and getattr(self.value, "__module__", None)
-        for place, uses in _uses().items():
-            if any(self.name in names for home, names in uses if home != (own, self.name)):
-                return place
-        return ""
+        return next((place for place, home, names in _uses() if self.name in names and home != (own, self.name)), "")
 
 
 def packages() -> Iterator[ModuleType]:
@@ -108,9 +104,8 @@ def table() -> str:
     for name in names:
         package = name.package.__name__
         row = [f"[`{name.name}`]({name.address})", f"`{package.removeprefix('diffusion_mp.')}`"]
-        for what in PROPERTIES:
-            found = getattr(name, what)
-            row.append((name.used if what == "used" else "yes") if found else "–")
+        row += ["yes" if found else "–" for found in (name.documented, name.example, name.tested)]
+        row.append(name.used or "–")
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
@@ -140,28 +135,23 @@ def _tested() -> set[str]:
 
 
 @cache
-def _uses() -> dict[str, list[tuple[tuple[str, str], set[str]]]]:
-    """By place, the names in every top-level definition (module, name) of a script, or in any other file as a whole.
+def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
+    """Place, home (module, definition) and names of every top-level definition of a script, or of any other file.
 
     The `__init__` of a package hands names on, which is no use of them.
     """
-
-    def definitions(path: Path, module: str) -> Iterator[tuple[tuple[str, str], set[str]]]:
-        for node in ast.parse(path.read_text()).body:
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                yield (module, getattr(node, "name", "")), _named(node)
-
-    found: dict[str, list[tuple[tuple[str, str], set[str]]]] = {}
+    found = []
     for place, folder in (("library", "src"), ("example", "examples"), ("benchmark", "benchmarks")):
-        found[place] = []
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.name != "__init__.py":
-                found[place] += definitions(path, ".".join(path.relative_to(ROOT / folder).with_suffix("").parts))
-    configs = (path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
-    found["config"] = [(("", ""), set(re.findall(r"\w+", text))) for text in configs]
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    code = (block for page in pages for block in blocks(page) if not block.startswith(" "))
-    found["page"] = [(("", ""), _named(ast.parse(block))) for block in code]
+            module = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
+            for node in ast.parse(path.read_text()).body if path.name != "__init__.py" else []:
+                if not isinstance(node, ast.Import | ast.ImportFrom):
+                    found.append((place, (module, getattr(node, "name", "")), _named(node)))
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        found.append(("config", ("", ""), set(re.findall(r"\w+", path.read_text()))))
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments
+        found += [("page", ("", ""), _named(ast.parse(block))) for block in code]
     return found
 
 
