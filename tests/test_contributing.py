@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp import DiffusionConv
 from diffusion_mp.errors import BackendError
+from pages.blocks import blocks
 
 CONTRIBUTING = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.S)
+BLOCKS = blocks(CONTRIBUTING)
 PTR = torch.tensor([0, 3, 3, 4, 9])
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from pages.blocks import blocks
+
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def run(page: Path) -> dict[str, object]:
     """The names that a page's blocks leave behind: one story, except what is about a class of the reader's own."""
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     scope: dict[str, object] = {}
-    for block in blocks:
+    for block in blocks(page):
         if "MyDiffusivity" not in block:
             exec(compile(block, str(page), "exec"), scope)
     return scope

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
 from diffusion_mp import DIFFormer, Graph, NodeFormer, SGFormer, released_state_dict
 from diffusion_mp.dropout import dropout
 from diffusion_mp.models import DiffusionGNN
+from pages.blocks import blocks
 
 DOUBLE = torch.float64
 NODES, CHANNELS, HIDDEN, CLASSES = 13, 5, 6, 3
@@ -515,6 +515,6 @@ def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     scope: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+    for block in blocks(page):
         exec(compile(block, str(page), "exec"), scope)
     assert float(scope["difference"].detach().abs().max()) < 1e-5
