@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 import torch
-from tests.test_conformance import COUPLINGS, PTR, leaf
 from torch import Tensor
 
 from diffusion_mp.couplings import (
@@ -20,6 +19,7 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.graph import Graph
+from test_conformance import COUPLINGS, PTR, leaf
 
 FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
 

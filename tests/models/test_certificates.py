@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.model_cases import MODELS
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -23,6 +22,7 @@ from diffusion_mp import (
     certify,
 )
 from diffusion_mp.energies import theorem1, theorem7
+from model_cases import MODELS
 
 EDGES = torch.tensor([[0, 1, 1, 2, 4], [1, 0, 2, 1, 3]])
 BARE: dict[str, Any] = {"transform": False, "bias": False}
