@@ -19,7 +19,8 @@ from diffusion_mp.layers import CertifiedConv
 _FACTORED = 5_000
 # Numbers of an inverse that are held: 1 GiB.
 _HELD = 2**27
-_COLUMNS = 128
+# Sources that are solved for together: so few that a cache holds the state of some ten thousand rows.
+_COLUMNS = 32
 
 Rest = Callable[[Tensor], Tensor]
 
