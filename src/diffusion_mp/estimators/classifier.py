@@ -41,8 +41,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     Args:
         n_neighbors: neighbours of a row in the graph; fewer where there are fewer rows.
-        metric: "euclidean", or "cosine" for texts, see `knn_graph`. Columns in different units are scaled first
-            (``StandardScaler``): the largest numbers decide who is near.
+        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`. Columns in different units are
+            scaled first (``StandardScaler``): the largest numbers decide who is near.
         sharpness: of the weights of the edges, see `KNNGraph`; 4 suits texts.
         hidden_channels: width of the state.
         mu: μ, how much a row hears of its neighbours; the larger, the further a label reaches.
