@@ -86,6 +86,20 @@ def test_a_table_like_another_has_its_rows(tmp_path):
     assert table.quickly().splits == 1
 
 
+def test_a_table_like_another_says_which_axes_differ(tmp_path):
+    write_table(tmp_path)
+    (tmp_path / "more").mkdir()
+    told = "search: {data.k: {choice: [3]}, lr: null, model.dropout: {choice: [0.4]}}"
+    (tmp_path / "more" / "table.yaml").write_text(f"like: digits\ntitle: More\n{told}\n")
+    table = load_table(tmp_path / "more")
+    # Its own first: axes are drawn one after the other, so their order is part of what a seed stands for.
+    assert list(table.space(table.row("difformer")).declared.items()) == [
+        ("data.k", {"choice": [3]}),
+        ("model.dropout", {"choice": [0.4]}),
+        ("model.hidden_channels", {"choice": [8]}),
+    ]
+
+
 def test_a_row_like_another_says_how_it_differs(tmp_path):
     folder = write_table(tmp_path, rows=[*ROWS, "deep", "deeper"])
     (folder / "deep.yaml").write_text(

@@ -203,8 +203,9 @@ def digest(config: Any) -> str:
 def load_table(folder: Path, root: str | None = None) -> Table:
     """The table of a folder, its rows in the order of `rows` in table.yaml; `root` is where its data lie instead.
 
-    With `like: TABLE` it may name rows of that other one, and what table.yaml does not say is as it is there. With
-    `like: ROW` a row is that other one, but for its title, its own arguments and its own axes.
+    With `like: TABLE` it may name rows of that other one, and what table.yaml does not say is as it is there, axis by
+    axis in `search`. With `like: ROW` a row is that other one, but for its title, its own arguments and its own axes.
+    An axis that is null is not searched.
 
     Raises:
         FileNotFoundError: no such table; the sentence names those that there are.
@@ -241,7 +242,9 @@ def _gathered(folder: Path) -> tuple[Config, dict[str, Path]]:
     if "like" not in content:
         return content, own
     other, files = _gathered(folder.parent / content.pop("like"))
-    return {**other, **content}, {**files, **own}
+    told = content.get("search", {})
+    axes = {**told, **other.get("search", {}), **told}  # its own first: their order is that in which they are drawn
+    return {**other, **content, "search": axes}, {**files, **own}
 
 
 def _with(config: Config, **arguments: Any) -> Config:
