@@ -3,59 +3,74 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
 
 from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.knn import Metric, farthest, mutual, nearest, similar
+from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_positive, check_probability
-from diffusion_mp.estimators.rest import at_rest, rows_at_rest
+from diffusion_mp.estimators.rest import at_rest
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm.compressed import matrix
-from diffusion_mp.models import CertifiedDIFFormer
+from diffusion_mp.layers import CertifiedConv
+from diffusion_mp.layers.features import input_linear
+
+_BATCH = 256  # rows that a step of Adam learns from
+_FARTHER = 10  # times μ where labels are the only sources
 
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
-    r"""A certified network on the graph of nearest neighbours of the rows, most of which have no label.
+    r"""Few labels spread over the graph of nearest neighbours of the rows, and a network learns from all rows.
 
-        Z = argmin_Z ‖Z − H‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,
-        H = ReLU(XV + u),   P(y_i = c) = softmax(W z_i + b)_c
+        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
 
     Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
-    label, which takes part nevertheless, as a neighbour. What spreads here are not the labels, but what a layer makes
-    of the features; the layer is trained through the spreading. The network is a `CertifiedDIFFormer` at rest with
-    D^-½AD^-½ for A, on the weighted edges of `KNNGraph`, and no attention (Theorem T1 of docs/certified.md); H is
-    centred.
+    label. First the sources h are the labels alone, as in ``LabelSpreading``, but on the weighted edges of `KNNGraph`;
+    few rows have a source then, so they spread with 10 μ. Then, round by round, a network f of one hidden layer learns ŷ from the features of all rows, and
+    h_i = f(x_i) spreads, a distribution over the classes, or the label of the row where that is known (Iscen, Tolias,
+    Avrithis & Chum, 2019, with one spreading per round instead of one per epoch). The graph corrects the network where
+    neighbours agree, and the network the graph where features say more than neighbours.
+
+    The spreading is a `CertifiedConv` at rest, with D^-½AD^-½ for A and no attention (Theorem T1 of docs/certified.md).
 
     A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
     of :meth:`fit` keep theirs: so every new row is predicted by itself.
 
     Args:
         n_neighbors: neighbours of a row in the graph; fewer where there are fewer rows.
-        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`. Columns in different units are
-            scaled first (``StandardScaler``): the largest numbers decide who is near.
-        sharpness: of the weights of the edges, see `KNNGraph`; 4 suits texts.
-        hidden_channels: width of the state.
-        mu: μ, how much a row hears of its neighbours; the larger, the further a label reaches.
-        dropout: rate, of H while it is trained.
-        learning_rate, weight_decay, max_iter: of Adam, and how many steps it takes over all rows.
-        random_state: a seed, or ``None`` for another network in every fit. PyTorch's own randomness stays untouched.
+        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; by "cosine" the network reads
+            rows of length one, too. Columns in different units are scaled first (``StandardScaler``): the largest
+            numbers decide who is near.
+        sharpness: of the weights of the edges, see `KNNGraph`; 2 to 4 suits texts.
+        mu: μ, how much a row hears of its neighbours; the larger, the further it reaches what a row is.
+        rounds: how often a network learns what has spread, and what it says spreads in turn.
+        hidden_channels: width of the network.
+        dropout: rate, of the features while the network learns; a high one keeps it from learning errors by heart.
+        learning_rate, weight_decay: of Adam.
+        max_iter: steps of Adam in a round, of 256 rows each.
+        random_state: a seed, or ``None`` for other networks in every fit. PyTorch's own randomness stays untouched.
 
     Attributes:
         classes_: the labels, sorted.
         transduction_: [N], the label of every row of fit.
-        label_distributions_: [N, n_classes], the probabilities of these.
-        model_: the network, for `certify` and `EnergyTrace`.
-        edge_index_, edge_weight_: its graph.
+        label_distributions_: [N, n_classes], P of the last round.
+        network_: f of the last round, from scaled rows to logits.
+        conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
+        sources_: [N, n_classes], h of the last round.
+        edge_index_, edge_weight_: the graph.
         X_, n_features_in_, feature_names_in_, n_iter_: as everywhere in scikit-learn.
 
     Shapes:
@@ -80,20 +95,22 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         n_neighbors: int = 10,
         metric: Metric = "euclidean",
         *,
-        hidden_channels: int = 64,
         sharpness: float = 8.0,
-        mu: float = 1000.0,
-        dropout: float = 0.2,
-        learning_rate: float = 0.01,
-        weight_decay: float = 5e-4,
-        max_iter: int = 100,
+        mu: float = 10.0,
+        rounds: int = 4,
+        hidden_channels: int = 256,
+        dropout: float = 0.5,
+        learning_rate: float = 0.002,
+        weight_decay: float = 1e-4,
+        max_iter: int = 300,
         random_state: Any = None,
     ) -> None:
         self.n_neighbors = n_neighbors
         self.metric = metric
-        self.hidden_channels = hidden_channels
         self.sharpness = sharpness
         self.mu = mu
+        self.rounds = rounds
+        self.hidden_channels = hidden_channels
         self.dropout = dropout
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -107,17 +124,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         labelled, self.classes_, targets = _labels(y)
         self.X_ = X
-        self._centre = 0.0 if issparse(X) else X.mean(0)
-        self._scale = _root_mean_square(X, self._centre)
         row, column, square = nearest(X, min(int(self.n_neighbors), len(y) - 1), self.metric)
         self._reach = farthest(row, square, len(y))
         near = similar(row, column, square, self._reach, self._reach, float(self.sharpness))
         self.edge_index_, self.edge_weight_ = mutual(near)
+        self.conv_ = self._spreading(float(self.mu))
+        self._fit_scale(X)
+        known = one_hot(torch.from_numpy(targets), len(self.classes_)).double()
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(seed))
-            graph = Graph(len(y), self.edge_index_, self.edge_weight_)
-            self._train(graph, torch.from_numpy(labelled), torch.from_numpy(targets))
+            self._alternate(torch.from_numpy(labelled), known)
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -134,65 +151,78 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
-        row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(self._states)), self.metric, X)
+        states = self.label_distributions_
+        row, column, square = nearest(self.X_, min(int(self.n_neighbors), len(states)), self.metric, X)
         reach = farthest(row, square, X.shape[0])
         near = similar(row, column, square, reach, self._reach, float(self.sharpness))
-        degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(self._states))
+        degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
-        source = self.model_.encoder(self._features(X)) - self._mean
         # Of all that the energy says of a row, given the rows that it is joined to: a weighted mean.
-        beta, mu = self.model_.conv.beta(), self.model_.conv.mu()
-        heard, pull = torch.from_numpy(weights @ self._states), torch.from_numpy(weights.sum(1)).unsqueeze(1)
-        return self._probabilities((beta * source + mu * heard) / (beta + mu * pull))
+        beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
+        pull = weights.sum(1)[:, None]
+        return (beta * self._said(X).numpy() + mu * (weights @ states)) / (beta + mu * pull)
 
-    def _train(self, graph: Graph, labelled: Tensor, targets: Tensor) -> None:
-        """Make the network, fit it to the labels, and keep where the rows come to rest."""
-        model = CertifiedDIFFormer(
-            self.X_.shape[1],
-            int(self.hidden_channels),
-            len(self.classes_),
-            num_layers=None,
-            penalty=None,
-            constraint=None,
-            mu=float(self.mu),
-            encoder_layers=1,
-            centre=True,
-            dropout=float(self.dropout),
-        ).double()
-        model.conv.requires_grad_(False)
-        rest, features = at_rest(model.conv, graph), self._features(self.X_)
-        labelled_at_rest = rows_at_rest(model.conv, graph, rest, labelled.nonzero().squeeze(1))
-        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.Adam(learned, lr=float(self.learning_rate), weight_decay=float(self.weight_decay))
+    def _alternate(self, labelled: Tensor, known: Tensor) -> None:
+        """Spread the labels [R, classes] of some rows; then let networks learn and spread, a new one every round."""
+        graph = Graph(len(labelled), self.edge_index_, self.edge_weight_)
+        rest = at_rest(self.conv_, graph)
+        source = known.new_zeros(len(labelled), known.size(1))
+        source[labelled] = known
+        spread = at_rest(self._spreading(_FARTHER * float(self.mu)), graph)(source)
+        for _ in range(self.rounds):
+            taught = spread.argmax(1)
+            taught[labelled] = known.argmax(1)
+            # Where no label has come yet, there is nothing to learn: that is so in the first round only.
+            rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
+            self.network_ = self._learned(rows.numpy(), taught[rows])
+            source = self._said(self.X_)
+            source[labelled] = known
+            spread = rest(source)
+        self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
+
+    def _spreading(self, mu: float) -> CertifiedConv:
+        conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu)
+        return conv.double().requires_grad_(False)
+
+    def _learned(self, rows: Any, targets: Tensor) -> nn.Sequential:
+        """A network that says the targets [R] of these rows."""
+        width, classes = int(self.hidden_channels), len(self.classes_)
+        network = nn.Sequential(input_linear(self.X_.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
+        options = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
+        optimizer = torch.optim.Adam(network.parameters(), **options)
         with torch.enable_grad():
-            for _ in range(self.max_iter):
+            for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
-                source = model.encoder(features)
-                # Constants are at rest, so the decoder may come first: there are fewer classes than channels.
-                logits = labelled_at_rest(model.decoder(source - source.mean(0)))
-                cross_entropy(logits, targets).backward()
+                features = dropout(self._features(self.X_[rows[batch.numpy()]]), float(self.dropout))
+                cross_entropy(network(features), targets[batch]).backward()
                 optimizer.step()
-        self.model_ = model.eval()
-        with torch.no_grad():
-            source = model.encoder(features)
-            self._mean = source.mean(0)
-            states = rest(source - self._mean)
-            self.label_distributions_ = self._probabilities(states)
-        self._states = states.numpy()
+        return network.requires_grad_(False)
+
+    def _said(self, X: Any) -> Tensor:
+        """f(x), the distributions [M, n_classes]."""
+        return self.network_(self._features(X)).softmax(1)
+
+    def _fit_scale(self, X: Any) -> None:
+        """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
+        X = self._at_length(X)
+        self._centre = 0.0 if issparse(X) else X.mean(0)
+        self._scale = _root_mean_square(X, self._centre)
 
     def _features(self, X: Any) -> Tensor:
-        """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
+        """Rows as the network reads them."""
+        X = self._at_length(X)
         if not issparse(X):
             return torch.from_numpy((X - self._centre) / self._scale)
         ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data / self._scale))
         return matrix(ptr, columns, values, X.shape[1])
 
-    def _probabilities(self, states: Tensor) -> Any:
-        return self.model_.decoder(states).softmax(1).numpy()
+    def _at_length(self, X: Any) -> Any:
+        """Rows of length one where only their angles count."""
+        return normalize(X) if self.metric == "cosine" else X
 
     def _check_options(self) -> None:
         """Say what does not fit; scikit-learn wants that said by fit, and not before."""
-        for name in ("n_neighbors", "hidden_channels", "max_iter"):
+        for name in ("n_neighbors", "rounds", "hidden_channels", "max_iter"):
             if as_whole(getattr(self, name), name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
@@ -210,6 +240,12 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _batches(num_rows: int) -> Iterator[Tensor]:
+    """Rows in random order, over and over, cut into batches."""
+    while True:
+        yield from torch.randperm(num_rows).split(_BATCH)
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:

@@ -17,10 +17,6 @@ from diffusion_mp.layers import CertifiedConv
 
 # Rows up to which factors are found in seconds whatever the graph is like; they fill up as it grows.
 _FACTORED = 5_000
-# Numbers of an inverse that are held: 1 GiB.
-_HELD = 2**27
-# Sources that are solved for together: so few that a cache holds the state of some ten thousand rows.
-_COLUMNS = 32
 
 Rest = Callable[[Tensor], Tensor]
 
@@ -48,30 +44,6 @@ def at_rest(conv: CertifiedConv, graph: Graph) -> Rest:
         system = csc_array((np.concatenate([diagonal, -entries]), places), shape=2 * [graph.num_nodes])
     factors = splu(system, "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     return lambda source: cast("Tensor", _Solved.apply(beta * source, factors))
-
-
-def rows_at_rest(conv: CertifiedConv, graph: Graph, rest: Rest, rows: Tensor) -> Rest:
-    """H ↦ some rows of the rest of H, for many H: only they are compared with labels while a network is trained.
-
-    Where nothing is factored, and as far as they fit into memory, these rows of (β + μL)⁻¹β are solved for once, as
-    columns of the same matrix, which is symmetric. An epoch then takes two products instead of two solves.
-
-    Args:
-        conv, graph: see `at_rest`.
-        rest: what that returned.
-        rows: [R], their numbers.
-    """
-    nodes = graph.num_nodes
-    if nodes <= _FACTORED or len(rows) * nodes > _HELD:
-        return lambda source: rest(source)[rows]
-    with torch.no_grad():
-        inverse = torch.empty(len(rows), nodes, dtype=torch.float64)
-        for start in range(0, len(rows), _COLUMNS):
-            part = rows[start : start + _COLUMNS]
-            unit = torch.zeros(nodes, len(part), dtype=torch.float64)
-            unit[part, torch.arange(len(part))] = 1
-            inverse[start : start + len(part)] = rest(unit).t()
-    return lambda source: inverse @ source
 
 
 class _Solved(torch.autograd.Function):

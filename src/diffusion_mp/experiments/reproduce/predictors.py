@@ -94,8 +94,8 @@ class Diffusion(Predictor):
         n_neighbors: int = 10,
         metric: Metric = "euclidean",
         sharpness: float = 8.0,
-        mu: float = 1000.0,
-        weight_decay: float = 5e-4,
+        mu: float = 10.0,
+        weight_decay: float = 1e-4,
     ) -> None:
         super().__init__()
         self.options = {
