@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.knn import Metric, farthest, mutual, nearest, similar
 from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_positive, check_probability
-from diffusion_mp.estimators.rest import at_rest
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.layers import CertifiedConv
@@ -38,11 +37,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
 
     Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
-    label. First the sources h are the labels alone, as in ``LabelSpreading``, but on the weighted edges of `KNNGraph`;
-    few rows have a source then, so they spread with 10 μ. Then, round by round, a network f of one hidden layer learns ŷ from the features of all rows, and
-    h_i = f(x_i) spreads, a distribution over the classes, or the label of the row where that is known (Iscen, Tolias,
-    Avrithis & Chum, 2019, with one spreading per round instead of one per epoch). The graph corrects the network where
-    neighbours agree, and the network the graph where features say more than neighbours.
+    label. First the sources h are the labels alone, as there, but on the weighted edges of `KNNGraph`; few rows have a
+    source then, so they spread with 10 μ. Then, round by round, a network f of one hidden layer learns ŷ from the
+    features of all rows, and h_i = f(x_i) spreads, a distribution over the classes, or the label of the row where that
+    is known (Iscen, Tolias, Avrithis & Chum, 2019, whose network learns on, where ours begins anew in every round). The
+    graph corrects the network where neighbours agree, and the network the graph where features say more.
 
     The spreading is a `CertifiedConv` at rest, with D^-½AD^-½ for A and no attention (Theorem T1 of docs/certified.md).
 
@@ -55,7 +54,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             rows of length one, too. Columns in different units are scaled first (``StandardScaler``): the largest
             numbers decide who is near.
         sharpness: of the weights of the edges, see `KNNGraph`; 2 to 4 suits texts.
-        mu: μ, how much a row hears of its neighbours; the larger, the further it reaches what a row is.
+        mu: μ, how much a row hears of its neighbours, and so how far what it says is heard.
         rounds: how often a network learns what has spread, and what it says spreads in turn.
         hidden_channels: width of the network.
         dropout: rate, of the features while the network learns; a high one keeps it from learning errors by heart.
@@ -164,11 +163,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def _alternate(self, labelled: Tensor, known: Tensor) -> None:
         """Spread the labels [R, classes] of some rows; then let networks learn and spread, a new one every round."""
-        graph = Graph(len(labelled), self.edge_index_, self.edge_weight_)
-        rest = at_rest(self.conv_, graph)
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known
-        spread = at_rest(self._spreading(_FARTHER * float(self.mu)), graph)(source)
+        spread = self._spread(source, self._spreading(_FARTHER * float(self.mu)))
         for _ in range(self.rounds):
             taught = spread.argmax(1)
             taught[labelled] = known.argmax(1)
@@ -177,19 +174,25 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             self.network_ = self._learned(rows.numpy(), taught[rows])
             source = self._said(self.X_)
             source[labelled] = known
-            spread = rest(source)
+            spread = self._spread(source, self.conv_)
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
     def _spreading(self, mu: float) -> CertifiedConv:
         conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu)
         return conv.double().requires_grad_(False)
 
+    def _spread(self, source: Tensor, conv: CertifiedConv) -> Tensor:
+        """Where the rows come to rest, in shares of classes again: a mean whose weights are not negative."""
+        rest = conv.at_rest(Graph(len(source), self.edge_index_, self.edge_weight_), source)
+        return cast("Tensor", rest).clamp(min=0)
+
     def _learned(self, rows: Any, targets: Tensor) -> nn.Sequential:
         """A network that says the targets [R] of these rows."""
         width, classes = int(self.hidden_channels), len(self.classes_)
         network = nn.Sequential(input_linear(self.X_.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
-        options = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
-        optimizer = torch.optim.Adam(network.parameters(), **options)
+        optimizer = torch.optim.Adam(
+            network.parameters(), lr=float(self.learning_rate), weight_decay=float(self.weight_decay)
+        )
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
