@@ -50,12 +50,13 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
 class KNNGraph(BaseTransform):
     r"""Gives data the edges of `knn_graph` of its features, as a transform of PyG. It reads no label.
 
-        w_ij = exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
+        w_ij ∝ exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
     With ``weighted`` an edge weighs so much, where σ_i is how far the farthest of the k nearest of i is (local scaling,
     Zelnik-Manor & Perona, 2004, who have s = 1), and by "cosine" rows have length one. The sharper, the less neighbours
     count that are only just among the k. Labels reach farther over such a graph before they reach the wrong class: see
-    the tables of MNIST in docs/results.md.
+    the tables of MNIST in docs/results.md. The mean weight is one, so that a self-loop of weight one, as a GCN adds it,
+    counts like an edge; where there are no self-loops, a normalisation by degrees does not notice.
 
     Args:
         k, metric: see `knn_graph`.
@@ -152,4 +153,6 @@ def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tu
     row, column, square = nearest(x.detach().cpu().double().numpy(), k, metric)
     reach = farthest(row, square, len(x))
     edges, weights = mutual(similar(row, column, square, reach, reach, sharpness))
+    if len(weights):
+        weights = weights / weights.mean()
     return edges.to(x.device), weights.to(x)

@@ -292,7 +292,7 @@ class KNNDataModule(FullGraphDataModule):
         tuning: draw it from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
         num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`); the whole
             graph validates and tests.
-        weighted: whether the edges have weights (see `KNNGraph`).
+        weighted, sharpness: whether the edges have weights, and how fast these fall (see `KNNGraph`).
 
     Examples:
         >>> data = KNNDataModule("digits", k=10, per_class=10)
@@ -310,16 +310,17 @@ class KNNDataModule(FullGraphDataModule):
         tuning: bool = False,
         num_parts: int = 1,
         weighted: bool = False,
+        sharpness: float = 8.0,
     ) -> None:
         super().__init__()
         check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)
         check_seed(split, "split")
         check_flags(tuning=tuning)
-        joins = KNNGraph(k, metric, weighted)
+        joins = KNNGraph(k, metric, weighted, sharpness)
         self.name, self.root, self.k, self.metric = name, as_path(root, "root"), joins.k, joins.metric
         self.per_class, self.num_val, self.split, self.tuning = per_class, num_val, split, tuning
-        self.num_parts, self.weighted = num_parts, weighted
+        self.num_parts, self.weighted, self.sharpness = num_parts, weighted, sharpness
 
     def train_dataloader(self) -> DataLoader[Data]:
         """The graph, or its parts."""
@@ -329,7 +330,7 @@ class KNNDataModule(FullGraphDataModule):
 
     def load(self) -> Data:
         """The graph with the masks of this split."""
-        data = _joined(self.name, self.root, self.k, self.metric, self.weighted)
+        data = _joined(self.name, self.root, self.k, self.metric, self.weighted, self.sharpness)
         labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
         return random_split_per_class(labels, self.per_class, self.num_val, None, generator).apply_to(data)
 
@@ -349,5 +350,5 @@ def _features(name: str, root: Path) -> Data:
 
 
 @lru_cache(4)
-def _joined(name: str, root: Path, k: int, metric: Metric, weighted: bool) -> Data:
-    return KNNGraph(k, metric, weighted)(_features(name, root))
+def _joined(name: str, root: Path, k: int, metric: Metric, weighted: bool, sharpness: float) -> Data:
+    return KNNGraph(k, metric, weighted, sharpness)(_features(name, root))
