@@ -21,7 +21,7 @@ SPREADINGS = [
         [0.2, 0.5, 0.8, 0.95, 0.99],
     )
 ]
-OURS = [DiffusionClassifier(k, mu=mu, random_state=0) for k, mu in product([7, 10], [1000.0, 3000.0])]
+OURS = [DiffusionClassifier(k, mu=mu, random_state=0) for k, mu in product([7, 10], [10.0, 30.0])]
 
 
 def split(seed: int, num_val: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
