@@ -1,4 +1,4 @@
-"""Images without a graph, five labels per class: labels and a network teach each other, as an estimator of scikit-learn.
+"""Images without a graph, five labels per class: a network and a graph teach each other, in scikit-learn's interface.
 
     python examples/classifier.py            # some seconds
     python examples/classifier.py --quick    # fewer rows and steps
