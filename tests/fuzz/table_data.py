@@ -668,6 +668,7 @@ TRAIN: dict[str, Strategy] = {
         metric=lambda d: choice(d, "euclidean", "cosine"),
         per_class=lambda d: count(d, 5, optional=True),
         num_parts=lambda d: count(d, 1, optional=True),
+        sharpness=lambda d: number(d, 4.0, 0.5, optional=True),
     ),
     "train.TUDataModule": table_module("TUDataModule", name=_name, batch_size=_batch_size),
     "train.SynMolDataModule": table_module("SynMolDataModule", batch_size=_batch_size),
