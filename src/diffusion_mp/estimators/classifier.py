@@ -159,51 +159,47 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # Of all that the energy says of a row, given the rows that it is joined to: a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
-        return (beta * self._said(X).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        return (beta * self._said(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
 
     def _alternate(self, labelled: Tensor, known: Tensor) -> None:
         """Spread the labels [R, classes] of some rows; then let networks learn and spread, a new one every round."""
+        graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known
-        spread = self._spread(source, self._spreading(_FARTHER * float(self.mu)))
+        spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
             taught = spread.argmax(1)
             taught[labelled] = known.argmax(1)
             # Where no label has come yet, there is nothing to learn: that is so in the first round only.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
-            self.network_ = self._learned(rows.numpy(), taught[rows])
-            source = self._said(self.X_)
+            self.network_ = self._learned(X, rows, taught[rows])
+            source = self._said(X)
             source[labelled] = known
-            spread = self._spread(source, self.conv_)
+            spread = _at_rest(self.conv_, graph, source)
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
     def _spreading(self, mu: float) -> CertifiedConv:
         conv = CertifiedConv(len(self.classes_), penalty=None, constraint=None, mu=mu)
         return conv.double().requires_grad_(False)
 
-    def _spread(self, source: Tensor, conv: CertifiedConv) -> Tensor:
-        """Where the rows come to rest, in shares of classes again: a mean whose weights are not negative."""
-        rest = conv.at_rest(Graph(len(source), self.edge_index_, self.edge_weight_), source)
-        return cast("Tensor", rest).clamp(min=0)
-
-    def _learned(self, rows: Any, targets: Tensor) -> nn.Sequential:
-        """A network that says the targets [R] of these rows."""
+    def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
+        """A network that says the targets [R] of some of the scaled rows."""
         width, classes = int(self.hidden_channels), len(self.classes_)
-        network = nn.Sequential(input_linear(self.X_.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
+        network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
         optimizer = torch.optim.Adam(
             network.parameters(), lr=float(self.learning_rate), weight_decay=float(self.weight_decay)
         )
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
-                features = dropout(self._features(self.X_[rows[batch.numpy()]]), float(self.dropout))
+                features = dropout(_tensor(X[rows[batch].numpy()]), float(self.dropout))
                 cross_entropy(network(features), targets[batch]).backward()
                 optimizer.step()
         return network.requires_grad_(False)
 
     def _said(self, X: Any) -> Tensor:
-        """f(x), the distributions [M, n_classes]."""
-        return self.network_(self._features(X)).softmax(1)
+        """f(x), the distributions [M, n_classes], of scaled rows."""
+        return self.network_(_tensor(X)).softmax(1)
 
     def _fit_scale(self, X: Any) -> None:
         """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
@@ -211,13 +207,10 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self._centre = 0.0 if issparse(X) else X.mean(0)
         self._scale = _root_mean_square(X, self._centre)
 
-    def _features(self, X: Any) -> Tensor:
+    def _scaled(self, X: Any) -> Any:
         """Rows as the network reads them."""
         X = self._at_length(X)
-        if not issparse(X):
-            return torch.from_numpy((X - self._centre) / self._scale)
-        ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data / self._scale))
-        return matrix(ptr, columns, values, X.shape[1])
+        return X / self._scale if issparse(X) else (X - self._centre) / self._scale
 
     def _at_length(self, X: Any) -> Any:
         """Rows of length one where only their angles count."""
@@ -249,6 +242,19 @@ def _batches(num_rows: int) -> Iterator[Tensor]:
     """Rows in random order, over and over, cut into batches."""
     while True:
         yield from torch.randperm(num_rows).split(_BATCH)
+
+
+def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
+    """Where the rows come to rest, in shares of classes again: a mean whose weights are not negative."""
+    return cast("Tensor", conv.at_rest(graph, source)).clamp(min=0)
+
+
+def _tensor(X: Any) -> Tensor:
+    """An array or compressed rows for torch."""
+    if not issparse(X):
+        return torch.from_numpy(X)
+    ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))
+    return matrix(ptr, columns, values, X.shape[1])
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
