@@ -82,7 +82,7 @@ def test_the_first_network_learns_what_labels_alone_say(monkeypatch: pytest.Monk
     weights[tuple(found.edge_index_)] = found.edge_weight_
     degree = weights.sum(0)
     weights /= np.sqrt(degree[:, None] * degree)
-    labels = np.eye(3)[known] * (known >= 0)[:, None]
+    labels = np.eye(3)[known] * (known >= 0)[:, None] / np.bincount(known[known >= 0])  # 2, 4 and 3 of them
     spread = np.linalg.solve(np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels)  # ten times μ
     reached = np.flatnonzero(spread.sum(1) > 1e-12)
     np.testing.assert_array_equal(taught[0][0], reached)
@@ -97,6 +97,32 @@ def test_a_row_that_no_label_reaches_is_left_to_the_network() -> None:
     found = fitted(apart, np.where(np.arange(41) < 9, TRUTH, -1), max_iter=100)
     assert not np.isin(found.edge_index_[0][found.edge_index_[1] >= 30], np.arange(30)).any()
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> None:
+    generator = np.random.default_rng(0)
+    truth = np.arange(600) % 3
+    rows = generator.normal(size=(600, 10)) + 3 * np.eye(10)[truth]
+    some = np.full(600, -1)
+    for label, count in enumerate((2, 10, 50)):
+        some[np.flatnonzero(truth == label)[:count]] = label
+    found = DiffusionClassifier(rounds=rounds, random_state=0).fit(rows, some)
+    scores = [(found.transduction_ == truth)[(some == -1) & (truth == label)].mean() for label in range(3)]
+    assert min(scores) > 0.9, scores
+    plain = LabelSpreading(kernel="knn", n_neighbors=10).fit(rows, some)
+    assert (plain.transduction_ == truth)[truth == 0].mean() < 0.7
+
+
+def test_what_is_taught_weighs_the_same_in_every_class() -> None:
+    """A network that sees nothing but one constant column says that all classes are equally likely."""
+    found = fitted(max_iter=1)
+    targets = torch.tensor([0] * 30 + [1] * 9 + [2] * 2)
+    found.max_iter, found.learning_rate, found.dropout, found.weight_decay = 300, 0.05, 0.0, 0.0
+    network = found._learned(np.ones((41, 1)), torch.arange(41), targets)
+    np.testing.assert_allclose(
+        network(torch.ones(1, 1, dtype=torch.float64)).softmax(1), np.full((1, 3), 1 / 3), atol=1e-3
+    )
 
 
 def test_rounds_get_better_where_features_say_more_than_neighbours() -> None:

@@ -43,6 +43,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     is known (Iscen, Tolias, Avrithis & Chum, 2019, whose network learns on, where ours begins anew in every round). The
     graph corrects the network where neighbours agree, and the network the graph where features say more.
 
+    All classes weigh the same: where labels alone spread, those of a class share one unit, and while a network learns,
+    a row weighs 1/(rows of its class), as in the loss of Iscen et al. Else a class of many labels takes over others.
+
     The spreading is a `CertifiedConv` at rest, with D^-½AD^-½ for A and no attention (Theorem T1 of docs/certified.md).
 
     A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
@@ -165,7 +168,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Spread the labels [R, classes] of some rows; then let networks learn and spread, a new one every round."""
         graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
         source = known.new_zeros(len(labelled), known.size(1))
-        source[labelled] = known
+        source[labelled] = known / known.sum(0)
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
             taught = spread.argmax(1)
@@ -185,6 +188,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         """A network that says the targets [R] of some of the scaled rows."""
         width, classes = int(self.hidden_channels), len(self.classes_)
+        weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
         optimizer = torch.optim.Adam(
             network.parameters(), lr=float(self.learning_rate), weight_decay=float(self.weight_decay)
@@ -193,7 +197,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
                 features = dropout(_tensor(X[rows[batch].numpy()]), float(self.dropout))
-                cross_entropy(network(features), targets[batch]).backward()
+                cross_entropy(network(features), targets[batch], weight).backward()
                 optimizer.step()
         return network.requires_grad_(False)
 

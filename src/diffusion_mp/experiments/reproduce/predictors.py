@@ -88,7 +88,7 @@ class Diffusion(Predictor):
     """`DiffusionClassifier` on the features, which makes a graph of its own.
 
     Args:
-        n_neighbors, metric, sharpness, mu, weight_decay: as there.
+        n_neighbors, metric, sharpness, mu, dropout: as there.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Diffusion(Predictor):
         metric: Metric = "euclidean",
         sharpness: float = 8.0,
         mu: float = 10.0,
-        weight_decay: float = 1e-4,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
         self.options = {
@@ -105,7 +105,7 @@ class Diffusion(Predictor):
             "metric": metric,
             "sharpness": sharpness,
             "mu": mu,
-            "weight_decay": weight_decay,
+            "dropout": dropout,
         }
 
     def scores(self, x: Tensor, edge_index: Tensor | Graph, y: Tensor, num_classes: int) -> Tensor:
