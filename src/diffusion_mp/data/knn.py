@@ -113,6 +113,18 @@ def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray,
     return row[near], column[near], 2 * distance[near]
 
 
+def joined(x: Any, k: int, metric: Metric, sharpness: float) -> tuple[Int64[Tensor, "2 E"], Tensor, np.ndarray]:
+    """The edges of `knn_graph`, sorted, how much they weigh before any scaling, and how far (squared) each row reaches.
+
+    An edge weighs the larger of what it weighs in its two directions.
+    """
+    row, column, square = nearest(x, k, metric)
+    reach = farthest(row, square, x.shape[0])
+    near = similar(row, column, square, reach, reach, sharpness)
+    found = near.maximum(near.T).tocsr().sorted_indices().tocoo()
+    return torch.from_numpy(np.stack([found.row, found.col])).long(), torch.from_numpy(found.data), reach
+
+
 def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
     """The square distance of every row to the farthest of its neighbours."""
     found = np.zeros(num_rows)
@@ -130,12 +142,6 @@ def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpnes
     return csr_array((np.exp(-np.minimum(sharpness * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
 
 
-def mutual(near: csr_array) -> tuple[Int64[Tensor, "2 E"], Tensor]:
-    """The entries of a matrix [N, N] as edges in both directions, sorted; the larger of two entries is the weight."""
-    found = near.maximum(near.T).tocsr().sorted_indices().tocoo()
-    return torch.from_numpy(np.stack([found.row, found.col])).long(), torch.from_numpy(found.data)
-
-
 def _options(k: int, metric: Metric) -> tuple[int, Metric]:
     k = as_whole(k, "k")
     if k < 1:
@@ -150,9 +156,7 @@ def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tu
     if k >= len(x):
         raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
     check_finite(x, name)
-    row, column, square = nearest(x.detach().cpu().double().numpy(), k, metric)
-    reach = farthest(row, square, len(x))
-    edges, weights = mutual(similar(row, column, square, reach, reach, sharpness))
+    edges, weights, _ = joined(x.detach().cpu().double().numpy(), k, metric, sharpness)
     if len(weights):
         weights = weights / weights.mean()
     return edges.to(x.device), weights.to(x)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.data.knn import Metric, farthest, mutual, nearest, similar
+from diffusion_mp.data.knn import Metric, farthest, joined, nearest, similar
 from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_positive, check_probability
 from diffusion_mp.graph import Graph
@@ -56,11 +56,12 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; by "cosine" the network reads
             rows of length one, too. Columns in different units are scaled first (``StandardScaler``): the largest
             numbers decide who is near.
-        sharpness: of the weights of the edges, see `KNNGraph`; 2 to 4 suits texts.
-        mu: μ, how much a row hears of its neighbours, and so how far what it says is heard.
+        sharpness: of the weights of the edges, see `KNNGraph`.
+        mu: μ, how much a row hears of its neighbours, and so how far what it says is heard; 1 to 3 suits texts.
         rounds: how often a network learns what has spread, and what it says spreads in turn.
         hidden_channels: width of the network.
-        dropout: rate, of the features while the network learns; a high one keeps it from learning errors by heart.
+        dropout: rate, of the features while the network learns; a high one keeps it from learning errors by heart. 0.8
+            suits texts.
         learning_rate, weight_decay: of Adam.
         max_iter: steps of Adam in a round, of 256 rows each.
         random_state: a seed, or ``None`` for other networks in every fit. PyTorch's own randomness stays untouched.
@@ -126,17 +127,14 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         labelled, self.classes_, targets = _labels(y)
         self.X_ = X
-        row, column, square = nearest(X, min(int(self.n_neighbors), len(y) - 1), self.metric)
-        self._reach = farthest(row, square, len(y))
-        near = similar(row, column, square, self._reach, self._reach, float(self.sharpness))
-        self.edge_index_, self.edge_weight_ = mutual(near)
+        k = min(int(self.n_neighbors), len(y) - 1)
+        self.edge_index_, self.edge_weight_, self._reach = joined(X, k, self.metric, float(self.sharpness))
         self.conv_ = self._spreading(float(self.mu))
         self._fit_scale(X)
-        known = one_hot(torch.from_numpy(targets), len(self.classes_)).double()
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(seed))
-            self._alternate(torch.from_numpy(labelled), known)
+            self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets))
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -164,15 +162,16 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         pull = weights.sum(1)[:, None]
         return (beta * self._said(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
 
-    def _alternate(self, labelled: Tensor, known: Tensor) -> None:
-        """Spread the labels [R, classes] of some rows; then let networks learn and spread, a new one every round."""
+    def _alternate(self, labelled: Tensor, targets: Tensor) -> None:
+        """Spread the labels [R] of some rows; then let networks learn and spread, a new one every round."""
         graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
+        known = one_hot(targets, len(self.classes_)).double()
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known / known.sum(0)
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
             taught = spread.argmax(1)
-            taught[labelled] = known.argmax(1)
+            taught[labelled] = targets
             # Where no label has come yet, there is nothing to learn: that is so in the first round only.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             self.network_ = self._learned(X, rows, taught[rows])
