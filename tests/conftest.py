@@ -1,4 +1,4 @@
-"""Runtime shape checks where they are asked for, the choice of cases, a repeatable hypothesis profile, the real data.
+"""Runtime shape checks where they are asked for, the choice of cases, a limit of time, hypothesis, the real data.
 
 With the environment variable DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare the arguments and
 the result of every call inside `diffusion_mp` with its annotations. That makes some folders half as slow again, so
@@ -8,6 +8,9 @@ can; tests about these take the fixture `no_typecheck`.
 `--cases sample` runs every tenth case of every test function, the first among them, and `--cases rest` the others.
 .ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched, three
 times as fast.
+
+A test that waits for ever fails after `LIMIT` seconds, and names the line where it waits; those marked slow may take as
+long as they need.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 torch.set_num_threads(1)  # the tensors are tiny, and threads that wait for each other cost more than they save
 
+LIMIT = 600  # seconds; the longest test takes two minutes on two cores
+
 settings.register_profile("repeatable", derandomize=True, max_examples=25, deadline=None, database=None)
 settings.load_profile("repeatable")
 
@@ -43,10 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the sample, or what is not in it; long cases never are."""
+    """Limit the time of each; keep the sample, or what is not in it, which long cases never are."""
     wanted, seen = config.getoption("cases"), Counter[str]()
     kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
+        if not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(LIMIT))
         left_out = any(item.get_closest_marker(name) for name in ("exhaustive", "slow", "unwatched"))
         function = item.nodeid.partition("[")[0]
         sampled = not left_out and seen[function] % 10 == 0

@@ -3,16 +3,14 @@
 import json
 import os
 import re
-import sys
 import time
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 from signal import SIGINT, SIGKILL
 
 import pytest
 from reproduce_tables import write_table
 
+import own_process
 from diffusion_mp.experiments.reproduce import harness
 from diffusion_mp.experiments.reproduce.figures import draw_curves
 from diffusion_mp.experiments.reproduce.harness import key, reproduce
@@ -97,18 +95,6 @@ def test_rows_one_by_one_make_the_same_table(whole, tmp_path):
     assert outcome(tmp_path / "runs.jsonl") == outcome(out / "runs.jsonl")
 
 
-def in_a_process(words, said):
-    """The command line in a process of its own, which writes what it says to a file."""
-
-    def run():
-        with said.open("w", buffering=1) as sys.stderr, Path(os.devnull).open("w") as sys.stdout:
-            sys.exit(main(words))
-
-    process = get_context("fork").Process(target=run)
-    process.start()
-    return process
-
-
 @pytest.mark.parametrize(
     ("number", "jobs"), [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)]
 )
@@ -116,7 +102,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole
     configs, table, out = whole
     runs, said, deadline = tmp_path / "digits" / "runs.jsonl", tmp_path / "said.txt", time.monotonic() + 200
     words = ["reproduce", "digits", "--configs", str(configs), "--out", str(tmp_path), "--jobs", str(jobs)]
-    process = in_a_process(words, said)
+    process = own_process.started(main, words, tmp_path)
     while not (runs.is_file() and runs.read_text().count("\n") > 5):
         assert process.is_alive(), said.read_text()
         assert time.monotonic() < deadline

@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from test_resumed_runs import same
 
 import diffusion_mp.experiments.train.lightning_cli  # noqa: F401 - once, before the processes fork
+import own_process
 from diffusion_mp.experiments.train import load_checkpoint
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
@@ -90,20 +90,8 @@ COMMANDS = {
 }
 
 
-def run(main, arguments, folder):
-    """In a process of its own, which writes what it says to said.txt."""
-    os.chdir(folder)
-    sys.argv = [main.__module__]
-    with Path(os.devnull).open("w") as sys.stdout, Path("said.txt").open("w", buffering=1) as sys.stderr:
-        sys.exit(main(arguments))
-
-
 def started(command, arguments, folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    main = importlib.import_module(command.module).main
-    process = get_context("fork").Process(target=run, args=(main, arguments, folder))
-    process.start()
-    return process
+    return own_process.started(importlib.import_module(command.module).main, arguments, folder)
 
 
 def ended(command, arguments, folder):

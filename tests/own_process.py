@@ -1,0 +1,31 @@
+"""A command line in a process of its own, to be killed. It is forked, since importing everything anew takes seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import RLock
+
+from tqdm import tqdm
+
+
+def started(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path) -> BaseProcess:
+    """``main(arguments)`` within a folder, where what it says goes to said.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    process = get_context("fork").Process(target=_run, args=(main, arguments, folder))
+    process.start()
+    return process
+
+
+def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path) -> None:
+    # By default forked processes share the lock of tqdm's bars: one that is killed while it draws would never give it
+    # back, and the next bar of the process that runs the tests would wait for ever.
+    tqdm.set_lock(RLock())
+    os.chdir(folder)
+    sys.argv = [main.__module__]
+    with Path(os.devnull).open("w") as sys.stdout, Path("said.txt").open("w", buffering=1) as sys.stderr:
+        sys.exit(main(arguments))
