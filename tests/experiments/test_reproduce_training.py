@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from diffusion_mp import APPNPConv, HeatKernel, IdentityDiffusivity, UniformDiffusivity
+from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.experiments.reproduce import training
@@ -186,9 +186,8 @@ def test_logistic_regression_reads_sparse_features_and_leaves_out_absent_classes
     predictor = LogisticRegression(C=10.0)
     predictor.fit(few)
     assert (predictor().argmax(1) < 2).all()
-    torch.testing.assert_close(
-        predictor(), predictor.scores(dense, few.data.edge_index, few.data.y.where(few.data.train_mask, -1), 3)
-    )
+    labels = few.data.y.where(few.data.train_mask, -1)
+    torch.testing.assert_close(predictor(), predictor.scores(dense, Graph.from_data(few.data), labels, 3))
 
 
 def test_networks_of_the_tables_against_their_formulas():

@@ -24,15 +24,14 @@ class Predictor(nn.Module):
 
     def fit(self, data: FullGraphDataModule) -> None:
         """Makes the scores, from the labels of the training nodes and no others."""
-        graph = data.data
-        y, edges = graph.y.where(graph.train_mask, -1), graph.edge_index
-        if "edge_weight" in graph:
-            edges = Graph(len(y), edges, graph.edge_weight)
-        self.register_buffer("known", self.scores(graph.x, edges, y, data.num_classes), persistent=False)
+        nodes = data.data
+        y = nodes.y.where(nodes.train_mask, -1)
+        scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
+        self.register_buffer("known", scores, persistent=False)
 
-    def scores(self, x: Tensor, edge_index: Tensor | Graph, y: Tensor, num_classes: int) -> Tensor:
-        """[N, num_classes], for labels [N] that are −1 where they are not for training; a `Graph` where edges weigh."""
-        raise NotImplementedError(f"{type(self).__name__} must define scores(x, edge_index, y, num_classes).")
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        """[N, num_classes], for labels [N] that are −1 where they are not for training."""
+        raise NotImplementedError(f"{type(self).__name__} must define scores(x, graph, y, num_classes).")
 
     def forward(self, *inputs: Any) -> Tensor:
         """The scores."""
@@ -42,7 +41,7 @@ class Predictor(nn.Module):
 class Constant(Predictor):
     """How often each class stands among the training labels, the same for every node."""
 
-    def scores(self, x: Tensor, edge_index: Tensor | Graph, y: Tensor, num_classes: int) -> Tensor:
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         return one_hot(y[y >= 0], num_classes).float().mean(0).expand(len(y), -1).contiguous()
 
 
@@ -58,7 +57,7 @@ class LogisticRegression(Predictor):
         check_positive(C, "C")
         self.inverse_penalty = C
 
-    def scores(self, x: Tensor, edge_index: Tensor | Graph, y: Tensor, num_classes: int) -> Tensor:
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from sklearn.linear_model import LogisticRegression as Regression
 
         features, known = _array(x), (y >= 0).cpu().numpy()
@@ -78,9 +77,9 @@ class Labels(Predictor):
         super().__init__()
         self.propagation = LabelPropagation(num_layers, alpha)
 
-    def scores(self, x: Tensor, edge_index: Tensor | Graph, y: Tensor, num_classes: int) -> Tensor:
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         soft = one_hot(y.clamp(min=0), num_classes).float()
-        spread: Tensor = self.propagation(soft, edge_index, mask=y >= 0)
+        spread: Tensor = self.propagation(soft, graph, mask=y >= 0)
         return spread.clamp(min=1e-9).log()
 
 
@@ -108,7 +107,7 @@ class Diffusion(Predictor):
             "dropout": dropout,
         }
 
-    def scores(self, x: Tensor, edge_index: Tensor | Graph, y: Tensor, num_classes: int) -> Tensor:
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from diffusion_mp.estimators import DiffusionClassifier
 
         seed = int(torch.randint(2**31 - 1, ()))
