@@ -24,7 +24,7 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, values_only, walk_pairs
+from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, mean_rows, values_only, walk_pairs
 from diffusion_mp.once import once
 from diffusion_mp.pattern import Compressed, Pattern, kept
 from diffusion_mp.recent import Recent
@@ -248,6 +248,15 @@ class Graph:
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """A sum over the nodes of the whole graph, from one over the rows at hand."""
         return x
+
+    def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
+        """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch.
+
+        Differences between rows are the same measured from it, and lose no digits to what the rows have in common.
+        """
+        if not self.is_single:
+            return mean_rows(x, self.segments)
+        return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
 
     # ---------------------------------------------------------------- membership
 

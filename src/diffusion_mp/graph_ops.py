@@ -25,12 +25,14 @@ def _(batch: Tensor) -> Tensor:
 
 
 def values_only() -> bool:
-    """Whether torch runs what it is told, instead of compiling, tracing or transforming it, or watching its calls."""
+    """Whether torch runs what it is told, instead of compiling, tracing, capturing or transforming it, or watching its
+    calls."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 
 
@@ -92,6 +94,22 @@ def _compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, T
 def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     order = node.new_empty(node.numel(), dtype=torch.int64)
     return order.new_empty(num_nodes + 1), order, torch.empty_like(order)
+
+
+def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
+    """The number of each node's graph in a ragged batch."""
+    # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
+    return torch.bucketize(nodes, ptr[1:].to(nodes.device), right=True)
+
+
+def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
+    """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
+    x = x.detach()
+    if ptr is None:
+        return x.sum(0, keepdim=True) / max(x.size(0), 1)
+    member = graph_of(ptr, torch.arange(x.size(0), device=x.device))
+    sizes = ptr.diff().to(x).view(-1, *[1] * (x.dim() - 1))
+    return (x.new_zeros(sizes.size(0), *x.shape[1:]).index_add(0, member, x) / sizes)[member]
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,14 +19,26 @@ from diffusion_mp.couplings import (
     row_normalized,
 )
 from diffusion_mp.couplings.features import unit_rows
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, EdgeDiffusivity, GATDiffusivity, SimpleDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    EdgeDiffusivity,
+    GATDiffusivity,
+    GaussianDiffusivity,
+    MixtureDiffusivity,
+    PenaltyDiffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+    SoftmaxDiffusivity,
+)
+from diffusion_mp.energies import FunctionPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
 from diffusion_mp.kernels.unit import quotient, reciprocal, unit_vectors
-from diffusion_mp.layers import GatedGCNConv
-from diffusion_mp.models import SFiFormer
+from diffusion_mp.layers import DiffusionConv, GatedGCNConv
+from diffusion_mp.models import SFiFormer, full_graph_inference
 from diffusion_mp.testing import tolerance
-from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
 
 HALVES = (torch.bfloat16, torch.float16)
 SINGLE = tolerance("product", torch.float32)._asdict()
@@ -199,6 +212,56 @@ def test_edge_attention_of_distant_neighbours(
         torch.testing.assert_close(rows[:, 0, 0].float(), reached, rtol=0, atol=1e-5)
         torch.testing.assert_close(entries.double(), expected, **tolerance("entries", torch.float32)._asdict())
     assert grad.isfinite().all()
+
+
+BY_DISTANCE: dict[str, Callable[[], Diffusivity]] = {
+    "simple": lambda: SimpleDiffusivity(normalize=None, measure="distance"),
+    "simple, not normalised": lambda: SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "sigmoid": lambda: SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "softmax": lambda: SoftmaxDiffusivity(4, normalize=None, measure="distance"),
+    "gaussian": lambda: GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "narrow gaussian": lambda: GaussianDiffusivity(bandwidth=0.01, normalize=None, measure="distance"),
+    "mixture": lambda: MixtureDiffusivity(row_stochastic=False),
+    "function": lambda: PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)), row_stochastic=False),
+    "edges": lambda: EdgeDiffusivity("gaussian", row_stochastic=False),
+    "edges, sigmoid": lambda: EdgeDiffusivity("sigmoid"),
+}
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f"offset {offset:g}": lambda x, offset=offset: x + offset for offset in (0.0, 100.0, 2e3, 1e4, 1e6)},
+    **{f"scale {scale:g}": lambda x, scale=scale: scale * x for scale in (1e-4, 100.0, 1e4)},
+    "two graphs far apart": lambda x: torch.cat([x[:25] + 1e5, x[25:] - 1e5]),
+    "a far cluster": lambda x: torch.cat([x[:3] + 1e4, x[3:]]),
+}
+
+
+@pytest.mark.parametrize("make", BY_DISTANCE.values(), ids=BY_DISTANCE)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch.Generator) -> None:
+    """‖x‖² + ‖y‖² − 2x·y has no digits left far from the origin, so distances are measured from amid the rows."""
+    x = place(randn(50, 4, generator=generator))
+    v = randn(50, 1, 3, generator=generator)
+    edges = torch.randint(25, (2, 120), generator=generator)
+    batch = torch.arange(50) // 25
+    graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=batch)
+    got, expected = (make()(x.to(dtype), graph) @ v.to(dtype) for dtype in (torch.float32, torch.float64))
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_the_energy_of_edges_does_not_depend_on_where_graphs_lie(generator: torch.Generator) -> None:
+    x = randn(50, 4, generator=generator, dtype=torch.float64)
+    edges = torch.randint(25, (2, 120), generator=generator)
+    graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=torch.arange(50) // 25)
+    coupling = AdjacencyDiffusivity("sum")(x, graph)
+    far = coupling.dirichlet(PLACES["two graphs far apart"](x))
+    torch.testing.assert_close(far, coupling.dirichlet(x), rtol=1e-9, atol=0)
+
+
+def test_distances_across_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
+    x = 2e3 + 0.3 * randn(50, 4, generator=generator)
+    model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
+    whole = model.double()(x.double())
+    blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
+    torch.testing.assert_close(blocks.double(), whole, rtol=5e-7, atol=0)  # four digits of what rows move
 
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])

@@ -31,6 +31,7 @@ from diffusion_mp.errors import (
     floating,
 )
 from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
+from diffusion_mp.graph_ops import mean_rows
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -292,8 +293,8 @@ class Coupling(ABC):
         values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
         self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        # The form does not see a shift; removing the mean keeps the two terms from cancelling.
-        values = values - values.mean(0, keepdim=True)
+        # The form does not see a shift of a graph; removing the mean keeps the two terms from cancelling.
+        values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph_ops import graph_of
 from diffusion_mp.kernels.spmm import sddmm
 
 
@@ -39,12 +40,6 @@ def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
 def same_graph(ptr: Int[Tensor, " bounds"], a: Int[Tensor, "*rows"], b: Int[Tensor, "*cols"]) -> Bool[Tensor, " ..."]:
     """Whether nodes ``a`` and ``b`` (broadcast against each other) lie in one graph of a ragged batch."""
     return graph_of(ptr, a) == graph_of(ptr, b)
-
-
-def graph_of(ptr: Int[Tensor, " bounds"], nodes: Int[Tensor, "*nodes"]) -> Int[Tensor, "*nodes"]:
-    """The number of each node's graph in a ragged batch."""
-    # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
-    return torch.bucketize(nodes, ptr[1:].to(nodes.device), right=True)
 
 
 def listed_products(

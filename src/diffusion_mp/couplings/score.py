@@ -14,7 +14,7 @@ from torch import Tensor
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.distance import DistanceCoupling
-from diffusion_mp.couplings.features import distance_features, unit_rows, with_constant
+from diffusion_mp.couplings.features import distance_features, measured_from, unit_rows, with_constant
 from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
 from diffusion_mp.couplings.low_rank import LowRankCoupling
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
@@ -65,6 +65,11 @@ class Score:
         """The s with this f(s), elementwise; not for a constant."""
         return _INVERSE[self.g](f) / self.scale - self.offset
 
+    @property
+    def sharpness(self) -> float | None:
+        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`; ``None`` where it bends no more than z²."""
+        return abs(self.scale) if self.g in ("exp", "sigmoid") else None
+
     def on_sphere(self, radius: float) -> Score:
         """The score of unit vectors that this one is of vectors of that norm: a (r²s + c) = ar² (s + c/r²)."""
         return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
@@ -79,10 +84,12 @@ class Score:
         unit: bool = False,
         normalize: bool = False,
         nonnegative: bool = True,
+        centre: Tensor | None = None,
     ) -> Coupling:
         """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric where q is k.
 
-        ``unit`` divides every q_i and k_j by its norm first.
+        ``unit`` divides every q_i and k_j by its norm first; distances are measured from ``centre``, see
+        `distance_features`.
         """
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
@@ -93,9 +100,9 @@ class Score:
         symmetric = mutual and not normalize
         fused = self.g == "linear" and normalize
         if unit and (measure == "distance" or not fused):
-            (q, k), unit = unit_rows(q, k), False
+            (q, k), unit, centre = unit_rows(q, k), False, q.new_zeros(1, 1, 1)  # they lie around the origin
         if measure == "distance":
-            q, k = distance_features(q, k)
+            q, k = distance_features(q, k, ptr, centre=centre, sharpness=self.sharpness)
         if fused:  # the scale cancels
             return LinearAttentionCoupling(
                 q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative, reversible=mutual
@@ -139,12 +146,18 @@ class _OfDistances:
         unit: bool = False,
         normalize: bool = False,
         nonnegative: bool = True,
+        centre: Tensor | None = None,
     ) -> Coupling:
         """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
         if unit:
-            q, k = unit_rows(q, k)
-        pairs = self._pairs(q, k, ptr, nonnegative)
+            (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
+        pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, nonnegative)
         return row_normalized(pairs) if normalize else pairs
+
+    @property
+    def sharpness(self) -> float | Tensor:
+        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`."""
+        return 1.0
 
     def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
         raise NotImplementedError(f"{type(self).__name__} must define _pairs(q, k, ptr, nonnegative).")
@@ -183,9 +196,10 @@ class MixtureScore(_OfDistances):
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
         return low
 
-    def on_sphere(self, radius: float) -> MixtureScore:
-        """The score of unit vectors that this one is of vectors of that norm."""
-        return MixtureScore(self.widths / radius, self.weights)
+    @property
+    def sharpness(self) -> float | Tensor:
+        """1/σ² of the narrowest Gaussian."""
+        return self.widths.detach().min() ** -2
 
     def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
         terms = []
@@ -201,13 +215,12 @@ class FunctionScore(_OfDistances):
     """f(z²) of any function of z² = −2s, evaluated tile by tile, O(N²); ``reach`` is how far z² may go."""
 
     function: Callable[[Tensor], Tensor]
-    scale: float = 1.0
     reach: float = math.inf
     g: Literal["function"] = "function"
 
     def __call__(self, s: Tensor) -> Tensor:
         """f(s), elementwise."""
-        return self.function((-2 * self.scale * s).clamp(min=0))
+        return self.function((-2 * s).clamp(min=0))
 
     def log(self, s: Tensor) -> Tensor:
         """log f(s), elementwise."""
@@ -217,18 +230,12 @@ class FunctionScore(_OfDistances):
     def inverse(self, f: Tensor) -> Tensor:
         """The s ≤ 0 with this f(s), elementwise, by bisection of log(1 − s), for z² up to 10¹²."""
         low = torch.zeros_like(f)
-        high = torch.full_like(f, math.log1p(min(self.reach / self.scale, 1e12) / 2))
+        high = torch.full_like(f, math.log1p(min(self.reach, 1e12) / 2))
         for _ in range(100):
             middle = (low + high) / 2
             above = self(-middle.expm1()) > f
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)
         return -high.expm1()
 
-    def on_sphere(self, radius: float) -> FunctionScore:
-        """The score of unit vectors that this one is of vectors of that norm."""
-        return replace(self, scale=self.scale * radius**2)
-
     def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
-        if self.scale != 1:
-            q, k = (math.sqrt(self.scale) * q,) * 2 if k is q else (math.sqrt(self.scale) * t for t in (q, k))
         return DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)

@@ -92,8 +92,10 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
+        # One for all rows of a graph, of which this process may have a part.
+        centre = graph.centre(k) if self.measure == "distance" else None
         if self.constraint is not None:
-            return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint)
+            return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
         return penalty.score.coupling(
             q,
             k,
@@ -102,6 +104,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             unit=self.normalize == "row",
             normalize=self.row_stochastic,
             nonnegative=self.normalize is not None,
+            centre=centre,
         )
 
     def extra_repr(self) -> str:

@@ -203,8 +203,9 @@ class EdgeDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
-        s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1)))
         rows, score = graph.pattern.by_row, self.edge_penalty.score
+        features = distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=score.sharpness)
+        s = sddmm(graph.pattern, *features)
         in_logs = score.g not in ("linear", "function")  # those may be zero
         if self.row_stochastic and in_logs:
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))

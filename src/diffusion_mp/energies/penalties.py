@@ -73,12 +73,13 @@ class Penalty(ABC):
         ptr: Tensor | None = None,
         normalize: bool = False,
         constraint: Constraint | None = None,
+        centre: Tensor | None = None,
     ) -> Coupling:
         """Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
 
         ``constraint`` says what the rows of x are confined to: where that keeps them within ``domain``, f ≥ 0 is
-        promised, and on a sphere Ω is made of angles, so that the simple penalty's is known to be positive
-        semi-definite.
+        promised, and on a sphere a linear f is made of angles, so that the simple penalty's Ω is known to be positive
+        semi-definite. Distances are measured from ``centre``, by default the mean of every graph (`distance_features`).
 
         Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
         """
@@ -88,10 +89,11 @@ class Penalty(ABC):
         values = by_head(x)
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
-        if isinstance(constraint, Sphere):
-            score = self.score.on_sphere(constraint.radius)
+        score = self.score
+        if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
+            score = score.on_sphere(constraint.radius)
             return score.coupling(values, values, ptr, measure="inner", unit=True, **options)
-        return self.score.coupling(values, values, ptr, **options)
+        return score.coupling(values, values, ptr, centre=centre, **options)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).

@@ -154,7 +154,8 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         state = self.update.constraint.project(self.by_head(x))
         coupling = self.coupling(state, graph, beside)
-        out = self.update.step(state, coupling, source=state if source is None else self.by_head(source)).flatten(1)
+        source = state if source is None else self.by_head(source)
+        out = self.update.step(state, coupling, source=source, centre=graph.centre(state)).flatten(1)
         return (out, coupling) if return_coupling else out
 
     def coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None = None) -> Coupling:
@@ -288,7 +289,8 @@ class AllPairs(Diffusivity):
         return self.of_pairs
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return self.penalty.coupling(x.unflatten(1, (self.heads, -1)), graph.segments, constraint=self.within)
+        rows = x.unflatten(1, (self.heads, -1))
+        return self.penalty.coupling(rows, graph.segments, constraint=self.within, centre=graph.centre(rows))
 
 
 def _penalty(penalty: Penalty | str, dim: int) -> Penalty:

@@ -166,11 +166,26 @@ class _Blockwise(Diffusivity):
         self.heads = diffusivity.heads
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        example = self.diffusivity.to(x.device).couple(x[:1], Graph(min(1, x.size(0))))
+        centre: list[Tensor] = []
+        example = self.diffusivity.to(x.device).couple(x[:1], RowBlock(x[:1], centre))
         if not isinstance(example, PooledCoupling):
             return self.diffusivity.couple(x, graph)
         on_device = self.diffusivity.to(self.blocks.device)
-        return BlockwiseCoupling(lambda rows: on_device.couple(rows, Graph(rows.size(0))), example, x, self.blocks)
+        return BlockwiseCoupling(lambda rows: on_device.couple(rows, RowBlock(rows, centre)), example, x, self.blocks)
+
+
+class RowBlock(Graph):
+    """Some rows of a graph without edges; blocks that share ``centre`` measure distances from one point."""
+
+    def __init__(self, rows: Tensor, centre: list[Tensor]) -> None:
+        super().__init__(rows.size(0))
+        self._centre = centre
+
+    def centre(self, x: Tensor) -> Tensor:
+        # A row, for the mean of all rows would take a pass over the blocks of its own.
+        if not self._centre:
+            self._centre.append(x[:1].detach())
+        return self._centre[0].to(x.device)
 
 
 class BlockwiseCoupling(Coupling):

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling, PooledCoupling, SparseCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Dependence, Graph
+from diffusion_mp.models.inference import RowBlock
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
 from diffusion_mp.testing.instances import Instance, join
 from diffusion_mp.testing.laws import Law, Level, expect, expect_close, run_laws, strict
@@ -138,7 +139,9 @@ def _dependence(case: DiffusivityCase) -> None:
         some = 3
         values = x[:, :1].unsqueeze(2)
         if isinstance(coupling, PooledCoupling):  # which says itself how couplings of some rows become one of all
-            blocks = [(module(x[rows]), values[rows]) for rows in (slice(some), slice(some, None))]
+            centre: list[Tensor] = []
+            pieces = [(x[rows], values[rows]) for rows in (slice(some), slice(some, None))]
+            blocks = [(module(piece, RowBlock(piece, centre)), part) for piece, part in pieces]
             total = merged([block.pool(part) for block, part in blocks])
             got = torch.cat([block.read(total, part) for block, part in blocks])
             expect_close(got, coupling @ values, "rearranged", "S v from two blocks of rows")
