@@ -77,7 +77,7 @@ def test_solved_rows_have_entries_that_exist_in_logarithms_too():
     solved = sparse_flow_potentials(q, k, fq, fk, lam, leak)
     assert isinstance(solved, RowPotentials)
     s, u = (torch.einsum("ihf,jhf->ijh", *pair) for pair in ((q, k), (fq, fk)))
-    terms = RowTerms(*(part.unsqueeze(1) for part in solved[:6]))
+    terms = RowTerms(*(part.unsqueeze(1) for part in solved[:7]))
     best = terms.best == torch.arange(6).view(1, 6, 1)
     flow = entries(s, u, terms, best)
     assert_close(log_entries(s, u, terms, best).exp(), flow)

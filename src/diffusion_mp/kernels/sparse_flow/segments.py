@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.kernels.operation import operation
-from diffusion_mp.kernels.precision import accumulating, exp_limit
+from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow.reference import log_entries
 from diffusion_mp.kernels.sparse_flow.rows import RowTerms
-from diffusion_mp.kernels.sparse_flow.solve import solve
+from diffusion_mp.kernels.sparse_flow.solve import solve, unit_limit
 
 
 class EdgeFlow(NamedTuple):
@@ -139,7 +139,7 @@ def sparse_flow_edges(
     log_c, f = resistance + s_best, (w - friction).exp()
     share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
     # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
-    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), exp_limit(s.dtype)
+    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), unit_limit(s.dtype)
     more, less = above.masked_fill(above <= 0, 0.0), above.masked_fill(above > 0, 0.0)
     at_best = (s + rows.spread(resistance + w - friction)).masked_fill(off, 0.0)  # log of c θ_o/λ
     dammed = at_best.clamp(max=limit).exp() * less.expm1() - (at_best + more).clamp(max=limit).exp() * (-more).expm1()

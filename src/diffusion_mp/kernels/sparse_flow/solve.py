@@ -24,20 +24,26 @@ from diffusion_mp.kernels.precision import exp_, exp_limit
 from diffusion_mp.kernels.sparse_flow.newton import DENSE, Layout, newton
 from diffusion_mp.kernels.sparse_flow.rows import RowPotentials
 
-#: The unit of ρ and ν lies between 1 and e^UNIT.
-UNIT = 60.0
+
+def unit_limit(dtype: torch.dtype) -> float:
+    """The logarithm of the largest unit of ρ and ν: beyond the square of its resolution nothing is seen.
+
+    Derivatives by frictions that are equal grow like the unit, and so does the rounding in which they cancel.
+    """
+    return -2 * math.log(torch.finfo(dtype).eps)
 
 
 def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h of the unit e^h, ``lift``, what w is above u_o, and ν, from log γ.
 
-    γ up to e^UNIT is carried by the unit, what is beyond it by ``lift``. A γ below e^−UNIT is nothing beside ζ, but for
-    senders of far more friction than o it may be everything: w rises until γ reaches e^−UNIT.
+    γ up to the largest unit is carried by the unit, what is beyond it by ``lift``. A γ below its inverse is nothing
+    beside ζ, but for senders of far more friction than o it may be everything: w rises until γ reaches that.
     """
+    limit = unit_limit(log_drag.dtype)
     rubs = log_drag > -torch.inf
-    rise = torch.where(rubs, (-UNIT - log_drag).clamp_min(0), 0.0)
-    nu = torch.where(rubs, log_drag.clamp(-UNIT, 0.0).exp(), 0.0)
-    return log_drag.clamp(0.0, UNIT), (log_drag - UNIT).clamp_min(0), rise, nu
+    rise = torch.where(rubs, (-limit - log_drag).clamp_min(0), 0.0)
+    nu = torch.where(rubs, log_drag.clamp(-limit, 0.0).exp(), 0.0)
+    return log_drag.clamp(0.0, limit), (log_drag - limit).clamp_min(0), rise, nu
 
 
 def below(s: Tensor, u: Tensor, bound: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
@@ -74,7 +80,8 @@ def solve(
         log_c = resistance + s_best
         unit, lift, rise, nu = units(log_c + log_lam + u_best - friction)
         w = u_best + rise
-        log_f = w - friction
+        # Not w − U, whose rounding may be more than all of it.
+        log_f = torch.where(rise > 0, nu.log() - log_c - log_lam, u_best - friction)
         a = unit - s_best
 
         weight = candidates.add_(rows.spread(a))
@@ -106,6 +113,7 @@ def solve(
     theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
     above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho * (height - theta).exp()).log1p()
     through = slope + own * (rho > 0)
+    reach = reach.where(rows.add(active) > count, torch.inf)  # the rounding of w opens some who are closed
     # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
     solved = RowPotentials(
@@ -114,6 +122,7 @@ def solve(
         rho=rho,
         nu=nu,
         lift=lift,
+        reach=reach,
         best=best,
         log_mu=torch.where(rho > 0, above, beneath),
         resistance=resistance,
@@ -127,8 +136,9 @@ def solve(
         return solved
     # Where nothing flows μ is α, and the terms are such that they say so.
     nothing = torch.zeros_like(rho)
-    still = RowPotentials(*13 * [nothing])._replace(
+    still = RowPotentials(*14 * [nothing])._replace(
         w=friction,
+        reach=nothing + torch.inf,
         best=best.new_zeros(()),
         log_mu=-leak.log(),
         resistance=resistance,

@@ -61,8 +61,8 @@ def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
 
 def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor) -> list[Tensor]:
     """All in one dtype, float32 at least, the terms as [N, H, 1], with the places of the best conductors."""
-    wide, _ = accumulating(*features, *terms[:5], *others)
-    return [*wide[:4], *_scalars(*wide[4:9], terms.best - _first(ptr, terms.best)), *wide[9:]]
+    wide, _ = accumulating(*features, *terms[:6], *others)
+    return [*wide[:4], *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)), *wide[10:]]
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
@@ -80,7 +80,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
                 s, u = s.add_(closed), u.sub_(closed)
             solved.append(solve(s, u, resistance, friction, lam[:, rows], leak[:, rows]))
         fields = RowPotentials(*(joined(parts, 1) for parts in zip(*solved, strict=True)))
-        best, numbers = fields.best, torch.cat([*fields[:5], *fields[6:]], 2)
+        best, numbers = fields.best, torch.cat([*fields[:6], *fields[7:]], 2)
         if mask is not None:
             best, numbers = best * mask.long(), numbers.masked_fill_(mask == 0, 0.0)
         return best, numbers
@@ -90,7 +90,7 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
         return empty_potentials(lam)
     best, numbers = _by_tiles(compute, ptr, [*wide, *_scalars(lam, leak)])
     fields = [x.contiguous() for x in numbers.unbind(2)]
-    return RowPotentials._make([*fields[:5], best.squeeze(2) + _first(ptr, best), *fields[5:]])
+    return RowPotentials._make([*fields[:6], best.squeeze(2) + _first(ptr, best), *fields[6:]])
 
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
@@ -109,7 +109,9 @@ class _Entries:
     """
 
     def __init__(self, s: Tensor, u: Tensor, terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> None:
-        a, w, self.rho, self.nu, lift, best = (x[:, rows] for x in terms)
+        a, w, self.rho, self.nu, lift, reach, best = (x[:, rows] for x in terms)
+        if bool(reach.isfinite().any()):
+            u.masked_fill_(u >= reach, torch.inf)
         self.above = exp_(u.sub_(w)).sub_(1).scatter_(2, best, 0.0)
         s.add_(a)
         if bool(lift.any()):
@@ -134,11 +136,11 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
-        v, mask = stacks[10:]
+        v, mask = stacks[11:]
         parts: list[Tensor] = []
         total: Tensor | None = None
         for rows in _rows(v):
-            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:10], rows, mask).flow()
+            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow()
             if transpose:
                 total = plus_product(total, flow.transpose(1, 2), v[:, rows])
             else:
@@ -158,7 +160,7 @@ def product_backward(
     """
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
-        inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:10], stacks[10:]
+        inputs, terms, (v, grad, mask) = stacks[:4], stacks[4:11], stacks[11:]
         left, right = (v, grad) if transpose else (grad, v)
         scores = _ScoreGradients(inputs)
         by_row: list[Tensor] = []
@@ -176,7 +178,7 @@ def product_backward(
             drho = by_rho.sum(2, keepdim=True)
             by_nu = above.mul_(by_rho)
             dnu = -by_nu.sum(2, keepdim=True)
-            du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[5][:, rows], 0.0)
+            du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[-1][:, rows], 0.0)
             by_row.append(torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2))
             scores.add(ds, du, rows)
         return *scores.all, joined(dv_rows, 1) if dv is None else dv, joined(by_row, 1)
@@ -238,16 +240,19 @@ def pulls(
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
-    a, w, rho, nu, lift, _, log_mu, resistance, friction, slope, drag, _, support = solution
-    log_f, mu = w - friction, log_mu.exp()
-    f, share = log_f.exp(), (log_f - log_mu).exp()  # of the best conductor; θ_o = λf, θ_o/μ = λ share
+    a, w, rho, nu, lift, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
+    limit, mu = exp_limit(a.dtype), log_mu.exp()
+    # Of the best conductor, θ_o = λf, θ_o/μ = λ share; from ν where w is not u_o, see ``solve.py``.
+    log_f = torch.where((nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction)
+    f, share = log_f.exp(), (log_f - log_mu).clamp_max(limit).exp()
     alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
     grad_mu = grad_mu - alone
-    step = (grad_rho + grad_mu * (a - resistance - log_mu).exp()) / slope
+    # Cut off for rows where nothing flows, whose gradients are zero.
+    step = (grad_rho + grad_mu * (a - resistance - log_mu).clamp_max(limit).exp()) / slope
     both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
     by_friction = both - step * leak * lam * f + grad_mu * lam * share
-    nu_of_one = (resistance + log_f - a - lift).clamp_max(exp_limit(a.dtype)).exp()  # ν/λ
+    nu_of_one = torch.where(lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp())  # ν/λ
     return Pulls(
         step,
         by_resistance,
@@ -267,8 +272,8 @@ def potentials_backward(
     """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w, ρ, ν and log μ: see :class:`Pulls`."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
-        inputs, terms, mask = stacks[:4], stacks[4:10], stacks[-1]
-        *pull, resistance, friction = stacks[10:-1]
+        inputs, terms, mask = stacks[:4], stacks[4:11], stacks[-1]
+        *pull, resistance, friction = stacks[11:-1]
         if mask is not None:
             pull = [x * mask for x in pull]
         step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
@@ -279,7 +284,7 @@ def potentials_backward(
             r = exp_(torch.sub(-resistance[:, rows], s, out=room("r", *s.shape)))
             f = exp_(torch.sub(u, friction[:, rows], out=room("f", *s.shape)))
             through, above, flow = _Entries(s, u, terms, rows, mask).on_support(room)
-            some, best = step[:, rows], terms[5][:, rows]
+            some, best = step[:, rows], terms[-1][:, rows]
             if mask is not None:
                 r, f = r.mul_(mask.transpose(1, 2)), f.mul_(mask.transpose(1, 2))
             ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
@@ -317,9 +322,9 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
     found = [number.new_empty(0)]
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[()]:
-        nodes, mask = stacks[10].squeeze(2), stacks[11]
+        nodes, mask = stacks[11].squeeze(2), stacks[12]
         for rows in _rows(stacks[0]):
-            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:10], rows, mask).flow()
+            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow()
             graph, target, source = (flow > 0).nonzero().unbind(1)
             found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
         return ()

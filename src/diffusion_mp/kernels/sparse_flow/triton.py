@@ -8,6 +8,7 @@ conductors. In the backward passes receivers and senders are gathered by a progr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, no_type_check
 
@@ -27,7 +28,8 @@ EPS = tl.constexpr(torch.finfo(torch.float32).eps)
 SMALL = tl.constexpr(torch.finfo(torch.float32).tiny ** 0.5)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 MAX_STEPS = tl.constexpr(newton.MAX_STEPS)
-UNIT = tl.constexpr(solve.UNIT)
+UNIT = tl.constexpr(solve.unit_limit(torch.float32))
+CLOSED = tl.constexpr(math.exp(exp_limit(torch.float32)))
 
 
 @triton.jit
@@ -65,8 +67,8 @@ def _best(level, best, w, s, u, col, open_):
 @triton.jit
 @no_type_check
 def _potentials(
-    q, k, fq, fk, lam, leak, table, a, w, rho, nu, lift, best, log_mu, resistances, frictions, slopes, drags, works,
-    supports, H, F, G, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    q, k, fq, fk, lam, leak, table, a, w, rho, nu, lift, reach, best, log_mu, resistances, frictions, slopes, drags,
+    works, supports, H, F, G, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """The row problems of one run of rows: see ``solve.py``."""
@@ -98,8 +100,8 @@ def _potentials(
 
     # The solution, so far nothing.
     bests, some, ceiling = tl.zeros([BLOCK_M], tl.int64) + begin, nothing > 0, nothing + float("inf")
-    ws, unit, shift, lifts, nus, rhos = nothing, nothing, nothing, nothing, nothing, nothing
-    slope, driven, drag, resisted, support = nothing, nothing, nothing, nothing, nothing
+    ws, unit, shift, lifts, nus, rhos, reaches = nothing, nothing, nothing, nothing, nothing, nothing, nothing
+    slope, driven, drag, resisted, support, hidden = nothing, nothing, nothing, nothing, nothing, nothing
     searching = tl.max(nothing) == 0
     while searching:
         offset = log_lam - friction + resistance + top
@@ -122,15 +124,15 @@ def _potentials(
             steps += 1
         log_root = tl.log(root)
         slack = 32 * EPS * (1 + tl.abs(log_root) + tl.abs(offset))
-        reach = tl.where(log_root > LIMIT - 1, float("inf"), log_root - offset + slack)
-        reach = tl.minimum(reach, ceiling)
+        reaches = tl.where(log_root > LIMIT - 1, float("inf"), log_root - offset + slack)
+        reaches = tl.minimum(reaches, ceiling)
 
         level, bests, us = nothing + LOWEST, tl.zeros([BLOCK_M], tl.int64) + begin, nothing
         for start in range(begin, end, BLOCK_N):
             col = start + tl.arange(0, BLOCK_N)
             inside = col < end
             s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-            level, bests, us = _best(level, bests, us, s, u, col, inside[None, :] & (u < reach[:, None]))
+            level, bests, us = _best(level, bests, us, s, u, col, inside[None, :] & (u < reaches[:, None]))
         some = level > LOWEST
         level = tl.where(some, level, 0.0)
 
@@ -140,26 +142,28 @@ def _potentials(
         lifts = tl.maximum(log_drag - UNIT, 0.0)
         # The tensor stands first: with the constant first, the interpreter of Triton 3.7 makes a constant of the sum.
         ws = us + tl.where(lams > 0, tl.maximum(-log_drag - UNIT, 0.0), 0.0)
-        log_f = ws - friction
+        log_f = tl.where(ws > us, -log_c - log_lam - UNIT, us - friction)
         shift, nus = unit - level, tl.where(lams > 0, tl.exp(tl.minimum(tl.maximum(log_drag, -UNIT), 0.0)), 0.0)
         by_leak, total = leaks * tl.exp(unit - log_c), 1 - leaks * lams * tl.exp(log_f)
 
         rhos = nothing + float("inf")
         falling, steps = tl.max(nothing) == 0, 0
         while falling & (steps < MAX_STEPS):
-            slope, driven, drag, resisted, support = by_leak, total, nothing, nothing, nothing
+            slope, driven, drag, resisted, support, hidden = by_leak, total, nothing, nothing, nothing, nothing
             for start in range(begin, end, BLOCK_N):
                 col = start + tl.arange(0, BLOCK_N)
                 inside = col < end
                 s, u, _, _ = _scores(xs, fxs, k, fk, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
                 share = tl.exp(tl.minimum(u - ws[:, None], LIMIT))
                 threshold = tl.minimum((share - 1) * nus[:, None], 2.0)
-                active = inside[None, :] & (u < reach[:, None]) & (threshold < rhos[:, None])
+                open_ = inside[None, :] & (threshold < rhos[:, None])
+                active = open_ & (u < reaches[:, None])
                 exponent = s + shift[:, None] + tl.where(u < ws[:, None], lifts[:, None], 0.0)
                 weight = tl.where(active, tl.exp(tl.minimum(exponent, LIMIT)), 0.0)
                 slope += tl.sum(weight, axis=1)
                 driven += tl.sum(weight * threshold, axis=1)
                 support += tl.sum(active.to(tl.float32), axis=1)
+                hidden += tl.sum((open_ & (active == 0)).to(tl.float32), axis=1)
                 weight = tl.where(col[None, :] == bests[:, None], 0.0, weight * share)
                 drag += tl.sum(weight, axis=1)
                 resisted += tl.sum(weight * threshold, axis=1)
@@ -184,7 +188,7 @@ def _potentials(
                 top = tl.maximum(top, tl.max(s, axis=1))
 
     # Where nothing flows μ is α.
-    theta, height = log_lam + ws - friction, shift - resistance  # log θ_o, and of what multiplies ρ
+    theta, height = log_lam + log_f, shift - resistance  # log θ_o, and of what multiplies ρ
     above = tl.log(tl.where(rhos > 0, rhos, 1.0)) + height
     above = tl.maximum(theta, above) + tl.log(1 + tl.exp(-tl.abs(theta - above)))
     below = theta + tl.log(1 + tl.where(rhos > 0, 0.0, rhos) * tl.exp(tl.minimum(height - theta, LIMIT)))
@@ -193,6 +197,7 @@ def _potentials(
     tl.store(rho + place, tl.where(some, rhos, 0.0), mask=within)
     tl.store(nu + place, tl.where(some, nus, 0.0), mask=within)
     tl.store(lift + place, tl.where(some, lifts, 0.0), mask=within)
+    tl.store(reach + place, tl.where(some & (hidden > 0), reaches, float("inf")), mask=within)
     tl.store(best + place, tl.where(some, bests, begin), mask=within)
     tl.store(log_mu + place, tl.where(some, tl.where(rhos > 0, above, below), -tl.log(leaks)), mask=within)
     tl.store(resistances + place, resistance, mask=within)
@@ -206,10 +211,11 @@ def _potentials(
 
 @triton.jit
 @no_type_check
-def _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node):
+def _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node):
     """e^{s + a} on the support (0 elsewhere), e^{u − w}, z, ν, and which entry is the best of its row."""
     is_best = tl.load(best + place, mask=mask, other=-1) == node
     share = tl.exp(tl.minimum(u - tl.load(w + place, mask=mask, other=0.0), LIMIT))
+    share = tl.where(u < tl.load(reach + place, mask=mask, other=0.0), share, CLOSED)
     share = tl.where(is_best, 1.0, share)
     nus = tl.load(nu + place, mask=mask, other=0.0)
     driven = tl.load(rho + place, mask=mask, other=0.0) - (share - 1) * nus
@@ -222,7 +228,7 @@ def _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node):
 @triton.jit
 @no_type_check
 def _product(
-    x, y, fx, fy, v, a, w, rho, nu, lift, best, table, out, H, F, G, D,
+    x, y, fx, fy, v, a, w, rho, nu, lift, reach, best, table, out, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -239,7 +245,7 @@ def _product(
         if TURNED:
             place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
         s, u, _, _ = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-        _, _, flow, _, _ = _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node)
+        _, _, flow, _, _ = _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node)
         values = load(v, col, inside, head, H * D, D, d, D, OPERAND)
         sums = tl.dot(flow.to(OPERAND), values, sums, input_precision=PRECISION)
     store(out, row, within, head, H, d, D, sums)
@@ -248,7 +254,7 @@ def _product(
 @triton.jit
 @no_type_check
 def _gradient(
-    x, y, fx, fy, left, right, a, w, rho, nu, lift, best,
+    x, y, fx, fy, left, right, a, w, rho, nu, lift, reach, best,
     resistance, friction, step, by_resistance, by_friction, at_s, at_u,
     table, dx, dfx, da, dw, drho, dnu, product, H, F, G, D,
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
@@ -276,7 +282,7 @@ def _gradient(
         if TURNED:
             place, mask, node = (col * H + head)[None, :], inside[None, :], row[:, None]
         s, u, ys, fys = _scores(xs, fxs, y, fy, col, inside, head, H, F, G, PRECISION, OPERAND, BLOCK_F, BLOCK_G)
-        through, share, flow, nus, is_best = _entries(s, u, a, w, rho, nu, lift, best, place, mask, inside, node)
+        through, share, flow, nus, is_best = _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node)
         if left is not None:
             rights = load(right, col, inside, head, H * D, D, d, D, OPERAND)
             if product is not None:
