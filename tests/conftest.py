@@ -20,6 +20,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+# Threads that wait must not keep a core from the tests of another process; read when OpenMP is loaded, with torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import jaxtyping
 import pytest
 import torch
@@ -33,7 +36,9 @@ if os.environ.get("DIFFUSION_MP_TYPECHECK"):
 # Read when Triton is imported, which PyG does; see CONTRIBUTING.md.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-torch.set_num_threads(1)  # the tensors are tiny, and threads that wait for each other cost more than they save
+#: Folders whose tests run on two threads, as a user's program runs on several; elsewhere the tensors are tiny, and
+#: threads that wait for each other cost more than they save.
+TWO_THREADS = [Path(__file__).parent / folder for folder in ("kernels", "models", "experiments/train")]
 
 LIMIT = 600  # seconds; the longest test takes two minutes on two cores
 
@@ -61,6 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept[wanted == "all" or sampled == (wanted == "sample")].append(item)
     config.hook.pytest_deselected(items=kept[False])
     items[:] = kept[True]
+
+
+@pytest.fixture(autouse=True)
+def _threads(request: pytest.FixtureRequest) -> None:
+    torch.set_num_threads(2 if any(map(request.path.is_relative_to, TWO_THREADS)) else 1)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import RLock
 
+import torch
 from tqdm import tqdm
 
 
@@ -25,6 +26,7 @@ def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder:
     # By default forked processes share the lock of tqdm's bars: one that is killed while it draws would never give it
     # back, and the next bar of the process that runs the tests would wait for ever.
     tqdm.set_lock(RLock())
+    torch.set_num_threads(1)  # the other threads of OpenMP were not forked, and would be waited for
     os.chdir(folder)
     sys.argv = [main.__module__]
     with Path(os.devnull).open("w") as sys.stdout, Path("said.txt").open("w", buffering=1) as sys.stderr:

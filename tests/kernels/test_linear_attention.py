@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -84,6 +85,24 @@ def test_many_blocks(generator: torch.Generator) -> None:
     inputs = randn(*[(4097, 1, 3)] * 3, generator=generator)
     for dtype in (torch.float64, torch.float32):
         assert_equals_reference(inputs, generator, dtype, **DIFFORMER)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("n", [1023, 1024, 1025, 2049])
+def test_sums_that_two_threads_share(n: int, options: dict[str, Any], generator: torch.Generator) -> None:
+    """In two halves where there are as many nodes in both: an odd number of them stays whole."""
+    inputs = randn((n, 1, 7), (n, 1, 7), (n, 1, 5), generator=generator)
+    for dtype in (torch.float64, torch.float32):
+        assert_equals_reference(inputs, generator, dtype, **options)
 
 
 @pytest.mark.parametrize(("features", "channels"), [(1, 1), (1, 33), (64, 1), (64, 64)])
