@@ -18,9 +18,10 @@ def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes: int, rtol: float)
     """It approaches the ends from inside the spectrum; a step bound or an interval from there would be too short."""
     matrix = laplacian(path_problem(num_nodes).coupling, 0, "conservative")
     top = 4 * math.sin(math.pi * (num_nodes - 1) / (2 * num_nodes)) ** 2
-    assert top <= largest_eigenvalue(matrix, rtol) <= top * (1 + rtol)
+    most = top * (1 + rtol + num_nodes * np.finfo(float).eps)  # sums over all nodes round, by processor and BLAS
+    assert top <= largest_eigenvalue(matrix, rtol) <= most
     low, high = extreme_eigenvalues(matrix, rtol)
-    assert top <= high <= top * (1 + rtol)
+    assert top <= high <= most
     assert -4 * rtol * top <= low <= 0
 
 
