@@ -56,6 +56,20 @@ def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
     assert (plain.metric is None) == (coupling.metric is None)
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["asked after", "asked before"])
+@pytest.mark.parametrize("name", FLOAT64)
+def test_a_metric_stays_in_double(name: str, asked: bool) -> None:
+    """It decides whether diag(d̄) S is symmetric, to more digits than single precision has."""
+    coupling = COUPLINGS[name]()
+    if asked:
+        coupling.metric  # noqa: B018  # found out and kept
+    single = coupling.to(torch.float32)
+    if single.metric is not None:
+        assert single.metric.dtype == torch.float64
+        rtol = 0.0 if asked else 1e-5
+        torch.testing.assert_close(single.metric, coupling.metric, rtol=rtol, atol=0)
+
+
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_on_another_device_are_all_tensors_but_the_row_boundaries(name: str) -> None:
     coupling = COUPLINGS[name]()

@@ -51,6 +51,17 @@ def test_an_edge_from_source_to_target_is_an_entry_of_the_targets_row() -> None:
     assert coupling.at(torch.tensor([[0, 2], [2, 0]])).flatten().tolist() == [5, 0]
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(heads: int) -> None:
+    """A shift costs nothing, though its squares are a million times as large as the differences."""
+    weight, x = randn(9, heads).abs(), 1e3 + randn(6, 3).float()
+    edges = torch.tensor([[0, 0, 1, 2, 3, 4, 5, 5, 2], [1, 5, 0, 3, 4, 1, 0, 2, 2]])
+    coupling = SparseCoupling(Graph(6, edges), weight)
+    square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
+    expected = (coupling.to_dense() * square).sum((1, 2))
+    torch.testing.assert_close(coupling.to(torch.float32).dirichlet(x).double(), expected, rtol=1e-5, atol=0)
+
+
 def test_parallel_edges_add_up_and_self_loops_stay() -> None:
     graph = Graph(2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0]))
     assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]

@@ -40,6 +40,17 @@ def test_one_row_outside_is_seen_beyond_rounding(constraint: Constraint, rows: T
     assert not constraint.holds(torch.full_like(inside, math.nan))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
+def test_rounding_of_half_precision_is_inside_and_no_more(
+    constraint: Constraint, rows: Tensor, dtype: torch.dtype
+) -> None:
+    inside = constraint.project(rows.to(dtype))
+    assert constraint.holds(inside)
+    inside[3, 1] = -1.05 * constraint.project(torch.ones(3, dtype=dtype))
+    assert not constraint.holds(inside)
+
+
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
 @pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1.0, 1e200])
 def test_gradients_are_finite_for_rows_of_any_length(constraint: Constraint, size: float) -> None:

@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from diffusion_mp.energies import (
+    Energy,
     GaussianPenalty,
     MixturePenalty,
     Penalty,
@@ -16,8 +17,10 @@ from diffusion_mp.energies import (
     SigmoidPenalty,
     SimplePenalty,
     SoftmaxPenalty,
+    certify_trajectory,
     get_penalty,
 )
+from diffusion_mp.updates import Backtracking
 
 PENALTIES = [
     QuadraticPenalty(),
@@ -57,6 +60,24 @@ def test_the_simple_penalty_falls_beyond_its_domain() -> None:
     z2 = torch.tensor([4.0, 4.5, 5.0], dtype=torch.double)
     assert (SimplePenalty().delta(z2).diff() < 0).all()
     assert (SimplePenalty().f(z2)[1:] < 0).all()
+
+
+@pytest.mark.parametrize(("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) -> None:
+    """Opposite unit vectors are 2 apart up to rounding; a pair further apart than that is refused wherever it comes."""
+    x = torch.randn(50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double).to(dtype)
+    penalty = SimplePenalty()
+    for unit in torch.nn.functional.normalize(x, dim=2):
+        pair = torch.stack([unit, -unit])
+        coupling = penalty.coupling(pair)
+        assert certify_trajectory(penalty, pair, 0.5)
+        assert Backtracking(penalty)(pair, coupling).isfinite().all()
+    apart = (1 + much) * pair
+    assert "beyond the domain" in certify_trajectory(penalty, apart, 0.5).reason
+    with pytest.raises(ValueError, match="x must lie in the domain"):
+        Backtracking(penalty)(apart, coupling)
+    with pytest.warns(UserWarning, match="leaves the domain"):
+        Energy(penalty)(apart)
 
 
 def test_published_values() -> None:

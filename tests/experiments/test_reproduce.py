@@ -1,5 +1,6 @@
 """`diffusion-mp reproduce` on the digits: every run once, the same however it is stopped, settings by validation."""
 
+import contextlib
 import json
 import os
 import re
@@ -155,6 +156,31 @@ def test_nested_tuning_chooses_for_every_split(tmp_path, monkeypatch):
     assert chosen == {(0, max(lrs)), (1, min(lrs))}
     assert asked.count((0, True)) == asked.count((1, True)) == 3
     assert asked.count((0, False)) == asked.count((1, False)) == 2
+
+
+def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, monkeypatch):
+    """Stopped in its search, among its reported runs or in a further trial, it is left out of what others make."""
+    left, made = 0, []
+
+    def trained(config, metric, split, seed, tuning):
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        made.append(config)
+        return {"validation": -len(made), "seconds": 1.0, "ablated": {}, "test": 0.5}  # the first trial is the best
+
+    monkeypatch.setattr(harness, "train", trained)
+    table = load_table(write_table(tmp_path, tuning=2, trials=2))
+    complete = []
+    for trials in [2] * 6 + [3] * 2:  # four runs of the search and two that are reported, and two of one trial more
+        told, left = replace(table, trials=trials), 1
+        with contextlib.suppress(KeyboardInterrupt):
+            reproduce(told, tmp_path / "out", only=["gcn"])
+        left = 2
+        complete.append({line["row"] for line in reproduce(told, tmp_path / "out", only=["constant"])})
+    assert ["gcn" in rows for rows in complete] == 5 * [False] + [True, False, True]
+    assert all("constant" in rows for rows in complete)
 
 
 def test_what_diverged_is_not_chosen(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """One run: the best epoch's weights, what diverges, predictors that see no other label, networks without attention."""
 
 import time
+from itertools import product
 
 import pytest
 import pytorch_lightning as pl
@@ -44,18 +45,18 @@ def test_a_run_depends_on_its_split_and_seed_and_nothing_else():
 
 
 class Said(nn.Module):
-    """Says the right classes in its third epoch of training, and wrong ones otherwise."""
+    """Says the right classes in its third epoch of training, or in those that are told, and wrong ones otherwise."""
 
-    def __init__(self, y):
+    def __init__(self, y, *right):
         super().__init__()
-        self.weight, self.y = nn.Parameter(torch.zeros(())), y
+        self.weight, self.y, self.right = nn.Parameter(torch.zeros(())), y, right or (3,)
         self.register_buffer("epoch", torch.zeros(()))
 
     def forward(self, x, edge_index, edge_weight):
         if self.training:
             self.epoch += 1
-        right = self.y if self.epoch == 3 else (self.y + 1) % 10
-        return nn.functional.one_hot(right, 10) + self.weight
+        said = self.y if self.epoch in self.right else (self.y + 1) % 10
+        return nn.functional.one_hot(said, 10) + 0 * self.weight
 
 
 def fitted(model, data, epochs, patience, lr=0.1):
@@ -76,6 +77,13 @@ def test_the_weights_are_those_of_the_best_epoch_and_patience_ends(digits):
     assert module.model.epoch == 3
 
 
+def test_of_epochs_that_are_equally_good_the_first_is_the_best(digits):
+    """So it does not depend on how long a training goes on."""
+    module, result = fitted(Said(digits.data.y, 2, 5), digits, 30, 4)
+    assert result == {"epoch": 2, "epochs": 6, "ended": "patience"}
+    assert module.model.epoch == 2
+
+
 class Diverging(Said):
     def forward(self, x, edge_index, edge_weight):
         return super().forward(x, edge_index, edge_weight) * (float("nan") if self.epoch > 4 else 1)
@@ -94,6 +102,19 @@ def test_nothing_finite_is_no_number(monkeypatch):
     monkeypatch.setattr(training, "made_module", lambda config, data: NodeClassifier(Nothing(data.data.y)))
     result = train(config(), "acc", 0, 0, tuning=True)
     assert (result["epoch"], result["ended"], result["validation"]) == (0, "diverged", None)
+
+
+def test_every_split_and_seed_draws_weights_of_its_own(monkeypatch):
+    drawn = []
+
+    def module(config, data):
+        drawn.append(float(torch.rand(())))
+        return NodeClassifier(Nothing(data.data.y))
+
+    monkeypatch.setattr(training, "made_module", module)
+    for split, seed in product(range(2), repeat=2):
+        train(config(), "acc", split, seed, tuning=True)
+    assert len(set(drawn)) == 4
 
 
 class Restless(Said):

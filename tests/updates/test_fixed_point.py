@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.fixed_point import iterate
 
@@ -95,6 +96,18 @@ def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
         )
 
 
+@pytest.mark.parametrize("memory", [1, 10])
+@pytest.mark.parametrize("beyond", [1.0, math.nan])
+def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(memory: int, beyond: float) -> None:
+    """z ← z − ½ arctan(z − 1) always contracts, and its secants from afar lead ever further away."""
+
+    def step(z: Tensor) -> Tensor:
+        return torch.where(z > 0, 1.0, beyond) * (z - 0.5 * (z - 1).atan())
+
+    limit = iterate(step, torch.full((1,), 10.0, dtype=torch.float64), tol=1e-12, max_iter=100, memory=memory)
+    assert limit.item() == pytest.approx(1.0, abs=1e-10)
+
+
 def test_a_limit_of_higher_energy_is_not_taken() -> None:
     """A gradient step between two wells: the acceleration finds the hill between them from many starts."""
 
@@ -109,6 +122,15 @@ def test_a_limit_of_higher_energy_is_not_taken() -> None:
         rises += int(energy(fixed_point(step, x0)) > energy(x0))
         assert energy(fixed_point(step, x0, energy=energy)) <= energy(x0)
     assert rises > 0
+
+
+def test_on_a_sphere_the_energy_is_asked_without_attention_too() -> None:
+    """The first node is sent away from the second and comes back; near the far side, acceleration stops at the pole."""
+    model = CertifiedDIFFormer(2, 2, 2, None, penalty=None, constraint="sphere", mu=1.0, beta=1.0).double()
+    model.encoder = torch.nn.Identity()
+    edges = torch.tensor([[0, 1], [1, 0]])
+    before, after = model.energies(torch.tensor([[-0.3, 0.015], [3.0, 0.0]], dtype=torch.float64), edges)
+    assert after < before - 1
 
 
 def test_single_precision_empty_states_and_zeros() -> None:
