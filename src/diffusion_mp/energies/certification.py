@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.certificate import Certificate
+from diffusion_mp.energies.function import find_flaw
 from diffusion_mp.energies.joint import JointEnergy
 from diffusion_mp.energies.joint_certificate import certify_step
 from diffusion_mp.energies.pairs import State, check_heads, find_distance_above
@@ -80,6 +82,9 @@ def certify(
     check_positive(tau, "tau")
     check_positive(leak, "leak", allow_zero=True)
     check_choice(form, "form", ["conservative", "residual"])
+    broken = broken_parameter(subject) if isinstance(subject, nn.Module) else None
+    if broken is not None:
+        return Certificate.refused("Theorem 7", tau, broken)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     if isinstance(subject, Penalty):
@@ -153,10 +158,22 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
 
 
 def _look(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Keeps what a layer says of itself at the first input that reaches it."""
-    if name not in found:
+    """Keeps what a layer says of itself at the inputs that reach it: the first that is refused, or the largest λ."""
+    known = found.get(name)
+    if known is None or known:
         options = {key: value for key, value in kwargs.items() if key in ("source", "features", "beside")}
-        found[name] = layer.certificate(*args, **options)
+        certificate = layer.certificate(*args, **options)
+        if known is None or not certificate or certificate.lam > known.lam:
+            found[name] = certificate
+
+
+def broken_parameter(module: nn.Module, *parts: str) -> str | None:
+    """A parameter that is not finite, as a sentence; ``parts``: what its name begins with, if not all are looked at."""
+    for name, parameter in module.named_parameters():
+        looked_at = name.startswith(parts or "") and not is_lazy(parameter) and not parameter.is_meta
+        if looked_at and not bool(parameter.isfinite().all()):
+            return f"the parameter {name} has entries that are not finite: {describe(parameter)}."
+    return None
 
 
 def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +206,7 @@ def _certify_penalty(
     check_heads(x)
     if x.is_meta:
         raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
-    flaw = penalty.flaw()
+    flaw = find_flaw(penalty)
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
     beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)

@@ -106,12 +106,9 @@ class FunctionPenalty(nn.Module, Penalty):
 
     @torch.no_grad()
     def flaw(self) -> str | None:
-        place = next((parameter.device for parameter in self.parameters()), None)
-        if place is not None and place.type == "meta":
+        z2 = _points(self)
+        if z2.is_meta:
             return None
-        end = min(self.domain[1], FARTHEST)
-        near, far = torch.linspace(0, min(end, 64.0), 400), torch.logspace(-6, math.log10(end), 400)
-        z2 = torch.cat([near, far.clamp(max=end)]).double().sort().values.to(place)
         name = "f" if self.slope is not None else "delta"
         try:
             values, total = self._slope(z2), self.delta(z2)
@@ -125,7 +122,7 @@ class FunctionPenalty(nn.Module, Penalty):
                 raise ValueError(
                     f"{what} must give a tensor of the shape of z², {list(z2.shape)}; got {describe(got)}."
                 )
-        return _flaw(z2, values)
+        return _flaw(z2, values, total if self.integral is not None else None)
 
     def extra_repr(self) -> str:
         given = {"f": self.slope, "delta": self.integral}
@@ -137,16 +134,49 @@ class FunctionPenalty(nn.Module, Penalty):
         return ", ".join([*named, f"domain={self.domain}"])
 
 
-def _flaw(z2: Tensor, f: Tensor) -> str | None:
-    """Where f is no penalty's, as a sentence."""
-    rounding = 1e-6 * float(f[0].abs())
+@torch.no_grad()
+def find_flaw(penalty: Penalty) -> str | None:
+    """Why a penalty is none on its domain, as a sentence: what it says of itself, or what f and δ show."""
+    flaw = penalty.flaw()
+    if flaw is not None or isinstance(penalty, FunctionPenalty):
+        return flaw
+    z2 = _points(penalty)
+    return None if z2.is_meta else _flaw(z2, penalty.f(z2), penalty.delta(z2))
+
+
+def _points(penalty: Penalty) -> Float[Tensor, " points"]:
+    """Where a penalty is looked at: squared distances in its domain, on the device of what it learns."""
+    learned = penalty.parameters() if isinstance(penalty, nn.Module) else iter(())
+    place = next((parameter.device for parameter in learned), None)
+    end = min(penalty.domain[1], FARTHEST)
+    near, far = torch.linspace(0, min(end, 64.0), 400), torch.logspace(-6, math.log10(end), 400)
+    return torch.cat([near, far.clamp(max=end)]).double().unique().to(place)
+
+
+def _flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
+    """Where f is no penalty's or not the slope of δ, as a sentence."""
+    eps = torch.finfo(f.dtype).eps
+    rounding = max(1e-9, 16 * eps) * float(f[0].abs())
     for wrong, what in ((~f.isfinite(), "is not finite"), (f < -rounding, "is negative")):
         if bool(wrong.any()):
             where = int(wrong.int().argmax())
             return f"f({float(z2[where]):g}) = {float(f[where]):g} {what}."
-    rise = f.diff()
+    lowest, place = f.cummin(0)
+    rise = f - lowest
     if bool((rise > rounding).any()):
-        where = int(rise.argmax())
-        at, then = float(z2[where]), float(z2[where + 1])
-        return f"f rises from f({at:.6g}) = {float(f[where]):.6g} to f({then:.6g}) = {float(f[where + 1]):.6g}."
+        then = int(rise.argmax())
+        at = int(place[then])
+        return (
+            f"f rises from f({float(z2[at]):.6g}) = {float(f[at]):.6g} to "
+            f"f({float(z2[then]):.6g}) = {float(f[then]):.6g}."
+        )
+    if delta is None:
+        return None
+    # The slope of a chord of a concave δ lies between those at its ends.
+    chord, size = delta.diff() / z2.diff(), delta.abs()
+    off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - 16 * eps * (size[:-1] + size[1:]) / z2.diff()
+    if not bool((off <= 0).all()):
+        where = int(off.nan_to_num(torch.inf).argmax())
+        ends = f"{float(z2[where]):.6g} and {float(z2[where + 1]):.6g}"
+        return f"f is not the derivative of δ, which rises by {float(chord[where]):.6g} per z² between {ends}."
     return None

@@ -19,6 +19,7 @@ class MixturePenalty(nn.Module, Penalty):
     f is completely monotone (Bernstein, 1928), so δ is concave and increasing whatever was learned, and everything that
     is certified for penalties stays so at every step of training (Theorem T5 of docs/certified.md). The kernel f is
     positive definite. The logarithms of c and σ are the parameters, so a step of training changes both by a factor.
+    Widths count up to e^±20 and weights up to e^±40, so that cσ² stays within single precision.
 
     Args:
         widths: σ_m at the start.
@@ -59,12 +60,12 @@ class MixturePenalty(nn.Module, Penalty):
     @property
     def widths(self) -> Float[Tensor, " M"]:
         """σ as it is now."""
-        return self.log_widths.exp()
+        return _exp(self.log_widths, 20.0)
 
     @property
     def weights(self) -> Float[Tensor, " M"]:
         """c as it is now."""
-        return self.log_weights.exp()
+        return _exp(self.log_weights, 40.0)
 
     @property
     def score(self) -> MixtureScore:
@@ -73,8 +74,14 @@ class MixturePenalty(nn.Module, Penalty):
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
         scale = 2 * self.widths.to(z2.dtype).square()
+        z2 = z2.clamp(min=0)  # a distance of zero may be rounded below, and over a narrow width that is far
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
 
     def extra_repr(self) -> str:
         numbers = ([round(value, 6) for value in values.tolist()] for values in (self.widths, self.weights))
         return "widths={}, weights={}".format(*numbers)
+
+
+def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
+    """e^logarithms between e^±limit, in single precision at least."""
+    return logarithms.to(torch.promote_types(logarithms.dtype, torch.float32)).clamp(-limit, limit).exp()

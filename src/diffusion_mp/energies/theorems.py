@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.certificate import Certificate
 from diffusion_mp.energies.spectrum import (
@@ -38,6 +40,8 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
             f"the coupling is not symmetric ({coupling!r}), so its step is not the gradient of an energy. For a "
             f"row-normalised D̄⁻¹Ω certify the penalty, or the symmetric Ω with theorem7.",
         )
+    if not bool(coupling.degree().isfinite().all()):
+        return Certificate.refused(name, tau, f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = precision(coupling.dtype).eigenvalue
     if coupling.nonnegative and form == "conservative":  # then Δ is positive semi-definite as it stands
         smallest, largest = 0.0, _largest_eigenvalue(coupling, rtol)
@@ -75,9 +79,10 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
         )
     if omega.num_nodes == 0:
         return Certificate.of_step(name, tau, 0.0, leak, "no nodes")
-    degree = float(omega.degree().min())
-    if degree <= 0:
-        reason = f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive degrees."
+    degrees = omega.degree()
+    degree = float(degrees.min())
+    if not (degree > 0 and float(degrees.max()) < math.inf):
+        reason = f"a node has degree {degree:.4g} in Ω; the row-normalised step needs positive and finite degrees."
         return Certificate.refused(name, tau, reason)
     rtol = precision(omega.dtype).eigenvalue
     heads = range(omega.heads)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.energies.certificate import Certificate
+from diffusion_mp.energies.function import find_flaw
 from diffusion_mp.energies.pairs import State, blocks, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.errors import check_kind, check_positive, describe
@@ -41,6 +42,9 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     parts = blocks(x, ptr)
     if x.is_meta:
         raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    flaw = find_flaw(penalty)
+    if flaw is not None:
+        return Certificate.refused(THEOREM, tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
     if tau > 1:
         reason = "above τ = 1 a step may leave the convex hull of the state, and no later degree is known."
         return replace(Certificate.refused(THEOREM, tau, reason), tau_max=1.0)

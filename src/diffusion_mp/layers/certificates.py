@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.energies import Certificate, certify
+from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler
 
@@ -45,7 +46,7 @@ def layer_certificate(
     """Theorem 7 for a step with the coupling of a penalty, Theorem 1 for one with any other that is symmetric."""
     update, diffusivity = layer.update, layer.diffusivity
     tau = float(update.step_size) if isinstance(update, ExplicitEuler) else float("nan")
-    why = layer.why_uncertified
+    why = layer.why_uncertified or broken_parameter(layer)
     if why is None and (x is None or graph is None):
         why = "that depends on the state and the graph: pass them, certify(model, data)."
     if why is not None or x is None or graph is None or not isinstance(update, ExplicitEuler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import NoneType
 from typing import Any, Literal, cast
 
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.projected import spectral_norms
 from diffusion_mp.couplings.reweighted import averaged
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.energies import (
@@ -23,7 +25,7 @@ from diffusion_mp.energies import (
     certify_step,
     get_penalty,
 )
-from diffusion_mp.energies.certification import random_input
+from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -56,9 +58,9 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
             max(1, ‖W_h‖₂), and all move the state, which is whole, together; ``None``: none.
         constraint, radius: C of every row of a head; see `CertifiedStep`.
         beta, lam, mu: β, λ, μ > 0 at the start; they are learned.
-        graph: A, a fixed diffusivity that is symmetric and nonnegative; ``True``: D^-½AD^-½ of the graph's symmetric
-            part, which is all that the energy sees of it; ``False``: edges are not read. It is left out where no edges
-            were observed.
+        graph: A, a diffusivity that is symmetric and nonnegative. One that reads a state reads the source, so that A
+            stays as it is from step to step. ``True``: D^-½AD^-½ of the graph's symmetric part, which is all that the
+            energy sees of it; ``False``: edges are not read. It is left out where no edges were observed.
 
     Shapes:
         - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; source: [N, channels], x by default; beside: a
@@ -108,7 +110,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         self.attention: AllPairs | None = None
         self.weight: nn.Parameter | None = None
         if penalty is not None:
-            self.attention = AllPairs(_penalty(penalty, channels // heads), heads, self.update.constraint, projection)
+            self.attention = AllPairs(_penalty(penalty, channels // heads), heads, self.update, projection)
             if projection is not None:
                 self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels))
         self.graph_term: Diffusivity | None = None
@@ -152,16 +154,22 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
             check_state(source, "source", self.in_channels, module=self)
             check_device(source, "source", x.device, "x")
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
-        state = self.update.constraint.project(self.by_head(x))
-        coupling = self.coupling(state, graph, beside)
-        source = state if source is None else self.by_head(source)
-        out = self.update.step(state, coupling, source=source, centre=graph.centre(state)).flatten(1)
+        state, source = self._begin(x, source)
+        coupling = self.coupling(state, graph, source, beside)
+        out = self.update.step(state, coupling, source=self.by_head(source), centre=graph.centre(state)).flatten(1)
         return (out, coupling) if return_coupling else out
 
-    def coupling(self, state: Float[Tensor, "N H D"], graph: Graph, beside: Coupling | None = None) -> Coupling:
-        """W at a state by head (:meth:`by_head`) of this graph."""
+    def _begin(self, x: Float[Tensor, "N C"], source: Tensor | None) -> tuple[Float[Tensor, "N H D"], Tensor]:
+        """The state in C by head, and the source, which is this state if none was given."""
+        state = self.update.constraint.project(self.by_head(x))
+        return state, state.flatten(1) if source is None else source
+
+    def coupling(
+        self, state: Float[Tensor, "N H D"], graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
+    ) -> Coupling:
+        """W at a state by head (:meth:`by_head`) of this graph, with this source."""
         terms: list[Coupling] = []
-        fixed = self._fixed(state.flatten(1), graph, beside)
+        fixed = self._fixed(source, graph, beside)
         if fixed is not None:
             terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
         if self.attention is not None and self.lam is not None:
@@ -205,12 +213,25 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         beside: Coupling | None = None,
     ) -> Certificate:
         """That no step raises F from this state (`certify_step`); without x, from a random one."""
+        broken = broken_parameter(self)
+        if broken is not None:
+            return Certificate.refused("Theorem T1", math.nan, broken)
         if x is None:
             x, edge_index = random_input(self.in_channels, self.mu.raw)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
-        state = self.update.constraint.project(self.by_head(x))
-        energy = self.energy(graph, x if source is None else source, beside)
-        return certify_step(energy, self.coupling(state, graph, beside), state)
+        state, given = self._begin(x, source)
+        coupling = self.coupling(state, graph, given, beside)
+        certificate = certify_step(self.energy(graph, given, beside), coupling, state)
+        if not certificate:
+            return certificate
+        out = self.forward(x, graph, source=source, beside=beside)
+        assert isinstance(out, Tensor)
+        step = CertifiedStep(float(self.beta()), constraint=self.update.constraint)
+        expected = step(state, coupling, source=self.by_head(given)).flatten(1)
+        if bool((out - expected).norm() <= torch.finfo(out.dtype).eps ** 0.5 * expected.norm()):
+            return certificate
+        reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
+        return Certificate.refused("Theorem T1", math.nan, reason)
 
     def at_rest(
         self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
@@ -246,13 +267,13 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         if self.weight is None:
             return None
         wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        return wide / torch.linalg.matrix_norm(wide, 2, keepdim=True).clamp(min=1)
+        return wide / spectral_norms(wide).clamp(min=1)[:, None, None]
 
-    def _fixed(self, x: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
+    def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
         """A, what stands beside it, or both."""
         if self.graph_term is None or graph.edge_index is None:
             return beside
-        edges: Coupling = self.graph_term(x, graph)
+        edges: Coupling = self.graph_term(source, graph)
         return edges if beside is None else edges + beside
 
     def extra_repr(self) -> str:
@@ -269,8 +290,9 @@ class AllPairs(Diffusivity):
     depends_on = "rows"
     symmetric = True
 
-    def __init__(self, penalty: Penalty, heads: int, constraint: Constraint, projection: str | None) -> None:
+    def __init__(self, penalty: Penalty, heads: int, update: CertifiedStep, projection: str | None) -> None:
         super().__init__()
+        constraint = update.constraint
         farthest = constraint.diameter**2
         limit = penalty.domain[1]
         if farthest > limit:
@@ -279,9 +301,8 @@ class AllPairs(Diffusivity):
                 f"constraint={constraint!r} lets states be {farthest:g} apart. Pass constraint='ball' or 'sphere' with "
                 f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
             )
-        self.of_pairs, self.heads = penalty, heads
-        # A projection of norm one takes a sphere into its ball.
-        self.within = Ball(constraint.diameter / 2) if projection and not constraint.convex else constraint
+        self.of_pairs, self.heads, self.projected = penalty, heads, projection is not None
+        self.step = (update,)  # a tuple: as a module its parameters would be in the state dict twice
 
     @property
     def penalty(self) -> Penalty:  # type: ignore[override]
@@ -291,6 +312,12 @@ class AllPairs(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         rows = x.unflatten(1, (self.heads, -1))
         return self.penalty.coupling(rows, graph.segments, constraint=self.within, centre=graph.centre(rows))
+
+    @property
+    def within(self) -> Constraint:
+        """What confines the rows that the penalty sees: a projection of norm one takes a sphere into its ball."""
+        constraint = self.step[0].constraint
+        return Ball(constraint.diameter / 2) if self.projected and not constraint.convex else constraint
 
 
 def _penalty(penalty: Penalty | str, dim: int) -> Penalty:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
-from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty, certify_step
-from diffusion_mp.energies.certification import random_input
+from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty
+from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
@@ -147,12 +148,13 @@ class CertifiedDIFFormer(GraphModel):
         The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
         Without x a random input is looked at, on a directed graph.
         """
+        broken = broken_parameter(self, "encoder.", "inputs.", "conv.")
+        if broken is not None:
+            return Certificate.refused("Theorem T1", math.nan, broken)
         if x is None:
             x, edge_index = random_input(self.in_channels, self.conv.mu.raw)
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        state = self.conv.by_head(next(self._states(source, beside, graph, forget)))
-        coupling = self.conv.coupling(state, graph, beside)
-        return certify_step(self.conv.energy(graph, source, beside), coupling, state)
+        return self.conv.certificate(source, graph, source=source, beside=beside)
 
     def _inputs(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
