@@ -138,6 +138,8 @@ def test_the_explicit_step_of_such_an_attention_descends() -> None:
         (lambda: FunctionPenalty(delta=lambda z2: -z2), "is negative"),
         (lambda: FunctionPenalty(delta=lambda z2: z2.square()), "f rises"),
         (lambda: FunctionPenalty(lambda z2: 1 / z2), r"f\(0\) = inf is not finite"),
+        (lambda: FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)), r"f rises from f\(0\) = 1 to f\(9\)"),
+        (lambda: FunctionPenalty(cauchy, lambda z2: z2), "f is not the derivative of δ"),
         (lambda: FunctionPenalty(lambda z2: z2.sum()), "f must give a tensor of the shape of z²"),
         (lambda: FunctionPenalty(cauchy, domain=(1.0, 2.0)), r"domain must be \(0, the largest"),
         (lambda: FunctionPenalty(cauchy, domain=(0.0, -2.0)), r"domain must be \(0, the largest"),

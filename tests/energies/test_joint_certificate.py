@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp import (
     AdjacencyDiffusivity,
+    CertifiedConv,
     CertifiedDIFFormer,
     DIFFormer,
     DiffusionGNN,
@@ -20,8 +22,9 @@ from diffusion_mp import (
     NodeFormer,
     SGFormer,
     SimpleDiffusivity,
+    UniformDiffusivity,
 )
-from diffusion_mp.couplings import Coupling, LowRankCoupling, ScaledCoupling, SparseCoupling
+from diffusion_mp.couplings import Coupling, LowRankCoupling, ScaledCoupling, Score, SparseCoupling
 from diffusion_mp.energies import (
     Ball,
     GaussianPenalty,
@@ -31,6 +34,7 @@ from diffusion_mp.energies import (
     SimplePenalty,
     certify,
     certify_step,
+    certify_trajectory,
     get_constraint,
 )
 from diffusion_mp.models import LabelPropagation
@@ -131,6 +135,158 @@ def test_no_nodes_and_no_terms() -> None:
     assert certify(JointEnergy(None), torch.ones(3, 1, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_projection_that_was_divided_by_its_norm_is_of_norm_one(dtype: torch.dtype, ball) -> None:
+    """Its norm is one up to rounding, and to either side of it the certificate is the same."""
+    x = get_constraint("sphere").project(ball(9, 4)).unsqueeze(1)
+    weight = torch.randn(40, 3, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for projection in weight / torch.linalg.matrix_norm(weight, 2, keepdim=True):
+        assert certify(JointEnergy("simple", projection=projection, constraint="sphere"), x)
+        assert not certify(JointEnergy("simple", projection=(1 + 1e-5) * projection, constraint="sphere"), x)
+    assert certify(JointEnergy("simple", projection=0 * projection, constraint=None), x), (
+        "it sees all rows at one place"
+    )
+
+
+def test_models_with_tied_projections_are_certified_however_long_these_are() -> None:
+    x, edges = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = CertifiedDIFFormer(4, 8, 3, heads=2, projection="tied", constraint=("ball", "sphere")[seed % 2])
+        with torch.no_grad():
+            model.conv.weight.mul_(3)  # type: ignore[union-attr]
+        certificate = certify(model, Data(x=x, edge_index=edges))
+        assert certificate, (seed, str(certificate))
+
+
+def test_a_parameter_that_is_not_finite_is_named() -> None:
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    options = {"heads": 2, "projection": "tied", "penalty": MixturePenalty(), "inputs": 2.0 * UniformDiffusivity()}
+    for number in (math.nan, math.inf):
+        names = [name for name, _ in CertifiedDIFFormer(4, 6, 3, **options).named_parameters()]
+        for name in names:
+            model = CertifiedDIFFormer(4, 6, 3, **options | {"penalty": MixturePenalty()})
+            with torch.no_grad():
+                model.get_parameter(name).view(-1)[0] = number
+            certificate = certify(model, x)
+            assert certificate.holds == name.startswith("decoder"), "which is behind the block"
+            if not certificate:
+                assert f"the parameter {name} has entries that are not finite" in certificate.reason
+    layer = CertifiedConv(4)
+    with torch.no_grad():
+        layer.mu.raw.fill_(math.nan)
+    assert "the parameter mu.raw has" in certify(layer, x).reason
+    penalty = MixturePenalty()
+    with torch.no_grad():
+        penalty.log_widths[1] = math.nan
+    assert "the parameter log_widths has" in certify(penalty, x, tau=0.1).reason
+    assert "f(0) = nan is not finite" in certify(JointEnergy(penalty), x).reason
+    assert "f(0) = nan is not finite" in certify_trajectory(penalty, x, tau=0.1).reason
+
+
+@pytest.mark.parametrize("logarithm", [-90.0, -60.0, -30.0, 30.0, 60.0, 90.0])
+@pytest.mark.parametrize("which", ["log_widths", "log_weights"])
+def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> None:
+    torch.manual_seed(0)
+    x, edges = torch.randn(9, 4), torch.randint(9, (2, 20))
+    for dtype in (torch.float64, torch.float32):
+        if dtype == torch.float32 and which == "log_widths" and logarithm < 0:
+            continue  # single precision measures no distances that are so short beside the states
+        penalty = MixturePenalty((0.3, 1.0))
+        with torch.no_grad():
+            penalty.get_parameter(which)[0] = logarithm
+        model = CertifiedDIFFormer(4, 6, 3, num_layers=6, penalty=penalty).to(dtype)
+        energies = model.energies(x.to(dtype), edges)
+        assert (energies.diff() <= 1e-6 * energies[:-1].abs()).all()
+        assert certify(model, Data(x=x.to(dtype), edge_index=edges))
+        model(x.to(dtype), edges).sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+class Negative(Penalty):
+    """f = 2.5 − z²/2 is negative beyond z² = 5, and its domain does not say so."""
+
+    score = Score("linear", scale=1.0, offset=2.5)
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2 * (2.5 - z2 / 4)
+
+
+class NotItsSlope(GaussianPenalty):
+    """f is not δ′."""
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2.log1p()
+
+
+def edges_of(weight: list[float], index: list[list[int]], **promises: bool) -> SparseCoupling:
+    graph = Graph(7, torch.tensor(index))
+    return SparseCoupling(graph, torch.tensor(weight, dtype=torch.double), nonnegative=True, **promises)
+
+
+def test_promises_are_looked_at(ball) -> None:
+    x, both = ball(7, 3).unsqueeze(1), [[0, 1, 2, 3], [1, 0, 3, 2]]
+    q = x - x.mean(0)
+    for graph, reason in [
+        (edges_of([1, 1, -1, -1], both), "A has the negative entry -1"),
+        (edges_of([1, 1, 1, 2], both, symmetric=True), "A has two entries a_ij and a_ji that differ by 1"),
+        # As a share of the largest entry it is symmetric, and for nodes 2 to 6 it is a one-way street.
+        (edges_of([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]]), "that differ by 1"),
+        (edges_of([math.inf, math.inf, 1, 1], both, symmetric=True), "A has entries that are not finite"),
+        (2.0 * LowRankCoupling(q, q, symmetric=True, nonnegative=True), "A has the negative entry"),
+        (LowRankCoupling(x.abs(), x.flip(0).abs(), symmetric=True, nonnegative=True), "A has two entries"),
+    ]:
+        assert reason in certify(JointEnergy(None, graph_term=graph), x).reason
+    definite = LowRankCoupling(x.abs(), x.abs(), symmetric=True, nonnegative=True)
+    swap = edges_of([1, 1, 1, 1], both).to_dense()[0].unsqueeze(1)  # its eigenvalues are 1 and −1
+    broken = LowRankCoupling(swap, torch.eye(7, dtype=torch.double).unsqueeze(1), symmetric=True, nonnegative=True)
+    broken.positive_semidefinite = True
+    for constraint, holds in [(None, True), ("sphere", False)]:
+        z = get_constraint(constraint).project(x)
+        assert certify(JointEnergy(None, graph_term=definite, constraint=constraint), z)
+        assert certify(JointEnergy(None, graph_term=broken, constraint=constraint), z).holds == holds
+    assert "f(5.03216) = -0.0160797 is negative" in certify(JointEnergy(Negative()), x).reason
+    assert "f(5.03216) = -0.0160797 is negative" in certify_trajectory(Negative(), x, tau=0.1).reason
+    assert "f is not the derivative of δ" in certify(JointEnergy(NotItsSlope()), x).reason
+
+
+def test_numbers_that_changed_are_looked_at(ball) -> None:
+    x = ball(7, 3).unsqueeze(1)
+    for name in ("lam", "mu", "beta"):
+        for number in (-1.0, math.nan, math.inf):
+            weight = torch.tensor(1.0)
+            energy = JointEnergy("gaussian", source=x, graph_term=ring(7), **{name: weight})
+            assert certify(energy, x)
+            weight.fill_(number)
+            assert f"{name} must be finite and >= 0; it is {number:g}" in certify(energy, x).reason
+    for name in ("source", "metric"):
+        value = torch.ones_like(x if name == "source" else x[:, 0, 0])
+        energy = JointEnergy("gaussian", **{"source": x, name: value})
+        value.view(-1)[0] = math.inf
+        assert f"the {name} has entries that are not finite" in certify(energy, x).reason
+    huge = JointEnergy(MixturePenalty((1.0,), (1e15,)).double(), torch.tensor(1e300, dtype=torch.double))
+    assert "coupling has entries that are not finite" in certify(huge, x).reason
+
+
+@pytest.mark.parametrize("name", ["ball", "sphere"])
+def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(name: str, ball) -> None:
+    """1e-7 outside, a projection moves it by 1e-7, and that may be uphill."""
+    constraint = get_constraint(name)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x = constraint.project(9 * ball(7, 300).unsqueeze(1).to(dtype))
+        assert certify(JointEnergy("gaussian", constraint=constraint), x)
+    out = (1 + 1e-7) * constraint.project(9 * ball(7, 3).unsqueeze(1))
+    assert constraint.holds(out)
+    assert "the state leaves" in certify(JointEnergy("gaussian", constraint=constraint), out).reason
+
+
+def test_the_coupling_of_a_light_graph_is_compared_beside_a_heavy_one(ball) -> None:
+    x, index = ball(7, 3).unsqueeze(1), [[0, 1, 2, 3], [1, 0, 3, 2]]
+    energy = JointEnergy(None, graph_term=edges_of([1e10, 1e10, 1, 1], index))
+    assert certify_step(energy, edges_of([1e10, 1e10, 1, 1], index), x)
+    assert "is not that of the energy" in certify_step(energy, edges_of([1e10, 1e10, 2, 2], index), x).reason
+
+
 EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 
 
@@ -194,6 +350,26 @@ def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None
     model.conv.update.constraint = Ball(1.5)
     assert "is concave up to squared distance 4, and Ball(radius=1.5)" in certify(model, x).reason
     assert "lets rows be 9 apart" in certify(model).reason
+
+
+def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
+    class Longer(CertifiedConv):
+        def forward(self, *inputs: Any, **options: Any) -> Any:
+            return 1.1 * super().forward(*inputs, **options)
+
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    assert certify(CertifiedConv(4), x)
+    assert "Longer does not move the state as the certified step" in certify(Longer(4), x).reason
+
+
+def test_a_constraint_that_is_replaced_is_that_of_the_attention_too() -> None:
+    torch.manual_seed(0)
+    model = CertifiedDIFFormer(4, 6, 3, penalty="gaussian", constraint="sphere", lam=9.0, mu=0.1).double()
+    model.conv.update.constraint = Ball(1.0)
+    x = torch.randn(7, 4, dtype=torch.double)
+    assert certify(model, x)
+    energies = model.energies(x)
+    assert (energies.diff() <= 1e-13 * energies[:-1]).all()
 
 
 def test_what_is_no_subject() -> None:

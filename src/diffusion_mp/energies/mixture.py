@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings.score import MixtureScore
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.errors import check_kind, check_positive, check_tensor
+from diffusion_mp.kernels.precision import exp_limit
 
 
 class MixturePenalty(nn.Module, Penalty):
@@ -83,5 +84,6 @@ class MixturePenalty(nn.Module, Penalty):
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
-    """e^logarithms between e^±limit, in single precision at least."""
-    return logarithms.to(torch.promote_types(logarithms.dtype, torch.float32)).clamp(-limit, limit).exp()
+    """e^logarithms between e^±limit, or as far as the dtype goes."""
+    limit = min(limit, exp_limit(logarithms.dtype))
+    return logarithms.clamp(-limit, limit).exp()
