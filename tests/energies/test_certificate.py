@@ -32,6 +32,13 @@ def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
     assert certificate.lam == pytest.approx(0.1 / (2 * (2 - 0.1 * certificate.eigenvalue)))
 
 
+def test_a_coupling_that_is_not_finite_is_refused() -> None:
+    graph = Graph(3, torch.tensor([[0, 1, 2], [1, 0, 2]]))
+    broken = SparseCoupling(graph, torch.tensor([math.nan, math.nan, 1.0]), symmetric=True, nonnegative=True)
+    for theorem in (theorem1, theorem7):
+        assert "finite" in theorem(broken, 0.1).reason
+
+
 def test_step_too_long(symmetric_graph, ball) -> None:
     for subject, x in [(symmetric_graph(8), None), (SimplePenalty(), ball(8, 3))]:
         tau_max = certify(subject, x, 1e-3).tau_max

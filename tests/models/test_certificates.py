@@ -110,6 +110,26 @@ def test_a_module_of_ones_own_is_run_and_looked_at() -> None:
     assert "nor is there a layer in it" in nothing.reason
 
 
+def test_a_layer_that_is_called_again_is_certified_at_every_state() -> None:
+    """Theorem 7 asks where a step starts; the largest λ serves all of them, and one refusal is one too many."""
+
+    class Mine(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            attention = SimpleDiffusivity(normalize=None, measure="distance")
+            self.step, self.factor = DiffusionConv(4, 4, attention, **BARE), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.step(self.factor * self.step(x))
+
+    x = 0.1 * randn(5, 4)
+    once, twice = (certify(Mine(factor), x).layers["step"] for factor in (0.1, 4.0))
+    assert once
+    assert twice
+    assert twice.lam > once.lam
+    assert "leaves the domain" in certify(Mine(100.0), x).layers["step"].reason
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_answers_without_data(name: str) -> None:
     certificate = certify(MODELS[name].model())

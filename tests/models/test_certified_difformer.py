@@ -12,9 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
-from diffusion_mp import EnergyTrace, GaussianDiffusivity, certify
+from diffusion_mp import EnergyTrace, GaussianDiffusivity, Graph, certify
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    EdgeDiffusivity,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+    SymmetricDiffusivity,
+)
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
@@ -190,6 +196,37 @@ def test_inputs_stand_beside_the_graph() -> None:
     near = build(inputs=GaussianDiffusivity(row_stochastic=False, normalize=None, measure="distance"))
     assert largest_rise(near, x, edges, None, BATCH) <= 0
     assert not torch.allclose(near(x, edges), build()(x, edges))
+
+
+READERS = {
+    "sigmoid": lambda: SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "simple": lambda: SimpleDiffusivity(row_stochastic=False),
+    "edges": lambda: EdgeDiffusivity("gaussian", row_stochastic=False),
+    "symmetric": lambda: SymmetricDiffusivity(READERS["sigmoid"]()),
+    "sum": lambda: AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"](),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_graph_term_that_reads_a_state_reads_the_source(name: str) -> None:
+    """W would follow the states otherwise, and F would not: then it rises."""
+    x, edges, _ = nodes()
+    x, edges = 3 * x, torch.cat([edges, edges.flip(0)], 1)
+    for constraint in (None, "ball"):
+        model = build(penalty=None, constraint=constraint, num_layers=8, graph=READERS[name]())
+        certificate = certify(model, Data(x=x, edge_index=edges, batch=BATCH))
+        assert certificate, str(certificate)
+        assert largest_rise(model, x, edges, None, BATCH) <= 1e-13
+        conv, graph = model.conv, Graph(NODES, edges)
+        state = conv.update.constraint.project(x.repeat(1, 2)[:, :8])
+        moved, coupling = conv(state, graph, return_coupling=True)
+        torch.testing.assert_close(coupling.to_dense(), (conv.mu() * conv.graph_term(state, graph)).to_dense())
+        energy = conv.energy(graph, state)
+        assert energy(moved) <= energy(state), "by itself a layer has its state for a source"
+        assert certify(conv, Data(x=state, edge_index=edges))
+    rest = build(penalty=None, constraint=None, num_layers=None, graph=READERS[name]())
+    before, after = rest.energies(x, edges)
+    assert after <= before
 
 
 def test_a_centred_source_has_mean_zero_in_every_graph() -> None:

@@ -166,21 +166,24 @@ def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
 def _not_kept(coupling: Coupling | None, convex: bool) -> str | None:
     """What A promises and its entries deny: those of all observed edges, or those between the first nodes."""
     for term in [] if coupling is None else _terms(coupling):
-        observed = isinstance(term, SparseCoupling)
+        whole = term
+        while isinstance(whole, ScaledCoupling):
+            whole = whole.coupling
+        observed = whole.graph.edges if isinstance(whole, SparseCoupling) else None
         first = torch.arange(min(term.num_nodes, LOOKED_AT), device=term.device)
-        pairs = term.graph.edges if isinstance(term, SparseCoupling) else torch.cartesian_prod(first, first).T
+        pairs = torch.cartesian_prod(first, first).T if observed is None else observed
         if not pairs.numel():
             continue
         forth, back = term.at(pairs).double(), term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()
-        rounding = 64 * torch.finfo(term.dtype).eps * (size if observed else size.max())
+        rounding = 64 * torch.finfo(term.dtype).eps * (size.max() if observed is None else size)
         if not bool(size.isfinite().all()):
             return f"A has entries that are not finite, in {term!r}."
         if bool((forth < -rounding).any()):
             return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
         if bool(((forth - back).abs() > rounding).any()):
             return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
-        if not convex and not observed and term.positive_semidefinite:
+        if not convex and observed is None and term.positive_semidefinite:
             least = float(torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min())
             if least < -len(first) * float(rounding):
                 return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
@@ -188,10 +191,12 @@ def _not_kept(coupling: Coupling | None, convex: bool) -> str | None:
 
 
 def _terms(coupling: Coupling) -> list[Coupling]:
-    """The parts of a sum, without their factors: what all promises of the sum come from."""
+    """The parts of a sum, and of multiples of one."""
     if isinstance(coupling, SumCoupling):
         return [part for term in coupling.terms for part in _terms(term)]
-    return _terms(coupling.coupling) if isinstance(coupling, ScaledCoupling) else [coupling]
+    if isinstance(coupling, ScaledCoupling) and isinstance(coupling.coupling, SumCoupling):
+        return [part for term in coupling.coupling.terms for part in _terms(coupling.scale * term)]
+    return [coupling]
 
 
 def _not_promised(whose: str, coupling: Coupling | None) -> str | None:
@@ -213,8 +218,11 @@ def _another(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | None:
     for whose, product in (("energy's own", expected), ("step's", got)):
         if not bool(product.isfinite().all()):
             return f"the {whose} coupling has entries that are not finite in its dtype, or too large to be summed."
-    eps = 0.0 if coupling is None else max(torch.finfo(dtype).eps for dtype in (coupling.dtype, x.dtype))
-    if not bool(((got - expected).abs() <= eps**0.5 * row_sums + 64 * eps * row_sums.max()).all()):
+    if coupling is None:
+        return None
+    eps = max(torch.finfo(made.dtype).eps for made in (x, *_terms(coupling)))
+    # A step with a W that is a little off raises F by the square of that.
+    if not bool(((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()):
         return (
             f"the step's coupling {coupling!r} is not that of the energy at this state: another penalty, graph or "
             f"weight, a state that was transformed on the way, or a coupling made at another state."
