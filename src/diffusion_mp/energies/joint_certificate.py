@@ -176,7 +176,8 @@ def _not_kept(coupling: Coupling | None, convex: bool) -> str | None:
             continue
         forth, back = term.at(pairs).double(), term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()
-        rounding = 64 * torch.finfo(term.dtype).eps * (size.max() if observed is None else size)
+        eps = torch.finfo(term.dtype).eps  # entries that are made of a state are as exact as its squares
+        rounding = eps**0.5 * size.max() if observed is None else 64 * eps * size
         if not bool(size.isfinite().all()):
             return f"A has entries that are not finite, in {term!r}."
         if bool((forth < -rounding).any()):
@@ -220,7 +221,7 @@ def _another(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | None:
             return f"the {whose} coupling has entries that are not finite in its dtype, or too large to be summed."
     if coupling is None:
         return None
-    eps = max(torch.finfo(made.dtype).eps for made in (x, *_terms(coupling)))
+    eps = max(torch.finfo(dtype).eps for dtype in (x.dtype, *(term.dtype for term in _terms(coupling))))
     # A step with a W that is a little off raises F by the square of that.
     if not bool(((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()):
         return (
