@@ -362,9 +362,9 @@ def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
 
 def test_a_constraint_that_is_replaced_is_that_of_the_attention_too() -> None:
     torch.manual_seed(0)
-    model = CertifiedDIFFormer(4, 6, 3, penalty="gaussian", constraint="sphere", lam=9.0, mu=0.1).double()
-    model.conv.update.constraint = Ball(1.0)
-    x = torch.randn(7, 4, dtype=torch.double)
+    model = CertifiedDIFFormer(4, 6, 3, constraint="sphere", lam=9.0, mu=0.1).double()
+    model.conv.update.constraint = Ball(1.0)  # within it the angles of a sphere are no distances
+    x = 0.3 * torch.randn(7, 4, dtype=torch.double)
     assert certify(model, x)
     energies = model.energies(x)
     assert (energies.diff() <= 1e-13 * energies[:-1]).all()
