@@ -74,6 +74,12 @@ def _threads(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
+def two_threads(_threads: None) -> None:
+    """For a test of what threads share, wherever it stands; the next test has its own number of them again."""
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
 def no_typecheck() -> Iterator[None]:
     """Turn the runtime shape checks off for one test, so that the package's own answer is seen."""
     before = jaxtyping.config.jaxtyping_disable

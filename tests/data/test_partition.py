@@ -80,6 +80,7 @@ def dense(edge_index: Tensor, part: Tensor, k: int, halo: bool) -> Tensor:
     return ((arrives & (halo | inside)) | (halo & sends & (source == target))).nonzero().flatten()
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("halo", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(

@@ -180,6 +180,12 @@ def test_sentences() -> None:
     x = randn(2, 1, 1)
     with pytest.raises(BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"):
         prefix_sum(x, False, backend="triton")
+    with pytest.raises(TypeError, match=r"names of their own; got \{'out'\} twice"):
+
+        @operation("a_test_of_names", cpu=torch.clone)
+        def _named(out: Tensor) -> Tensor:
+            return out
+
     with pytest.raises(TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"):
 
         @operation("tests::wrong", cpu=fast)

@@ -92,11 +92,6 @@ class Part:
         """Whether this is one graph."""
         return len(self._sizes) == 1
 
-    @property
-    def largest(self) -> int:
-        """The nodes of the largest graph."""
-        return self.buckets[0].size
-
     def masks(self, heads: int, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
         """One for nodes and zero below the end of a graph, [b H, size, 1] for every bucket; ``None``: all are nodes."""
         key = (heads, dtype, device)
