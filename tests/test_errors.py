@@ -21,17 +21,20 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
 )
+from diffusion_mp.data import RandomPartitionLoader, knn_graph
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     EdgeDiffusivity,
     GATDiffusivity,
     GaussianDiffusivity,
+    MixtureDiffusivity,
+    PenaltyDiffusivity,
     RelationalBias,
     SGFormerDiffusivity,
     SimpleDiffusivity,
     edge_loss,
 )
-from diffusion_mp.energies import Energy, certify
+from diffusion_mp.energies import Energy, MixturePenalty, certify
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
@@ -42,10 +45,11 @@ from diffusion_mp.layers import (
     GCNConv,
     GCNIIConv,
     GINConv,
+    NodeFormerConv,
     SGFormerConv,
 )
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, SFiFormer, SGFormer
-from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler
+from diffusion_mp.models import GPS, DIFFormer, DiffusionGNN, LabelPropagation, PDETransformer, SFiFormer, SGFormer
+from diffusion_mp.updates import Backtracking, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, fixed_point
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 
@@ -125,6 +129,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"edge_weight must be finite.*1 of its 3",
     ),
+    "edge_weight near the largest number": (
+        lambda: conv(X, EDGES, torch.full((3,), 3e38)),
+        ValueError,
+        r"edge_weight must add up to degrees of at most 5\.2e\+33, .*float32.*; the largest is 3e\+38\. Divide",
+    ),
     "edge_weight without edges": (lambda: conv(X, None, torch.ones(3)), ValueError, r"edge_weight needs edge_index"),
     "edge_weight beside a Graph": (
         lambda: conv(X, Graph(4, EDGES), torch.ones(3)),
@@ -135,6 +144,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: conv(X, torch.eye(4).to_sparse_csr(), torch.ones(4)),
         ValueError,
         r"a sparse adjacency holds its own weights",
+    ),
+    "no edge_weight for edges of no nodes": (
+        lambda: conv(X[:0], EDGES, [0.5] * 0),
+        ValueError,
+        r"edge_weight must be one-dimensional with one entry per edge \(3\); got a float32 tensor of shape \[0\]",
     ),
     # the batch
     "batch unsorted": (
@@ -248,6 +262,31 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "dropout of one": (lambda: DIFFormer(3, 4, 2, dropout=1.0), ValueError, r"dropout must be a probability.*1\.0"),
     "alpha of one": (lambda: APPNPConv(3, alpha=1.0), ValueError, r"alpha must lie in \[0, 1\)"),
     "theta without layer": (lambda: GCNIIConv(3, theta=0.5), ValueError, r"theta and layer go together"),
+    "output channels of a NodeFormer layer": (
+        lambda: NodeFormerConv(3, 0),
+        ValueError,
+        r"out_channels must be at least 1; got 0",
+    ),
+    "input channels of a NodeFormer layer": (
+        lambda: NodeFormerConv(None, 3),
+        TypeError,
+        r"in_channels must be an integer; got None",
+    ),
+    "hidden channels and heads of GPS": (
+        lambda: GPS(3, 6, 2, heads=4),
+        ValueError,
+        r"heads must divide hidden_channels; got 4 heads, 6 channels.*attention=\{'head_channels'",
+    ),
+    "dropout of GPS's attention": (
+        lambda: GPS(3, 4, 2, attention_dropout=2.0),
+        ValueError,
+        r"attention_dropout must be a probability",
+    ),
+    "features of sequences": (
+        lambda: PDETransformer("a", 8, 2, max_length=5),
+        TypeError,
+        r"in_channels must be an integer; got 'a'",
+    ),
     "no layers": (lambda: DIFFormer(3, 4, 2, num_layers=0), ValueError, r"num_layers must be at least 1; got 0"),
     "channels of a bool": (lambda: GCNConv(True, 2), TypeError, r"in_channels must be an integer; got True"),
     "state kept across widths": (
@@ -363,6 +402,66 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"Backtracking has no source term",
     ),
+    "sparse state for a step": (
+        lambda: ExplicitEuler(0.5)(X.to_sparse(), ring()),
+        TypeError,
+        r"x must be a dense tensor \[num_nodes, channels\]; got a float32 sparse_coo.*Use x\.to_dense\(\)",
+    ),
+    "sparse state for a solve": (
+        lambda: ImplicitEuler(0.5)(X.to_sparse_csr(), ring()),
+        TypeError,
+        r"x must be a dense tensor.*sparse_csr",
+    ),
+    "sparse values for a step": (
+        lambda: ExplicitEuler(0.5)(X, ring(), X.to_sparse()),
+        TypeError,
+        r"values must be a dense tensor",
+    ),
+    "sparse source for a step": (
+        lambda: ExplicitEuler(0.5, beta=1.0)(X, ring(), source=X.to_sparse()),
+        TypeError,
+        r"source must be a dense tensor",
+    ),
+    "values that heads do not divide": (
+        lambda: ExplicitEuler(0.5)(X[:, :2], LowRankCoupling(torch.rand(4, 2, 3), torch.rand(4, 2, 3)), X),
+        ValueError,
+        r"2 heads must divide the channels of values; got .*\[4, 3\]",
+    ),
+    "a step that changes the shape": (
+        lambda: fixed_point(lambda z: torch.cat([z, z]), X),
+        ValueError,
+        r"step\(z\) must be like z, a float32 tensor of shape \[4, 3\]; got .*\[8, 3\]",
+    ),
+    "a step that gives a word": (
+        lambda: fixed_point(lambda z: "z", X),
+        TypeError,
+        r"step\(z\) must be a tensor of the shape of z; got 'z'",
+    ),
+    "a step that gives integers": (
+        lambda: fixed_point(lambda z: z.long(), X),
+        TypeError,
+        r"step\(z\) must be floating point",
+    ),
+    "a fixed point from infinity": (
+        lambda: fixed_point(torch.cos, X / 0),
+        ValueError,
+        r"x0 must be finite; 12 of its 12",
+    ),
+    "an energy that is a word": (
+        lambda: fixed_point(torch.cos, X, energy="E"),
+        TypeError,
+        r"energy must be a function, of the state; got 'E'",
+    ),
+    "an energy of every entry": (
+        lambda: fixed_point(torch.cos, X, energy=lambda z: z),
+        TypeError,
+        r"energy\(z\) must be one number; got .*\[4, 3\]",
+    ),
+    "a total that is a number": (
+        lambda: fixed_point(torch.cos, X, total=1.0),
+        TypeError,
+        r"total must be a function, a sum over all rows; got 1\.0",
+    ),
     "source of other channels": (
         lambda: ExplicitEuler(0.5, beta=1.0)(V, ring(), source=V[..., :2]),
         ValueError,
@@ -373,7 +472,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"coupling must have 5 nodes",
     ),
-    "certificate for a tensor": (lambda: certify(X, X, 0.5), TypeError, r"certify takes a Coupling"),
+    "certificate for a tensor": (lambda: certify(X, X, 0.5), TypeError, r"subject must be a Coupling"),
     # kinds, dtypes and devices, the same sentences everywhere
     "state in double for a layer in single precision": (
         lambda: conv(X.double()),
@@ -411,6 +510,31 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: IdentityCoupling(4) @ V.to("meta"),
         ValueError,
         r"v must be on the device of the coupling, cpu; it is on meta",
+    ),
+    "neighbours on the meta device": (
+        lambda: knn_graph(X.to("meta"), 2),
+        ValueError,
+        r"x must have values; got .*\[4, 3\] on the meta device, where there are none",
+    ),
+    "walks on the meta device": (
+        lambda: Graph(4, EDGES.to("meta")).within(2),
+        ValueError,
+        r"edge_index must have values",
+    ),
+    "symmetry on the meta device": (
+        lambda: Graph(4, EDGES.to("meta")).is_symmetric,
+        ValueError,
+        r"edge_index must have values",
+    ),
+    "state on the meta device for a mixture": (
+        lambda: MixtureDiffusivity()(X.to("meta")),
+        ValueError,
+        r"x must be on the device of the parameters of MixtureDiffusivity, cpu; it is on meta",
+    ),
+    "state on the meta device for a penalty with parameters": (
+        lambda: PenaltyDiffusivity(MixturePenalty())(X.to("meta")),
+        ValueError,
+        r"x must be on the device of the parameters of PenaltyDiffusivity",
     ),
     "key on the meta device": (lambda: LowRankCoupling(V, V.to("meta")), ValueError, r"key must be on the device"),
     "edge_index as words": (lambda: conv(X, "edges"), TypeError, r"edge_index must be a tensor.*got 'edges' \(str\)"),
@@ -468,6 +592,21 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a word for a flag": (lambda: GCNConv(3, 2, bias="no"), TypeError, r"bias must be True or False; got 'no'"),
     "a number for a flag": (lambda: DIFFormer(3, 4, 2, source=1), TypeError, r"source must be True or False; got 1"),
+    "encodings in double for a model": (
+        lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=X.double()),
+        TypeError,
+        r"pe must be what LaplacianEncoder reads: eigenvectors must be float32",
+    ),
+    "encodings of other shapes for a model": (
+        lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=(X, X[:, :2])),
+        ValueError,
+        r"pe must be what LaplacianEncoder reads: eigenvalues must have the shape",
+    ),
+    "more parts than nodes": (
+        lambda: RandomPartitionLoader(Data(x=X, edge_index=EDGES), num_parts=9),
+        ValueError,
+        r"num_parts must leave every part a node; got 9 parts of 4 nodes",
+    ),
     "a scale that is NaN": (
         lambda: float("nan") * IdentityCoupling(3),
         ValueError,

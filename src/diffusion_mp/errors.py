@@ -185,6 +185,12 @@ def check_tensor(value: object, name: str, shape: str) -> None:
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
 
 
+def check_has_values(value: Tensor, name: str) -> None:
+    """Raise ``ValueError`` where a tensor is on the meta device, so that nothing can depend on what it holds."""
+    if value.is_meta:
+        raise ValueError(f"{name} must have values; got {describe(value)}, where there are none.")
+
+
 def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
     """Ones of a floating dtype on a device, for options ``dtype`` and ``device`` that say where something lives."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -214,18 +220,22 @@ def check_device(value: Tensor, name: str, device: torch.device, other: str) -> 
 
 def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
     """Raise unless ``x`` has the device and, without autocast, the dtype of the parameters of ``module``."""
-    if torch.compiler.is_compiling():
-        return
-    parameter = _first_array(module)
+    parameter = check_place(x, module, name)
     if parameter is None:
         return
-    if x.device != parameter.device:
-        check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
     if x.dtype != parameter.dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
             f"{name} must be {_named(parameter.dtype)}, as the parameters of {type(module).__name__} are; got "
             f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
         )
+
+
+def check_place(x: Tensor, module: nn.Module, name: str = "x") -> Tensor | None:
+    """Raise unless ``x`` is on the device of the parameters of ``module``; gives one of them, if there is any."""
+    parameter = None if torch.compiler.is_compiling() else _first_array(module)
+    if parameter is not None and x.device != parameter.device:
+        check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
+    return parameter
 
 
 def _first_array(module: nn.Module) -> Tensor | None:
@@ -306,8 +316,7 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
         raise TypeError(f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long().")
     if indices.dim() != 1 or indices.layout != torch.strided:
         raise ValueError(f"{name} must be one-dimensional, {length}; got {describe(indices)}.")
-    if indices.is_meta:
-        raise ValueError(f"{name} must hold numbers; got {describe(indices)}, where there are none.")
+    check_has_values(indices, name)
     return indices.long()
 
 
@@ -398,8 +407,7 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
         raise TypeError(f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}.")
-    if mask.is_meta:
-        raise ValueError(f"{name} must have values; got {describe(mask)}, where there are none.")
+    check_has_values(mask, name)
     if mask.shape != x.shape[:2]:
         raise ValueError(f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}.")
     check_device(mask, name, x.device, "x")
@@ -428,6 +436,7 @@ def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None
 
 def check_finite(x: Tensor, name: str) -> None:
     """Raise ``ValueError`` if ``x`` holds NaN or infinity (costs one pass; a synchronisation on a GPU)."""
+    check_has_values(x, name)
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise ValueError(f"{name} must be finite; {bad} of its {x.numel()} entries are NaN or infinite.")

@@ -12,7 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from diffusion_mp.errors import as_device, check_choice, check_counts, check_device, check_kind, describe
+from diffusion_mp.errors import (
+    as_device,
+    check_choice,
+    check_counts,
+    check_device,
+    check_has_values,
+    check_kind,
+    describe,
+)
 from diffusion_mp.graph_checks import (
     as_batch,
     as_edge_index,
@@ -295,7 +303,7 @@ class Graph:
             return self._batch
         device = None if self.edge_index is None else self.edge_index.device
         sizes = self.ptr.diff().to(device)
-        return torch.repeat_interleave(torch.arange(sizes.numel(), device=device), sizes)
+        return torch.repeat_interleave(torch.arange(sizes.numel(), device=device), sizes, output_size=self.num_nodes)
 
     # ---------------------------------------------------------------- edges
 
@@ -394,6 +402,7 @@ class Graph:
         """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
         if self._symmetric is None or learned:
+            check_has_values(self.edges, "edge_index")
             self._symmetric = is_symmetric(self.edges, self._own_weights().unsqueeze(1), self.num_nodes)
         return self._symmetric
 
@@ -449,6 +458,7 @@ class Graph:
         Its degrees are its own, also in a part of a graph: the walks of the whole graph are not known there.
         """
         check_counts(hops=hops)
+        check_has_values(self.edges, "edge_index")
         weight = self._own_weights().detach()
         return self._derive(
             f"within {hops}", lambda: self._with_edges(walk_pairs(self.edges, weight, self.num_nodes, hops), None)

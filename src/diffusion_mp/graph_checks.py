@@ -72,7 +72,7 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
 def _refuse_place(value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None) -> None:
     """Raise where a mask, or a batch in the place of weights, came: PyG's functions have them in other places."""
     vector = as_tensor(value, name, what)
-    if vector.dim() != 1:
+    if vector.dim() != 1 or not vector.numel():
         return
     if vector.dtype == torch.bool:
         raise TypeError(
@@ -165,6 +165,22 @@ def check_edges(num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor |
                 f"edge_weight must be non-negative, a degree needs that; the smallest is {float(edge_weight.min()):g}. "
                 f"Graph(..., validate=False) takes signed weights for use without normalisation."
             )
+        _check_degrees(num_nodes, edge_index, edge_weight)
+
+
+def _check_degrees(num_nodes: int, edge_index: Tensor, edge_weight: Tensor) -> None:
+    """Raise where a degree is too large: one beyond the range of its dtype would make every entry of its row zero."""
+    precision = torch.promote_types(edge_weight.dtype, torch.float32)  # in which weights are added up
+    largest = torch.finfo(precision).max / (1 << 16)  # products with a state stay in range
+    wide = edge_weight.detach().double()
+    if float(wide.sum()) <= largest:  # so no single degree is larger
+        return
+    top = max(float(wide.new_zeros(num_nodes).index_add(0, end, wide).max()) for end in edge_index)
+    if top > largest:
+        raise ValueError(
+            f"edge_weight must add up to degrees of at most {largest:.1e}, so that {precision} has room for what they "
+            f"multiply; the largest is {top:.3g}. Divide the weights by the largest: edge_weight / edge_weight.max()."
+        )
 
 
 def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:

@@ -177,7 +177,9 @@ def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
     counts = [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, allow_unlabelled=True)]
     assert sum(counts) == 6
     assert 0 in counts
-    with pytest.raises(ValueError, match=r"7 parts need as many training nodes; train_mask has 6.*allow_unlabelled"):
+    with pytest.raises(
+        ValueError, match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unlabelled"
+    ):
         RandomPartitionLoader(data, 7)
     assert len(list(RandomPartitionLoader(data, 7, allow_unlabelled=True))) == 7
 
@@ -357,7 +359,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "more parts than nodes": (
         lambda: RandomPartitionLoader(DATA, 61, allow_unlabelled=True),
         ValueError,
-        "more parts than nodes; got 61 parts of 60 nodes",
+        "num_parts must leave every part a node; got 61 parts of 60 nodes",
     ),
     "uneven processes": (lambda: RandomPartitionLoader(DATA, 5, num_replicas=2), ValueError, "multiple of the 2 proc"),
     "unknown rank": (lambda: RandomPartitionLoader(DATA, 4, num_replicas=2, rank=2), ValueError, "rank must lie in 0 "),

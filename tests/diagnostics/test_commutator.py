@@ -115,6 +115,12 @@ def test_padding_does_not_matter(generator: torch.Generator) -> None:
     assert found.routed == pytest.approx(sum(one.routed**2 for one in alone) ** 0.5, rel=1e-12)
 
 
+def test_a_state_that_is_not_finite_is_refused(generator: torch.Generator) -> None:
+    x = draw(generator, 2, 6, 6)
+    with pytest.raises(ValueError, match="x must be finite; 1 of its 72 entries"):
+        commutator(diffusion(6), attention(6, 3), x.index_put((torch.tensor(0),) * 3, x.new_tensor(torch.inf)))
+
+
 def test_s_is_the_bare_step(generator: torch.Generator) -> None:
     """A LayerNorm behind the step (Eq. 16) is not part of S, and stays where it is."""
     module, x = attention(6, 3), draw(generator, 2, 6, 6)

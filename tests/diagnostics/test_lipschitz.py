@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -95,3 +97,32 @@ def test_it_says_when_it_fails(generator: torch.Generator) -> None:
         lipschitz(lambda x: diffusivity(x).matmul(v), draw(generator, 5, 2))
     with pytest.raises(ValueError, match="tol must be finite and > 0"):
         lipschitz(torch.sin, v, tol=0.0)
+    with pytest.raises(ValueError, match="x must be finite; 10 of its 10 entries"):
+        lipschitz(torch.sin, v / 0)
+    with pytest.raises(ValueError, match="f must have a finite derivative at x, below 1e150; its norm there is inf"):
+        lipschitz(torch.sqrt, 0 * v)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("f", "sentence"),
+    [
+        (lambda x: "x", r"f\(x\) must be a tensor; got 'x'"),
+        (lambda x: (x, x), r"f\(x\) must be a tensor; got \(a float32"),
+        (lambda x: x + 1j, r"f\(x\) must be real; got a complex64"),
+    ],
+)
+def test_it_says_what_f_must_give(f: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        lipschitz(f, torch.rand(3))
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e38])
+def test_squares_may_leave_the_range_of_single_precision(scale: float, generator: torch.Generator) -> None:
+    matrix = torch.randn(4, 3, generator=generator)
+    found = lipschitz(lambda x: scale * (matrix @ x), torch.rand(3, generator=generator))
+    assert found / scale == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4)
+
+
+def test_nothing_to_move_in_stretches_nothing() -> None:
+    assert lipschitz(lambda x: torch.ones(2) + x.sum(), torch.rand(0)) == 0.0

@@ -210,6 +210,12 @@ def test_the_model_is_left_as_it_was(generator: torch.Generator) -> None:
     assert torch.equal(random, torch.get_rng_state())
 
 
+def test_sequences_of_length_zero_are_not_moved() -> None:
+    model = transformer("P1")
+    found = perturbation_bound(model, model.after_embedding, torch.zeros(2, 0, 2, dtype=torch.float64))
+    assert (found.truth, found.lipschitz, found.roughness_estimate) == (0.0, 0.0, 0.0)
+
+
 @pytest.mark.usefixtures("no_typecheck")
 def test_it_says_what_it_needs(generator: torch.Generator) -> None:
     model, x = transformer("P1"), draw(generator, 2, 9, 2)
@@ -219,6 +225,8 @@ def test_it_says_what_it_needs(generator: torch.Generator) -> None:
         perturbation_bound(model, PDEDiffusion1d(6), x)
     with pytest.raises(ValueError, match="points must be at least 1"):
         perturbation_bound(model, model.after_embedding, x, points=0)
+    with pytest.raises(ValueError, match="the state that inputs give at site must be finite; 108 of its 108 entries"):
+        perturbation_bound(model, model.after_embedding, x / 0)
     layer = PDEDiffusion1d(6).double()
     pair = nn.Bilinear(2, 2, 6).double()
     with pytest.raises(TypeError, match=r"must be called as module\(x, mask\)"):

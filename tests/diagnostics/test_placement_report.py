@@ -92,6 +92,26 @@ def test_a_given_s_for_a_baseline_and_for_heads(generator: torch.Generator) -> N
         diagnose(transformer(None), x, diffusion=layer, sites=["embedding"])
 
 
+@pytest.mark.usefixtures("no_typecheck")
+def test_it_says_what_it_needs(generator: torch.Generator) -> None:
+    x = sequences(generator)
+    for points in ("a", None):
+        with pytest.raises(TypeError, match="points must be an integer"):
+            diagnose(nn.Linear(2, 2).double(), x, points=points)  # which has no layer to measure anything at
+    with pytest.raises(ValueError, match="tol must be finite and > 0"):
+        diagnose(nn.Linear(2, 2).double(), x, tol=-1.0)
+    with pytest.raises(ValueError, match=r"the state that inputs give at blocks\.0\.attention must be finite"):
+        diagnose(transformer(None), x / 0, diffusion=PDEDiffusion1d(6).double())
+    with pytest.raises(ValueError, match="the state that inputs give at site must be finite"):
+        diagnose(transformer("P1"), x / 0)
+
+
+def test_sequences_of_length_zero_have_rows_of_zeros() -> None:
+    report = diagnose(transformer("P1"), torch.zeros(2, 0, 2, dtype=torch.float64))
+    assert report.attention["commutator"] == [0.0, 0.0]
+    assert report.insertion["estimate"] == [0.0]
+
+
 def test_two_towers_have_two_rows(generator: torch.Generator) -> None:
     model, x = transformer("P1", task="retrieve"), sequences(generator)
     report = diagnose(model, x, None, x.flip(1))

@@ -156,7 +156,7 @@ def test_bad_arguments(ball) -> None:
         certify(SimplePenalty(), x, 0.5, leak=-1.0)
     with pytest.raises(ValueError, match="x must be given"):
         certify(SimplePenalty(), None, 0.5)
-    with pytest.raises(TypeError, match="certify takes a Coupling, a Penalty, a diffusivity"):
+    with pytest.raises(TypeError, match="subject must be a Coupling, a Penalty, a diffusivity"):
         certify("simple", x, 0.5)
 
 

@@ -372,7 +372,7 @@ def test_a_constraint_that_is_replaced_is_that_of_the_attention_too() -> None:
 
 def test_what_is_no_subject() -> None:
     with pytest.raises(
-        TypeError, match=r"certify takes a Coupling, .* a JointEnergy, a layer or a model; got a float32"
+        TypeError, match=r"subject must be a Coupling, .* a JointEnergy, a layer or a model; got a float32"
     ):
         certify(torch.rand(3, 4), torch.rand(3, 4))
     assert "nor is there a layer in it" in certify(LabelPropagation()).reason

@@ -205,7 +205,7 @@ X, EDGES = torch.ones(4, 3), torch.tensor([[0, 1], [1, 2]])
         ({"task": "edge"}, None, "task must be one of 'node', 'graph', 'link'; got 'edge'"),
         ({"pe_channels": 8}, None, r"pe_channels must lie in 0\.\.7, a part of hidden_channels; got 8"),
         ({"pe_encoder": torch.nn.Identity()}, None, "pe_encoder needs pe_channels"),
-        ({"heads": 3}, None, "heads must divide out_channels; got 3 heads, 8 channels"),
+        ({"heads": 3}, None, "heads must divide hidden_channels; got 3 heads, 8 channels"),
         ({}, {"x": X[:, :2]}, "x must have 3 channels"),
         ({}, {"x": X.long()}, "x must be floating point"),
         (

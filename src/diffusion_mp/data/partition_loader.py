@@ -177,6 +177,7 @@ def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelle
     """How many parts there are: as many as was said, or as `batch_size` and the number of processes make necessary."""
     if (num_parts is None) == (batch_size is None):
         raise ValueError(f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}.")
+    given = "num_parts" if batch_size is None else "batch_size"
     if batch_size is not None:
         check_counts(batch_size=batch_size)
         least = -(-size // batch_size)
@@ -190,10 +191,10 @@ def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelle
             f"got {count}. Pass {count + -count % replicas}, or batch_size."
         )
     if count > size:
-        raise ValueError(f"there can not be more parts than nodes; got {count} parts of {size} nodes.")
+        raise ValueError(f"{given} must leave every part a node; got {count} parts of {size} nodes.")
     if labelled is not None and count > labelled:
         raise ValueError(
-            f"{count} parts need as many training nodes; train_mask has {labelled}. "
+            f"{given} must leave every part a training node; got {count} parts, and {labelled} nodes in train_mask. "
             "Take fewer parts, or accept parts without any: allow_unlabelled=True."
         )
     return count

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffusion_mp.diagnostics.hooks import tokens
-from diffusion_mp.errors import check_function, check_kind, check_sequences
+from diffusion_mp.errors import check_finite, check_function, check_kind, check_sequences
 from diffusion_mp.layers import PDEDiffusion1d
 
 
@@ -76,6 +76,7 @@ def commutator(
     check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
     check_function(attention, "attention", "called as attention(x, mask)")
     check_sequences(x, mask, diffusion.in_channels, diffusion)
+    check_finite(x, "x")
     if diffusion.norm is not None:  # take it away from a copy: the caller's layer stays as it is
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None

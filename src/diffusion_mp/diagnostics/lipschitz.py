@@ -12,8 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from diffusion_mp.errors import (
     ConvergenceError,
     check_counts,
+    check_finite,
     check_function,
     check_generator,
+    check_kind,
     check_positive,
     check_tensor,
     describe,
@@ -46,6 +48,7 @@ def lipschitz(
         generator: of the direction that it starts from; by default one with seed 0, and no global state is read.
 
     Raises:
+        TypeError, ValueError: an argument does not fit, or f gives no real tensor, or has no finite derivative at x.
         ConvergenceError: the tolerance was not reached.
         RuntimeError: a part of f can be differentiated only once.
 
@@ -57,14 +60,16 @@ def lipschitz(
     check_counts(max_iter=max_iter)
     check_function(f, "f", "of one tensor")
     check_tensor(x, "x", "that f takes")
-    if x.is_meta:
-        raise ValueError(f"x must have values, at which f is differentiated; got {describe(x)}.")
+    check_finite(x, "x")
     check_generator(generator)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         point = x.detach().requires_grad_()
         value = f(point)
-        if not value.requires_grad or not value.numel():
+        check_kind(value, "f(x)", Tensor, "a tensor")
+        if value.is_complex():
+            raise TypeError(f"f(x) must be real; got {describe(value)}. Take torch.view_as_real of it.")
+        if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
         pull = torch.zeros_like(value, requires_grad=True)
         (pulled,) = torch.autograd.grad(value, point, pull, create_graph=True, allow_unused=True)
@@ -79,13 +84,15 @@ def lipschitz(
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
             left = image - beta * left
-            alpha = float(left.norm())
-            main.append(alpha**2 + beta**2)
+            alpha = float(left.norm(dtype=torch.float64))  # a square may leave the range of single precision
+            main.append(alpha * alpha + beta * beta)
+            if not math.isfinite(main[-1]):
+                raise ValueError(f"f must have a finite derivative at x, below 1e150; its norm there is {alpha:.3g}.")
             if alpha:
                 left = left / alpha
                 (image,) = torch.autograd.grad(value, point, left, retain_graph=True)
                 right = image - alpha * right
-                beta = float(right.norm())
+                beta = float(right.norm(dtype=torch.float64))
             square, residual = _top(main, side, alpha * beta)
             if residual <= enough * square:
                 return math.sqrt(square)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.diagnostics.hooks import Call, evaluating, hooked, recorded, tokens
 from diffusion_mp.diagnostics.lipschitz import lipschitz
-from diffusion_mp.errors import check_counts, check_kind, check_positive, describe
+from diffusion_mp.errors import check_counts, check_finite, check_kind, check_positive, describe
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import ExplicitEuler
 
@@ -142,6 +142,8 @@ def perturbation_bound(
         if diffusion is not None:
             with torch.no_grad():
                 calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
+        for call in calls:
+            check_finite(call.moved(), "the state that inputs give at site")
         tail = _tail(model, site, inputs, named, [call.out.shape for call in calls])
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])

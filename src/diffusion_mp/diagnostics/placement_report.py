@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from diffusion_mp.diagnostics.commutator import commutator
-from diffusion_mp.diagnostics.hooks import declared, evaluating, recorded
+from diffusion_mp.diagnostics.hooks import declared, evaluating, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
 from diffusion_mp.diagnostics.plotting import axis
-from diffusion_mp.errors import check_choice, check_kind
+from diffusion_mp.errors import check_choice, check_counts, check_finite, check_kind, check_positive
 from diffusion_mp.layers import PDEDiffusion1d
 
 Columns = dict[str, list[Any]]
@@ -123,6 +123,8 @@ def diagnose(
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
     check_kind(diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None")
+    check_counts(points=points)
+    check_positive(tol, "tol")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
@@ -152,6 +154,7 @@ def _commutators(
             model(*inputs, **named)
         for name, attention in attentions.items():
             for call in calls[name]:
+                check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
                 smoothing = diffusion or _nearest(model, name, call.x.size(2))
                 found = commutator(smoothing, attention, call.x, call.mask)
                 state = call.roughness(), call.relative_roughness()

@@ -47,7 +47,7 @@ def smoothing_floor(
 ) -> SmoothingFloor:
     r"""How little ‖ΠZ‖ can be at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
 
-    ‖ΠZ‖_D̄ ≥ β/(2 + κ) ‖ΠH‖_D̄, with Π the projection that takes the D̄-weighted mean of every graph away: with a source
+    ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, with Π the projection that takes the D̄-weighted mean of every graph away: with a source
     no depth smooths everything out. The eigenvalues of I − Ŝ lie in [0, 2], so for a state that is not steady yet the
     residual comes off. Ω may be the one at this very state.
 
@@ -55,7 +55,8 @@ def smoothing_floor(
         coupling: Ω, symmetric and nonnegative, with row sums d̄, not yet normalised. A node that nobody sends to weighs
             nothing.
         x, source: Z and H, [N, C] or [N, H, D]; heads and graphs are summed over.
-        beta, leak: β and κ ≥ 0.
+        beta: β, the weight of the source, of either sign.
+        leak: κ ≥ 0.
 
     Raises:
         CouplingMismatchError: Ω does not promise to be symmetric and nonnegative.

@@ -15,7 +15,7 @@ from diffusion_mp.diffusivities.query_key import Normalization, Projection, Quer
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.mixture import MixturePenalty
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
-from diffusion_mp.errors import check_choice, check_flags, check_kind, check_positive
+from diffusion_mp.errors import check_choice, check_flags, check_kind, check_place, check_positive
 from diffusion_mp.graph import Graph
 
 
@@ -90,6 +90,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         return self.penalty_of(self.head_channels) if self.reads_the_state else None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         # One for all rows of a graph, of which this process may have a part.

@@ -74,7 +74,7 @@ def certify(
         return _certify_parts(subject, x)
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
         raise TypeError(
-            f"certify takes a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy, a layer "
+            f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy, a layer "
             f"or a model; got {describe(subject)}."
         )
     if tau is None:

@@ -198,6 +198,7 @@ class NodeFormerConv(MultiHeadConv):
         gate: Literal["sigmoid"] | None = "sigmoid",
         **attention: Any,
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels

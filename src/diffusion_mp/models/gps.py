@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from diffusion_mp.errors import check_flags, check_kind, describe
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, describe
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
 from diffusion_mp.layers.edge_layer import Norm
 from diffusion_mp.models.stack import BlockStack
@@ -86,6 +86,13 @@ class GPS(BlockStack):
     ) -> None:
         check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
         check_flags(local=local)
+        check_probability(attention_dropout, "attention_dropout")
+        check_counts(hidden_channels=hidden_channels, heads=heads)
+        if hidden_channels % heads and "head_channels" not in (attention or {}):
+            raise ValueError(
+                f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "
+                f"attention={{'head_channels': …}}."
+            )
 
         def block() -> nn.Module:
             own: dict[str, Any] = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}

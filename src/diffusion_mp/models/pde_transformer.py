@@ -25,7 +25,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
-from diffusion_mp.models.encoders import FeatureEncoder
+from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import Pooling, pooled
 
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
@@ -109,6 +109,7 @@ class PDETransformer(nn.Module):
             num_layers=num_layers,
             max_length=max_length,
         )
+        feature_columns(in_channels, "in_channels")
         check_flags(causal=causal)
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])

@@ -151,7 +151,10 @@ class BlockStack(GraphModel):
                 )
             if part.shape[:1] != x.shape[:1] or part.device != x.device:
                 raise ValueError(f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}.")
-        encoded = cast("Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe))
+        try:
+            encoded = cast("Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"pe must be what {type(self.pe_encoder).__name__} reads: {error}") from error
         if encoded.shape != (x.size(0), self.pe_channels):
             raise ValueError(
                 f"the encoding of pe must be [{x.size(0)}, {self.pe_channels}], one row per node; "

@@ -4,7 +4,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from diffusion_mp.errors import (
     check_choice,
     check_number,
     check_positive,
+    check_tensor,
     describe,
 )
 
@@ -74,16 +75,19 @@ class StateUpdate(nn.Module, ABC):
             return self.step(x, coupling, values, source, **options)
         check_coupling_kind(coupling)
         heads = coupling.heads
-        if x.size(1) % heads:
-            raise ValueError(f"the coupling's {heads} heads must divide the channels of x; got {describe(x)}.")
 
-        def by_head(t: Tensor | None) -> Tensor | None:
-            return t.unflatten(1, (heads, -1)) if isinstance(t, Tensor) and t.dim() == 2 else t
+        def by_head(t: Tensor | None, name: str) -> Tensor | None:
+            if not isinstance(t, Tensor) or t.dim() != 2:
+                return t
+            check_tensor(t, name, "[num_nodes, channels]")
+            if t.size(1) % heads:
+                raise ValueError(f"the coupling's {heads} heads must divide the channels of {name}; got {describe(t)}.")
+            return t.unflatten(1, (heads, -1))
 
-        x = x.unflatten(1, (heads, -1))
         if "previous" in options:
-            options["previous"] = by_head(options["previous"])
-        return self.step(x, coupling, by_head(values), by_head(source), **options).flatten(1)
+            options["previous"] = by_head(options["previous"], "previous")
+        state = cast("Tensor", by_head(x, "x"))
+        return self.step(state, coupling, by_head(values, "values"), by_head(source, "source"), **options).flatten(1)
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:

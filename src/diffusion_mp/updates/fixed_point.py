@@ -11,7 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.errors import ConvergenceError, check_counts, check_function, check_positive, check_tensor, describe
+from diffusion_mp.errors import (
+    ConvergenceError,
+    check_counts,
+    check_finite,
+    check_function,
+    check_kind,
+    check_positive,
+    check_tensor,
+    describe,
+)
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.updates.linear_solve import InverseApply
 
@@ -64,28 +73,42 @@ def fixed_point(
         True
     """
     check_function(step, "step", "the map whose fixed point is sought")
+    check_function(total, "total", "a sum over all rows")
+    if energy is not None:
+        check_function(energy, "energy", "of the state")
+    check_kind(what, "what", str, "a name")
     check_tensor(x0, "x0", "to begin with")
     if tol is not None:
         check_positive(tol, "tol")
     check_counts(max_iter=max_iter)
     if type(memory) is not int or memory != 0:
         check_counts(memory=memory)
-    if x0.is_meta:
-        raise ValueError(f"x0 must have values, for an iteration to begin with; got {describe(x0)}.")
+    check_finite(x0, "x0")
     # Half precision has no fixed point to six digits, nor has a step that autocast takes there.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
     tol = precision(start.dtype).residual if tol is None else tol
 
     def exact(z: Tensor) -> Tensor:
         with without_autocast(z):
-            return step(z)
+            image = step(z)
+        check_tensor(image, "step(z)", "of the shape of z")
+        if image.shape != z.shape or image.device != z.device:
+            raise ValueError(f"step(z) must be like z, {describe(z)}; got {describe(image)}.")
+        return image.to(z.dtype)
+
+    def rises(energy: Callable[[Tensor], Tensor]) -> bool:
+        found = energy(start), energy(solution)
+        for value in found:
+            if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
+                raise TypeError(f"energy(z) must be one number; got {describe(value)}.")
+        return not bool(found[1] <= found[0])
 
     def limit(step: Step, begin: Tensor, what: str, memory: int = memory) -> Tensor:
         return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
 
     solution = limit(exact, start, what)
     with torch.no_grad():
-        if energy is not None and memory and not bool(energy(solution) <= energy(start)):
+        if energy is not None and memory and rises(energy):
             solution = limit(exact, start, what, memory=0)
     if not torch.is_grad_enabled():
         return solution.to(x0.dtype)
