@@ -41,6 +41,57 @@ def test_an_edge_weighs_by_its_length_and_the_reach_of_its_ends(channels, metric
     assert "edge_weight" not in KNNGraph(2)(Data(x=x))
 
 
+def near_and_weights(x, k):
+    """The pairs and the weights of differences in double precision."""
+    square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
+    near = neighbours(square, k)
+    reach = square.kthvalue(k, dim=1).values.sqrt()  # the row itself is infinitely far
+    weights = torch.exp(-8 * square / reach.outer(reach))[near]
+    return near.nonzero().t(), weights / weights.mean()
+
+
+@pytest.mark.parametrize("channels", [3, 70])
+@pytest.mark.parametrize(
+    ("offset", "dtype"), [(1e4, torch.float32), (1e4, torch.float64), (1e8, torch.float64), (1e12, torch.float64)]
+)
+@pytest.mark.parametrize("sides", [1, 2])  # one cloud far from the origin, or two far from each other
+def test_far_from_the_origin_nothing_cancels(channels, offset, dtype, sides, generator):
+    x = (torch.randn(60, channels, generator=generator, dtype=torch.float64) + offset).to(dtype)
+    x[: 30 * (sides - 1)] *= -1
+    edges, weights = near_and_weights(x, 4)
+    data = KNNGraph(4, weighted=True)(Data(x=x))
+    assert torch.equal(data.edge_index, edges)
+    torch.testing.assert_close(data.edge_weight.double(), weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [3, 70])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-20, 1e20, 1e200, 1e300])
+def test_the_unit_does_not_matter(channels, metric, scale, generator):
+    x = torch.rand(41, channels, generator=generator, dtype=torch.float64)
+    data, scaled = (KNNGraph(5, metric, weighted=True)(Data(x=rows)) for rows in (x, scale * x))
+    assert torch.equal(scaled.edge_index, data.edge_index)
+    torch.testing.assert_close(scaled.edge_weight, data.edge_weight, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels", [3, 70])
+def test_a_row_infinitely_far_outside_moves_nobody_else(channels, generator):
+    x = torch.randn(41, channels, generator=generator, dtype=torch.float64)
+    alone = knn_graph(x, 5)
+    both = knn_graph(torch.cat([x, torch.full((1, channels), 1e300, dtype=torch.float64)]), 5)
+    assert torch.equal(both[:, (both != 41).all(0)], alone)
+    assert (both == 41).sum() == 10
+
+
+def test_copies_of_a_row_are_its_neighbours_and_not_the_row_itself(generator):
+    """More copies than neighbours, so that the row itself need not be among those that are found."""
+    x = torch.randn(3, 70, generator=generator).repeat_interleave(20, 0)
+    source, target = knn_graph(x, 4)
+    assert not (source == target).any()
+    assert torch.equal(source // 20, target // 20)
+    assert source.bincount().min() >= 4
+
+
 @pytest.mark.parametrize("k", [1, 6, 15])
 def test_neighbours_by_angle_have_something_in_common(k, generator):
     x = torch.rand(21, 12, generator=generator)
@@ -58,6 +109,13 @@ def test_the_length_of_a_row_does_not_matter_by_angle(generator):
     longer = x * torch.rand(20, 1, generator=generator).add(0.5)
     first, second = (KNNGraph(3, "cosine")(Data(x=rows)).edge_index for rows in (x, longer))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("lonely", [0, 1, 2])
+def test_rows_of_zeros_have_no_angle(lonely):
+    x = torch.zeros(5, 3)
+    x[:lonely, 0] = 1
+    assert knn_graph(x, 3, "cosine").tolist() == ([[0, 1], [1, 0]] if lonely == 2 else [[], []])
 
 
 def test_the_data_stay_and_a_copy_has_the_edges():

@@ -196,6 +196,32 @@ def test_units_of_all_columns_together_do_not_matter() -> None:
     )
 
 
+@pytest.mark.parametrize("columns", [5, 80])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
+def test_no_unit_is_too_large_or_too_small(columns: int, metric: Any, kind: Any) -> None:
+    wide = np.concatenate([X, RNG.normal(size=(41, columns - 5))], axis=1)
+    found, new = fitted(kind(wide), metric=metric), wide[:9] + 0.1
+    for scale in (1e-200, 1e-20, 1e20, 1e200):
+        scaled = fitted(kind(scale * wide), metric=metric)
+        np.testing.assert_allclose(scaled.label_distributions_, found.label_distributions_, atol=1e-9)
+        np.testing.assert_allclose(
+            scaled.predict_proba(kind(scale * new)), found.predict_proba(kind(new)), rtol=0, atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_one_entry_that_dwarfs_all_others(metric: Any) -> None:
+    rows = X.copy()
+    rows[40, 1] = 1e300
+    found, without = fitted(rows, metric=metric), fitted(X[:40], Y[:40], metric=metric)
+    others = found.edge_index_[:, (found.edge_index_ != 40).all(0)]
+    if metric == "euclidean":  # by an angle it is one more row
+        assert torch.equal(others, without.edge_index_)
+    assert np.isfinite(found.label_distributions_).all()
+    assert np.isfinite(found.predict_proba(1e8 * rows)).all()
+
+
 def test_copies_of_rows_and_a_row_far_outside() -> None:
     rows = np.concatenate([X[:20], X[:20], X[:20], [[1e6] * 5]])
     found = fitted(rows, np.concatenate([Y[:20], Y[:20], Y[:20], [-1]]), n_neighbors=2)
@@ -250,6 +276,14 @@ def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
     assert not np.array_equal(first.label_distributions_, other.label_distributions_)
 
 
+@pytest.mark.parametrize(("verbose", "shown"), [(0, False), (False, False), (1, True), (True, True)])
+def test_it_shows_how_far_it_is(verbose: Any, shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted(rounds=3, verbose=verbose)
+    out, err = capsys.readouterr()
+    assert not out
+    assert all((words in err) == shown for words in ("neighbours", "a network learns", "3/3"))
+
+
 def test_it_is_fitted_where_gradients_are_off() -> None:
     with torch.no_grad():
         found = fitted()
@@ -285,6 +319,8 @@ def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
         ({"mu": "large"}, "mu must be a number; got 'large'"),
         ({"learning_rate": -1.0}, "learning_rate must be finite and > 0"),
         ({"weight_decay": -1.0}, "weight_decay must be finite and >= 0"),
+        ({"verbose": -1}, "verbose must be at least 0; got -1"),
+        ({"verbose": "loud"}, "verbose must be a whole number; got 'loud'"),
         ({"dropout": 1.0}, r"dropout must be a probability in \[0, 1\)"),
     ],
 )

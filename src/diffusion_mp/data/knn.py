@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, issparse
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
@@ -17,7 +17,8 @@ from diffusion_mp.errors import check_choice, check_finite, check_flags, check_k
 from diffusion_mp.extras import needed_by
 
 Metric = Literal["euclidean", "cosine"]
-_FEW = 64  # channels up to which a tree is quick enough
+# Powers of two that the largest entry is scaled to, and the entries of other rows cut off at: squares stay in range.
+_LARGEST, _CUT = 480, 500
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
@@ -98,19 +99,70 @@ class KNNGraph(BaseTransform):
 def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pairs (i, j) where row j of ``x`` [N, C] is among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-    Without ``of`` of every row of x among the others. Arrays or sparse matrices of SciPy; by "cosine" of length one.
+    Without ``of`` of every row of x among the others. Arrays or sparse matrices of SciPy; by "cosine" of length one,
+    else in the unit of `comparable`.
+    """
+    x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
+    if metric == "euclidean":
+        return _nearest(x, k, of)
+    # A row of zeros is at a right angle to all others, and would be nearer than they are to the rows of length one.
+    some = np.flatnonzero(abs(x).sum(axis=1))
+    asking = some if of is None else np.flatnonzero(abs(of).sum(axis=1))
+    row, column, square = _nearest(x[some], min(k, len(some) - (of is None)), None if of is None else of[asking])
+    near = square < 2 - 1e-12  # up to rounding
+    return asking[row[near]], some[column[near]], square[near]
+
+
+def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of rows that are comparable; no pairs where ``k`` is 0."""
+    from sklearn.neighbors import NearestNeighbors
+
+    def search(algorithm: str, x: Any, of: Any, k: int = k) -> tuple[np.ndarray, np.ndarray]:
+        found = NearestNeighbors(n_neighbors=k, algorithm=algorithm).fit(x).kneighbors(of)
+        return cast("tuple[np.ndarray, np.ndarray]", found)
+
+    rows = x if of is None else of
+    if k < 1 or not rows.shape[0]:
+        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+    if issparse(x):
+        distance, column = search("brute", x, of)
+    elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
+        # A tree takes no product of matrices: distances of whole numbers are exact, and ties fall the same way
+        # everywhere. Of more channels it looks at every row, one by one, which takes ten times as long.
+        distance, column = search("kd_tree", x, of)
+    else:
+        middle = np.median(x, axis=0)
+        distance, column = search("brute", x - middle, None if of is None else of - middle)
+        # ‖x‖² + ‖y‖² − 2x·y loses the digits of rows that are much nearer to each other than to the origin.
+        lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
+        if len(lost):
+            again = search("kd_tree", x, rows[lost], k + (of is None))
+            distance[lost], column[lost] = again if of is not None else _without(lost, *again)
+    return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
+
+
+def _without(itself: np.ndarray, distance: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The neighbours of every row but the row itself, or the last of them where it has more copies than that."""
+    others = column != itself[:, None]
+    others[others.all(1), -1] = False
+    return distance[others].reshape(len(itself), -1), column[others].reshape(len(itself), -1)
+
+
+def comparable(rows: Any, x: Any, metric: Metric) -> Any:
+    """Rows in a unit in which squares neither overflow nor vanish, that of the largest entry of x.
+
+    By "cosine", where lengths do not count, rows of length one.
     """
     with needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
-        from sklearn.neighbors import NearestNeighbors
-    # A tree takes no matrix product: distances of whole numbers are exact, so ties fall the same way everywhere.
-    tree = metric == "euclidean" and isinstance(x, np.ndarray) and x.shape[1] <= _FEW
-    search = NearestNeighbors(n_neighbors=k, metric=metric, algorithm="kd_tree" if tree else "brute").fit(x)
-    distance, column = (found.ravel() for found in search.kneighbors(of))
-    row = np.arange(len(column)) // k
-    if metric == "euclidean":
-        return row, column, distance**2
-    near = distance < 1
-    return row[near], column[near], 2 * distance[near]
+        from sklearn.preprocessing import normalize
+    largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
+    _, exponent = np.frexp(largest.toarray().ravel() if issparse(largest) else largest)  # powers of two are exact
+    if metric == "cosine":
+        exponent = exponent.repeat(np.diff(rows.indptr)) if issparse(rows) else exponent[:, None]
+    values = np.ldexp(rows.data if issparse(rows) else rows, _LARGEST - exponent)
+    np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
+    found = csr_array((values, rows.indices, rows.indptr), rows.shape) if issparse(rows) else values
+    return normalize(found, copy=False) if metric == "cosine" else found
 
 
 def joined(x: Any, k: int, metric: Metric, sharpness: float) -> tuple[Int64[Tensor, "2 E"], Tensor, np.ndarray]:
@@ -137,7 +189,7 @@ def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpnes
 
     Zero is the weight of nobody: a row far outside hears its neighbours next to nothing, but all alike.
     """
-    scale = np.sqrt(reach[row] * other[column])
+    scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
     return csr_array((np.exp(-np.minimum(sharpness * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
 

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
+from tqdm import tqdm
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.data.knn import Metric, farthest, joined, nearest, similar
+from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
 from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_choice, check_positive, check_probability
 from diffusion_mp.graph import Graph
@@ -65,6 +65,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         learning_rate, weight_decay: of Adam.
         max_iter: steps of Adam in a round, of 256 rows each.
         random_state: a seed, or ``None`` for other networks in every fit. PyTorch's own randomness stays untouched.
+        verbose: 1 shows a bar of the rounds while fit runs, and what is being done; 0 nothing.
 
     Attributes:
         classes_: the labels, sorted.
@@ -107,6 +108,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         weight_decay: float = 1e-4,
         max_iter: int = 300,
         random_state: Any = None,
+        verbose: int = 0,
     ) -> None:
         self.n_neighbors = n_neighbors
         self.metric = metric
@@ -119,6 +121,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.weight_decay = weight_decay
         self.max_iter = max_iter
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
@@ -128,13 +131,14 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         labelled, self.classes_, targets = _labels(y)
         self.X_ = X
         k = min(int(self.n_neighbors), len(y) - 1)
-        self.edge_index_, self.edge_weight_, self._reach = joined(X, k, self.metric, float(self.sharpness))
-        self.conv_ = self._spreading(float(self.mu))
-        self._fit_scale(X)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        with torch.random.fork_rng(devices=[]):
+        bar = tqdm(total=int(self.rounds), desc="neighbours", unit="round", disable=not self.verbose)
+        with bar, torch.random.fork_rng(devices=[]):
+            self.edge_index_, self.edge_weight_, self._reach = joined(X, k, self.metric, float(self.sharpness))
+            self.conv_ = self._spreading(float(self.mu))
+            self._fit_scale(X)
             torch.default_generator.manual_seed(int(seed))
-            self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets))
+            self._alternate(torch.from_numpy(labelled), torch.from_numpy(targets), bar)
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         self.n_iter_ = self.max_iter
         return self
@@ -162,22 +166,26 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         pull = weights.sum(1)[:, None]
         return (beta * self._said(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
 
-    def _alternate(self, labelled: Tensor, targets: Tensor) -> None:
+    def _alternate(self, labelled: Tensor, targets: Tensor, bar: tqdm[Any]) -> None:
         """Spread the labels [R] of some rows; then let networks learn and spread, a new one every round."""
         graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
         known = one_hot(targets, len(self.classes_)).double()
         source = known.new_zeros(len(labelled), known.size(1))
         source[labelled] = known / known.sum(0)
+        bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
             taught = spread.argmax(1)
             taught[labelled] = targets
             # Where no label has come yet, there is nothing to learn: that is so in the first round only.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
+            bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
             source = self._said(X)
             source[labelled] = known
+            bar.set_description("what it says spreads")
             spread = _at_rest(self.conv_, graph, source)
+            bar.update()
         self.sources_, self.label_distributions_ = source.numpy(), spread.numpy()
 
     def _spreading(self, mu: float) -> CertifiedConv:
@@ -209,24 +217,22 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def _fit_scale(self, X: Any) -> None:
         """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
-        X = self._at_length(X)
+        X = comparable(X, self.X_, self.metric)
         self._centre = 0.0 if issparse(X) else X.mean(0)
         self._scale = _root_mean_square(X, self._centre)
 
     def _scaled(self, X: Any) -> Any:
         """Rows as the network reads them."""
-        X = self._at_length(X)
+        X = comparable(X, self.X_, self.metric)
         return X / self._scale if issparse(X) else (X - self._centre) / self._scale
-
-    def _at_length(self, X: Any) -> Any:
-        """Rows of length one where only their angles count."""
-        return normalize(X) if self.metric == "cosine" else X
 
     def _check_options(self) -> None:
         """Say what does not fit; scikit-learn wants that said by fit, and not before."""
         for name in ("n_neighbors", "rounds", "hidden_channels", "max_iter"):
             if as_whole(getattr(self, name), name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if not isinstance(self.verbose, bool) and as_whole(self.verbose, "verbose") < 0:
+            raise ValueError(f"verbose must be at least 0; got {self.verbose}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
         numbers = {
             name: getattr(self, name) for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout")
