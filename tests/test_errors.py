@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "edge_weight beside a Graph": (
         lambda: conv(X, Graph(4, EDGES), torch.ones(3)),
         ValueError,
-        r"a Graph already holds its weights",
+        r"edge_index is a Graph, which holds its weights",
     ),
     "edge_weight beside a sparse matrix": (
         lambda: conv(X, torch.eye(4).to_sparse_csr(), torch.ones(4)),
@@ -194,6 +194,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "unknown graph term": (lambda: DIFFormer(3, 4, 2, graph="max"), ValueError, r"graph must be one of.*'max'"),
     "unknown activation": (lambda: DIFFormer(3, 4, 2, activation="gelu"), ValueError, r"activation must be one of"),
     "unknown conv": (lambda: DiffusionGNN(3, 4, 2, conv="sage"), ValueError, r"conv must be one of.*'sage'"),
+    "unknown norm where there is none": (
+        lambda: DiffusionGNN(3, 4, 2, num_layers=1, norm="group"),
+        ValueError,
+        r"norm must be one of 'batch', 'layer', None; got 'group'",
+    ),
     "unknown penalty": (lambda: EdgeDiffusivity("huber"), ValueError, r"huber"),
     "unknown score": (lambda: PairwiseCoupling(V, V, score="relu"), ValueError, r"score.*relu"),
     "heads not dividing channels": (
@@ -276,6 +281,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: GPS(3, 6, 2, heads=4),
         ValueError,
         r"heads must divide hidden_channels; got 4 heads, 6 channels.*attention=\{'head_channels'",
+    ),
+    "channels of the encodings of GPS": (
+        lambda: GPS(3, 4, 2, pe_channels=True),
+        TypeError,
+        r"pe_channels must be an integer; got True",
     ),
     "dropout of GPS's attention": (
         lambda: GPS(3, 4, 2, attention_dropout=2.0),

@@ -193,7 +193,7 @@ class Graph:
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
                 raise ValueError(
-                    "a Graph already holds its weights and batch; do not pass edge_weight or batch beside it."
+                    "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
                 )
             graph = edge_index
         elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):

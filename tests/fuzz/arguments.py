@@ -233,6 +233,8 @@ def wrong_weights(d: Draw) -> list[Wrong]:
         Wrong(f"torch.full(({e},), math.nan)", "NaN"),
         Wrong(f"torch.full(({e},), math.inf)", "infinite"),
         Wrong(f"-torch.ones({e})", "negative"),
+        Wrong(f"torch.full(({e},), 3e38)", "near the largest number"),
+        Wrong("[]", "none"),
     ]
     return [
         *(some if e else []),

@@ -29,14 +29,15 @@ DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostErr
 ABSENT = (OSError, IndexError, ImportError)
 #: What else a sentence may call an argument.
 ROLES = {
-    "x": ["state", "features", "node", "nodes"],
+    "x": ["state", "features", "node", "nodes", "num_nodes"],
     "v": ["values"],
-    "y": ["labels"],
-    "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node"],
-    "data": ["edge_index", "x", "y", "masks"],
+    "y": ["labels", "labelled"],
+    "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node", "num_nodes"],
+    "data": ["edge_index", "x", "y", "masks", "nodes"],
     "graph": ["data", "edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
+    "num_nodes": ["nodes"],
     "batch": ["graph", "graphs", "sequence", "sequences"],
-    "coupling": ["couplings", "entries", "symmetric"],
+    "coupling": ["couplings", "entries", "symmetric", "row", "column"],
     "other": ["coupling", "diffusivity", "terms"],
     "policy": ["self_loops"],
     "subject": ["coupling", "diffusivity", "layer", "layer_or_update", "update"],
@@ -68,7 +69,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         try:
             exec(compile(step["line"], "<program>", "exec"), space)
         except Exception as error:
-            return {"step": number, **_judge_error(error, expected, names, documented)}
+            return {"step": number, **_judge_error(error, expected, step.get("wrong") or names, documented)}
         if _memory() - before > GROWTH:
             return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
         result = space[step["line"].split(" = ", 1)[0]]
@@ -90,7 +91,7 @@ def _judge_error(
     words = {word for name in names for word in (name, *ROLES.get(name, []))}
     if (
         names
-        and not isinstance(error, OSError)
+        and not isinstance(error, (OSError, ConvergenceError))
         and not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words)
     ):
         return _bad(None, "no argument named", text, _place(error))

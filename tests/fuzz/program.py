@@ -111,7 +111,10 @@ class Program:
         return [call.line() for call in self.calls]
 
     def as_request(self) -> dict[str, Any]:
-        """What a worker is told: the lines, what is to be expected of each, and the words a refusal may use."""
+        """What a worker is told: the lines, what is to be expected of each, and the words a refusal may use.
+
+        Where something of a line is wrong on purpose, these are the names of what is wrong.
+        """
         steps = []
         for call in self.calls:
             valid = [arg.valid for arg in call.args.values()]
@@ -122,6 +125,7 @@ class Program:
                     "valid": None if None in valid else False not in valid,
                     "finite": call.finite,
                     "names": list(call.args),
+                    "wrong": [name for name, arg in call.args.items() if arg.valid is not True],
                 }
             )
         return {"name": self.name, "steps": steps, "errors": self.errors}

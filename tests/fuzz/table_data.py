@@ -6,6 +6,7 @@ What reads files is given none, or one that the program writes: no data set is n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .arguments import (
     NOT_A_NUMBER,
@@ -350,9 +351,13 @@ def _part(d: Draw) -> Arg:
 
 def knn_graph(d: Draw) -> None:
     """Neighbours of drawn points."""
-    wrong = [*NOT_A_TENSOR, Wrong("torch.ones(9)", "of rank one"), Wrong("None", "None")]
-    wrong += [Wrong("torch.full((9, 3), math.nan)", "NaN"), Wrong("torch.ones(2, 3)", "too few")]
-    x = Arg("torch.randn(9, 3)", wrong)
+    dtype = "float32" if d.dtype == "float64" else d.dtype
+    wrong = [w for w in wrong_tensors(9, 3, dtype=dtype) if w.what not in ("a longer last dimension", "another dtype")]
+    wrong = [w if w.what not in ("NaN", "infinite") else Wrong(w.source, w.what) for w in wrong]
+    wrong += [Wrong("torch.ones(2, 3)", "too few"), Wrong("torch.ones(0, 3)", "no rows")]
+    right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
+    right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
+    x = Arg(d.pick(right), wrong)
     d.call("out", "data.knn_graph({args})", x=x, k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
 
 
@@ -585,14 +590,15 @@ def digits_module(d: Draw) -> None:
 
 def planetoid_module(d: Draw) -> None:
     """Cora as a data module, where it is not."""
+    split = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
     d.call(
         "module",
         "train.PlanetoidDataModule({args})",
         root=absent(d),
         name=choice(d, "Cora", "PubMed"),
-        split=options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True),
+        split=split,
         seed=seed(d),
-        tuning=flag(d),
+        tuning=replace(flag(d), valid=True if split.right == "3" else None),  # which a random split does not know
         sparse=flag(d),
         per_class=count(d, 20, optional=True),
     )

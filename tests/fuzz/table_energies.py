@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .arguments import (
     DIFFUSIVITIES,
@@ -397,7 +398,7 @@ def lipschitz(d: Draw) -> None:
     d.call(
         "out",
         "mp.lipschitz({args})",
-        f=options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION),
+        f=options(d, "torch.sin", "lambda x: 2 * x", wrong=[*NOT_A_FUNCTION, *NOT_A_STATE]),
         x=x,
         tol=number(d, 1e-2, 1e-1, optional=True),
         max_iter=count(d, 1000, optional=True),
@@ -405,13 +406,37 @@ def lipschitz(d: Draw) -> None:
     )
 
 
+NOT_A_STATE = [
+    Wrong("lambda x: 'x'", "gives a string"),
+    Wrong("lambda x: (x, x)", "gives a pair"),
+    Wrong("lambda x: x + 1j", "gives complex numbers"),
+]
+OTHER_STATES = [
+    Wrong("lambda x: x.unsqueeze(0)", "gives a higher rank"),
+    Wrong("lambda x: torch.cat([x, x[..., :1], x])", "gives more"),
+    Wrong("lambda x: x.long()", "gives integers"),
+    Wrong("lambda x: x.to_sparse()", "gives a sparse tensor"),
+    Wrong("lambda x: x.to('meta')", "gives a meta tensor"),
+]
+NOT_A_NUMBER_OF = [Wrong("lambda x: 'x'", "gives a string", None), Wrong("lambda x: None", "gives nothing", None)]
+
+
+def _refusing(arg: Arg, *which: str) -> Arg:
+    """The argument where these have to be refused."""
+    return replace(arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong])
+
+
 def fixed_point(d: Draw) -> None:
     """Where a step comes to rest."""
+    size = d.pick([4, 1, 0])
+    x0 = _free(tensor(d, size), "a lower rank", "a higher rank")
     d.call(
         "out",
         "mp.fixed_point({args})",
-        step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=NOT_A_FUNCTION),
-        x0=_free(tensor(d, d.pick([4, 1, 0])), "a lower rank", "a higher rank"),
+        step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=[*NOT_A_FUNCTION, *NOT_A_STATE, *OTHER_STATES]),
+        x0=_refusing(x0, "NaN", "infinite") if size else x0,
+        energy=options(d, "lambda x: -x.sum()", wrong=[*NOT_A_FUNCTION[1:], *NOT_A_NUMBER_OF], optional=True),
+        total=options(d, "lambda x: x", wrong=NOT_A_FUNCTION[1:], optional=True),
         tol=number(d, 1e-3, 1e-2, optional=True),
         max_iter=count(d, 1000, optional=True),
         memory=count(d, 10, 0, optional=True, zero=True),
@@ -420,9 +445,11 @@ def fixed_point(d: Draw) -> None:
 
 def sequences(d: Draw, channels: int, dtype: str = "float64") -> tuple[Arg, Arg]:
     """x [B, L, C] and its mask."""
-    size, length = d.pick([2, 1, 3]), d.pick([5, 1, 7])
+    size, length = d.pick([2, 1, 3, 0]), d.pick([5, 1, 7, 0])
     x = Arg(real(d, size, length, channels, dtype=dtype), wrong_tensors(size, length, channels, dtype=dtype))
-    return x, masks(d, size, length)
+    mask = masks(d, size, length)
+    tokens = size * length > 0 and mask.right is None  # else there may be none
+    return _refusing(x, "NaN", "infinite") if tokens else x, mask
 
 
 def smoothing_floor(d: Draw) -> None:

@@ -267,7 +267,11 @@ def gps_block(d: Draw) -> None:
         local=Arg(local, [Wrong("'gcn'", "a string"), Wrong("3", "a number"), Wrong("mp.GCNConv", "a class")], True),
         attention=Arg(
             f"mp.SFiConv({c}, {c}, residual=False)",
-            [Wrong("'sfi'", "a string"), Wrong("3", "a number"), Wrong(f"mp.SFiConv({c}, {c + 1})", "other channels")],
+            [
+                Wrong("'sfi'", "a string"),
+                Wrong("3", "a number"),
+                Wrong(f"mp.SFiConv({c}, {c + 1}, residual=False)", "other channels"),
+            ],
             True,
         ),
         norm=choice(d, "batch", "layer", None),

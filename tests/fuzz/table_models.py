@@ -51,7 +51,7 @@ def model(name: str, *, needed: bool = False, **make: Callable[[Draw], Arg]) -> 
     def strategy(d: Draw) -> None:
         own = {key: value(d) for key, value in make.items()}
         sizes = {
-            "in_channels": count(d, d.channels),
+            "in_channels": count(d, d.channels).unsure("negative"),  # -1 is found out at the first call
             "hidden_channels": count(d, 4, 6),
             "out_channels": count(d, 3, 1),
         }
@@ -114,7 +114,7 @@ def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
     wrong_sizes = [w for w in wrong_sizes if w.source != "[1]"]
     if not d.maybe(0.3):
         numbers = Arg(real(d, rows, channels), wrong_tensors(rows, channels, dtype=d.dtype))
-        return Arg(str(channels), wrong_sizes), sparse_too(d, numbers)
+        return Arg(str(channels), wrong_sizes).unsure("negative"), sparse_too(d, numbers)
     wrong = [w for w in wrong_tensors(rows, 2) if w.what not in ("integers", "on the meta device", "a lower rank")]
     wrong += [Wrong(f"torch.full(({rows}, 2), 9)", "beyond the table")] if rows else []
     wrong += [Wrong(f"torch.full(({rows}, 2), -1)", "negative")] if rows else []
@@ -254,7 +254,8 @@ def label_propagation(d: Draw) -> None:
         ],
         optional=True,
     )
-    features = state(d) if reads else Arg(None, [Wrong(real(d, n, 3), "features nobody reads")], True)
+    unread = Arg(None, [Wrong(real(d, n, 3), "features nobody reads")], True)
+    features = state(d).unsure("a longer last dimension") if reads else unread
     d.call("out", "layer({args})", y=options(d, *y, wrong=wrong), **given, mask=mask, batch=batch, features=features)
 
 
@@ -380,10 +381,10 @@ def certified_difformer(d: Draw) -> None:
     d.call(
         "layer",
         f"mp.CertifiedDIFFormer({{args}}){cast(d)}",
-        in_channels=count(d, d.channels),
+        in_channels=count(d, d.channels).unsure("negative"),
         hidden_channels=count(d, 4, 6),
         out_channels=count(d, 3, 1),
-        num_layers=layers(d),
+        num_layers=count(d, 1, 2, optional=True, none=True),
         encoder_layers=count(d, 1, 2, optional=True),
         encoder_channels=count(d, 5, optional=True, none=True),
         centre=flag(d),
@@ -430,7 +431,7 @@ MODELS: dict[str, Strategy] = {
         layer_norm=flag,
         activation=lambda d: choice(d, "elu", None),
         jump=lambda d: choice(d, "cat", "max", None),
-        step=positive,
+        step=lambda d: number(d, 0.5, 1.0, optional=True, none=True),
         dropout=probability,
         tau=positive,
         num_features=lambda d: count(d, 8, optional=True),

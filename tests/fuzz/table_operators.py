@@ -58,6 +58,7 @@ def graphs(d: Draw) -> None:
     """A graph, made in one of four ways, and what it derives."""
     made = d.pick(["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"])
     given = edges(d, objects=False)
+    given["edge_index"] = given["edge_index"].unsure("on the meta device")  # whatever needs no values is computed there
     rows = {"batch": given["batch"], "ptr": Arg(None, wrong_ptr(d) if d.sizes is None else [], True)}
     if made == "new":
         edge_weight = {"edge_index": given["edge_index"], "edge_weight": given["edge_weight"]}
@@ -692,11 +693,12 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **make: Cal
         weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
         if name in ("Equilibrium", "CertifiedStep"):  # whose sources weigh one by default
             weighs = own["beta"].right != "0.0"
-        wide = d.nodes, 1, d.channels
+        # Heads apart, or a state [N, C] whose channels are cut into heads.
+        wide = d.pick([(d.nodes, 1, d.channels), (d.nodes, d.channels)])
         x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
-        given = {"x": x.without("a lower rank", "a longer last dimension")}
+        given = {"x": x.without("a lower rank", "a higher rank", "a longer last dimension")}
         given["coupling"] = coupling(d, symmetric=symmetric)
-        wrong = wrong_tensors(*wide, dtype=d.dtype, none=True, meta=None)
+        wrong = [w for w in wrong_tensors(*wide, dtype=d.dtype, none=True, meta=None) if w.what != "a higher rank"]
         given["values"] = Arg(None, wrong, True)
         if source:
             given["source"] = Arg(real(d, *wide) if weighs else None, wrong, not weighs)

@@ -73,7 +73,8 @@ class BlockStack(GraphModel):
         check_choice(task, "task", HEADS)
         if edge_dim is not None:
             feature_columns(edge_dim, "edge_dim")
-        check_kind(pe_channels, "pe_channels", int, "an integer")
+        if type(pe_channels) is not int or pe_channels:
+            check_counts(pe_channels=pe_channels)
         check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
         if not 0 <= pe_channels < hidden_channels:
             raise ValueError(
