@@ -46,6 +46,7 @@ from diffusion_mp.layers import (
     GCNIIConv,
     GINConv,
     NodeFormerConv,
+    PDEDiffusion1d,
     SGFormerConv,
 )
 from diffusion_mp.models import GPS, DIFFormer, DiffusionGNN, LabelPropagation, PDETransformer, SFiFormer, SGFormer
@@ -194,6 +195,21 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "unknown graph term": (lambda: DIFFormer(3, 4, 2, graph="max"), ValueError, r"graph must be one of.*'max'"),
     "unknown activation": (lambda: DIFFormer(3, 4, 2, activation="gelu"), ValueError, r"activation must be one of"),
     "unknown conv": (lambda: DiffusionGNN(3, 4, 2, conv="sage"), ValueError, r"conv must be one of.*'sage'"),
+    "an array for a task": (
+        lambda: DiffusionGNN(3, 4, 2, task=np.array(["node", "link"])),
+        ValueError,
+        r"task must be one of 'node', 'graph', 'link'; got a <U4 array of shape \[2\]",
+    ),
+    "tokens of the second sequence": (
+        lambda: PDETransformer([7], 8, 2, max_length=5, task="retrieve")(EDGES, other=EDGES + 7),
+        ValueError,
+        r"column 0 of other must lie in 0\.\.6",
+    ),
+    "padding of another length": (
+        lambda: PDEDiffusion1d(3)(X.unsqueeze(0), key_padding_mask=torch.ones(1, 9) > 0),
+        ValueError,
+        r"key_padding_mask must be \[1, 4\], one entry per position of x",
+    ),
     "unknown norm where there is none": (
         lambda: DiffusionGNN(3, 4, 2, num_layers=1, norm="group"),
         ValueError,

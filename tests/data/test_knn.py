@@ -147,6 +147,8 @@ def test_what_does_not_fit():
         knn_graph(torch.eye(3), 1, "manhattan")
     with pytest.raises(ValueError, match="k must be below the number of nodes, 3; got 3"):
         knn_graph(torch.eye(3), 3)
+    with pytest.raises(ValueError, match=r"x must have a channel at least.*\[5, 0\]"):
+        knn_graph(torch.zeros(5, 0), 2)
     with pytest.raises(TypeError, match="x must be a tensor"):
         knn_graph([[1.0], [2.0]], 1)
     with pytest.raises(ValueError, match="x must be finite; 3 of its 9 entries"):

@@ -354,7 +354,11 @@ def knn_graph(d: Draw) -> None:
     dtype = "float32" if d.dtype == "float64" else d.dtype
     wrong = [w for w in wrong_tensors(9, 3, dtype=dtype) if w.what not in ("a longer last dimension", "another dtype")]
     wrong = [w if w.what not in ("NaN", "infinite") else Wrong(w.source, w.what) for w in wrong]
-    wrong += [Wrong("torch.ones(2, 3)", "too few"), Wrong("torch.ones(0, 3)", "no rows")]
+    wrong += [
+        Wrong("torch.ones(2, 3)", "too few"),
+        Wrong("torch.ones(0, 3)", "no rows"),
+        Wrong("torch.ones(9, 0)", "no channels"),
+    ]
     right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
     right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
     x = Arg(d.pick(right), wrong)
@@ -537,7 +541,7 @@ def loss(name: str) -> Strategy:
             return
         if name == "multi_label_loss":
             wrong = [Wrong(f"torch.full(({n}, 2), 9)", "beyond 1"), Wrong(f"torch.full(({n}, 2), -1)", "no label")]
-            wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}, 3)", "another shape")]
+            wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}, 5)", "another shape")]
             d.call(
                 "out",
                 "train.multi_label_loss({args})",

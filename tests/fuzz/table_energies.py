@@ -433,11 +433,16 @@ def fixed_point(d: Draw) -> None:
     d.call(
         "out",
         "mp.fixed_point({args})",
-        step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=[*NOT_A_FUNCTION, *NOT_A_STATE, *OTHER_STATES]),
+        step=options(
+            d,
+            "torch.cos",
+            "lambda x: 0.5 * x + 1",
+            wrong=[*NOT_A_FUNCTION, *NOT_A_STATE, *(OTHER_STATES if size else [])],
+        ),
         x0=_refusing(x0, "NaN", "infinite") if size else x0,
         energy=options(d, "lambda x: -x.sum()", wrong=[*NOT_A_FUNCTION[1:], *NOT_A_NUMBER_OF], optional=True),
         total=options(d, "lambda x: x", wrong=NOT_A_FUNCTION[1:], optional=True),
-        tol=number(d, 1e-3, 1e-2, optional=True),
+        tol=number(d, 1e-3, 1e-2, optional=True, none=True),
         max_iter=count(d, 1000, optional=True),
         memory=count(d, 10, 0, optional=True, zero=True),
     )

@@ -231,7 +231,9 @@ def gat(d: Draw) -> None:
         bias=flag(d),
     )
     if featured:
-        d.call("out", "layer({args})", **with_edge_attr(d, optional=False), return_attention_weights=flag(d))
+        given = with_edge_attr(d, optional=False)
+        given["edge_attr"] = given["edge_attr"].unsure("None")  # without features it reads the states alone
+        d.call("out", "layer({args})", **given, return_attention_weights=flag(d))
     else:
         called(d, needed=True)
 

@@ -411,7 +411,7 @@ MODELS: dict[str, Strategy] = {
         kernel=lambda d: choice(d, "simple", "sigmoid", "softmax", "gaussian"),
         projection=projection,
         normalize=lambda d: choice(d, "row", None),
-        tau=positive,
+        tau=lambda d: number(d, 0.5, 0.25, optional=True, none=True),
         graph=lambda d: choice(d, "sum", "mean", None),
         self_loops=loops,
         transform=flag,

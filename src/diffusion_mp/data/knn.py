@@ -13,7 +13,15 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_finite, check_flags, check_kind, check_positive, check_state
+from diffusion_mp.errors import (
+    check_choice,
+    check_finite,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_state,
+    describe,
+)
 from diffusion_mp.extras import needed_by
 
 Metric = Literal["euclidean", "cosine"]
@@ -205,6 +213,8 @@ def _options(k: int, metric: Metric) -> tuple[int, Metric]:
 def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
     """The edges and their weights."""
     check_state(x, name)
+    if not x.size(1):
+        raise ValueError(f"{name} must have a channel at least, in which rows are near or far; got {describe(x)}.")
     if k >= len(x):
         raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
     check_finite(x, name)

@@ -235,7 +235,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         for name in ("n_neighbors", "rounds", "hidden_channels", "max_iter"):
             if as_whole(getattr(self, name), name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if not isinstance(self.verbose, bool) and as_whole(self.verbose, "verbose") < 0:
+        if not isinstance(self.verbose, (bool, np.bool_)) and as_whole(self.verbose, "verbose") < 0:
             raise ValueError(f"verbose must be at least 0; got {self.verbose}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
         numbers = {

@@ -106,8 +106,9 @@ class PDEDiffusion1d(nn.Module):
     ) -> Tensor | tuple[Tensor, Coupling]:
         """The next state, and with ``return_coupling`` the operator that moved it."""
         check_flags(return_coupling=return_coupling)
+        name = "mask" if key_padding_mask is None else "key_padding_mask"
         mask = mask if key_padding_mask is None else _not_padding(key_padding_mask, mask)
-        self._check(x, mask, batch)
+        self._check(x, mask, batch, name)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
         elif self.batch_first:
@@ -140,27 +141,27 @@ class PDEDiffusion1d(nn.Module):
         moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
         return torch.where(kept, moved, x), coupling
 
-    def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None) -> None:
+    def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None, name: str) -> None:
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
         if x.dim() == 3:
             check_sequences(x, None, self.in_channels, self.norm)
-            self._check_mask(x if self.batch_first else x.transpose(0, 1), mask)
+            self._check_mask(x if self.batch_first else x.transpose(0, 1), mask, name)
             if batch is not None:
                 raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
             return
         check_state(x, channels=self.in_channels, module=self.norm)
         if mask is not None:
-            raise ValueError(f"mask goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
+            raise ValueError(f"{name} goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
 
-    def _check_mask(self, x: Tensor, mask: Tensor | None) -> None:
+    def _check_mask(self, x: Tensor, mask: Tensor | None, name: str) -> None:
         turned = isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]
         if turned and self.batch_first:
             raise ValueError(
-                f"mask must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
+                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
                 f"[length, batch, channels], build the layer with batch_first=False."
             )
-        check_mask(mask, x)
+        check_mask(mask, x, name)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}"

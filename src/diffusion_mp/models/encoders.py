@@ -49,31 +49,32 @@ class FeatureEncoder(nn.Module):
         self.linear = input_linear(self.channels, out_channels) if self.sizes is None else None
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The states [N, out_channels]."""
+    def forward(self, x: Tensor, name: str | None = None) -> Tensor:
+        """The states [N, out_channels]; ``name`` is what sentences call this input."""
+        name = name or self.name
         if self.linear is not None:
             if self.channels == -1:
                 self.channels = channels_at_first(self, x)
-            check_features(x, self.name, channels=self.channels, module=self)
+            check_features(x, name, channels=self.channels, module=self)
             return self.linear(x)
-        columns = self._columns(x).unbind(1)
-        check_device(x, self.name, self.tables[0].weight.device, f"the tables of {self.name}")  # type: ignore[arg-type]
+        columns = self._columns(x, name).unbind(1)
+        check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         return reduce(torch.add, (table(column) for table, column in zip(self.tables, columns, strict=True)))
 
-    def _columns(self, x: Tensor) -> Tensor:
+    def _columns(self, x: Tensor, name: str) -> Tensor:
         """x as [N, F], its categories checked unless ``torch.compile`` is looking."""
-        check_kind(x, self.name, Tensor, f"a tensor [rows, {self.channels}] of integers")
+        check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
         if x.dtype not in INTEGERS:
-            raise TypeError(f"{self.name} must hold categories (integers); got {describe(x)}. Convert it with .long().")
+            raise TypeError(f"{name} must hold categories (integers); got {describe(x)}. Convert it with .long().")
         columns = x.unsqueeze(1) if x.dim() == 1 else x
         if columns.dim() != 2 or columns.size(1) != self.channels:
-            raise ValueError(f"{self.name} must be [rows, {self.channels}], one column per table; got {describe(x)}.")
+            raise ValueError(f"{name} must be [rows, {self.channels}], one column per table; got {describe(x)}.")
         if columns.numel() and not torch.compiler.is_compiling():
             for column, size in enumerate(self.sizes or ()):
                 low, high = columns[:, column].aminmax()
                 if low < 0 or high >= size:
                     raise ValueError(
-                        f"column {column} of {self.name} must lie in 0..{size - 1}, as its table does; "
+                        f"column {column} of {name} must lie in 0..{size - 1}, as its table does; "
                         f"got {int(low)}..{int(high)}."
                     )
         return columns.long()

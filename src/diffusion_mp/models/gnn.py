@@ -80,6 +80,7 @@ class DiffusionGNN(GraphModel):
         check_positive(theta, "theta")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
+        check_choice(task, "task", get_args(Task))
         check_choice(norm, "norm", ["batch", "layer", None])
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, given in (("norm", norm), ("jk", jk)):

@@ -185,7 +185,7 @@ class PDETransformer(nn.Module):
         else:
             x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
-        state = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2]) + positions
+        state = self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2]) + positions
         return dropout(self.after_embedding(state, mask), self.dropout, self.training)
 
     def _check(self, x: Tensor, mask: Tensor | None, name: str) -> None:
