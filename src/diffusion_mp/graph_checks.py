@@ -172,9 +172,10 @@ def _check_degrees(num_nodes: int, edge_index: Tensor, edge_weight: Tensor) -> N
     """Raise where a degree is too large: one beyond the range of its dtype would make every entry of its row zero."""
     precision = torch.promote_types(edge_weight.dtype, torch.float32)  # in which weights are added up
     largest = torch.finfo(precision).max / (1 << 16)  # products with a state stay in range
-    wide = edge_weight.detach().double()
-    if float(wide.sum()) <= largest:  # so no single degree is larger
+    weight = edge_weight.detach()
+    if float(weight.sum(dtype=torch.float64)) <= largest:  # so no single degree is larger
         return
+    wide = weight.double()
     top = max(float(wide.new_zeros(num_nodes).index_add(0, end, wide).max()) for end in edge_index)
     if top > largest:
         raise ValueError(
