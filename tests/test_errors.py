@@ -34,7 +34,7 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
     edge_loss,
 )
-from diffusion_mp.energies import Energy, MixturePenalty, certify
+from diffusion_mp.energies import Energy, JointEnergy, MixturePenalty, certify
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
@@ -81,6 +81,16 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "state that is a list": (lambda: conv([[1.0, 2.0, 3.0]]), TypeError, r"x must be a tensor"),
     "state with other channels": (lambda: conv(torch.rand(4, 5)), ValueError, r"x must have 3 channels.*\[4, 5\]"),
     "model fed other channels": (lambda: DIFFormer(3, 4, 2)(torch.rand(4, 5)), ValueError, r"x must have 3 channels"),
+    "distances of a mixture without values": (
+        lambda: MixturePenalty().total(X.to("meta")),
+        ValueError,
+        r"z2 must be on the device of the parameters of MixturePenalty, cpu; it is on meta",
+    ),
+    "boundaries of an energy that do not begin at 0": (
+        lambda: JointEnergy("gaussian", ptr=torch.tensor([1, 6])),
+        ValueError,
+        r"ptr must rise from 0 to num_nodes = 6 without a step back; got \[1, 6\]",
+    ),
     # the edges
     "edge_index of floats": (lambda: conv(X, EDGES.float()), TypeError, r"edge_index must hold integers.*\.long\(\)"),
     "edge_index transposed": (lambda: conv(X, EDGES.T), ValueError, r"edge_index must be \[2, num_edges\].*transposed"),

@@ -15,7 +15,7 @@ from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import State, by_head, check_heads, large_distance, metric_by_head
 from diffusion_mp.energies.penalties import Penalty, get_penalty, warn_beyond_domain
 from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
-from diffusion_mp.graph_checks import as_ptr
+from diffusion_mp.graph_checks import as_ptr, check_ptr
 from diffusion_mp.graph_ops import graph_sizes
 
 
@@ -86,6 +86,8 @@ class JointEnergy:
         self.graph_term, self.source, self.metric = graph_term, source, metric
         self.constraint, self.projection = get_constraint(constraint, radius), projection
         self.ptr, self.mean = None if ptr is None else as_ptr(ptr), mean
+        if self.ptr is not None:
+            check_ptr(int(self.ptr[-1]), self.ptr)
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """F(x); ``x_prev`` plays no part, it is there for whoever calls energies of a step."""

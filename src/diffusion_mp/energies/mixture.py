@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings.score import MixtureScore
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.errors import check_kind, check_positive, check_tensor
+from diffusion_mp.errors import check_kind, check_place, check_positive, check_tensor
 from diffusion_mp.kernels.precision import exp_limit
 
 
@@ -74,6 +74,7 @@ class MixturePenalty(nn.Module, Penalty):
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
+        check_place(z2, self, "z2")
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = z2.clamp(min=0)  # a distance of zero may be rounded below, and over a narrow width that is far
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
