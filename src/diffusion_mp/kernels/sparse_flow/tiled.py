@@ -240,7 +240,7 @@ def pulls(
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
-    a, w, rho, nu, lift, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
+    a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
     limit, mu = exp_limit(a.dtype), log_mu.exp()
     # Of the best conductor, θ_o = λf, θ_o/μ = λ share; from ν where w is not u_o, see ``solve.py``.
     log_f = torch.where((nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction)
