@@ -172,8 +172,9 @@ def _flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
         )
     if delta is None:
         return None
-    # The slope of a chord of a concave δ lies between those at its ends.
-    chord, size = delta.diff() / z2.diff(), delta.abs()
+    # The slope of a chord of a concave δ lies between those at its ends. A δ that is a difference of large terms, as
+    # z² − log(1 + e^z²), rounds as these do.
+    chord, size = delta.diff() / z2.diff(), delta.abs() + f[0].abs() * z2
     off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - 16 * eps * (size[:-1] + size[1:]) / z2.diff()
     if not bool((off <= 0).all()):
         where = int(off.nan_to_num(torch.inf).argmax())
