@@ -173,9 +173,10 @@ def _flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     if delta is None:
         return None
     # The slope of a chord of a concave δ lies between those at its ends. A δ that is a difference of large terms, as
-    # z² − log(1 + e^z²), rounds as these do.
+    # z² − log(1 + e^z²), rounds as these do, and torch's softplus is off by 2e-9 where it becomes linear.
     chord, size = delta.diff() / z2.diff(), delta.abs() + f[0].abs() * z2
-    off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - 16 * eps * (size[:-1] + size[1:]) / z2.diff()
+    room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()
+    off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - room
     if not bool((off <= 0).all()):
         where = int(off.nan_to_num(torch.inf).argmax())
         ends = f"{float(z2[where]):.6g} and {float(z2[where + 1]):.6g}"
