@@ -128,8 +128,8 @@ def test_on_a_sphere_the_energy_is_asked_without_attention_too() -> None:
     """The first node is sent away from the second and comes back; near the far side, acceleration stops at the pole."""
     model = CertifiedDIFFormer(2, 2, 2, None, penalty=None, constraint="sphere", mu=1.0, beta=1.0).double()
     model.encoder = torch.nn.Identity()
-    edges = torch.tensor([[0, 1], [1, 0]])
-    before, after = model.energies(torch.tensor([[-0.3, 0.015], [3.0, 0.0]], dtype=torch.float64), edges)
+    x = torch.tensor([[-0.3, 0.015], [3.0, 0.0]], dtype=torch.float64)
+    before, after = model.energies(x, torch.tensor([[0, 1], [1, 0]]))
     assert after < before - 1
 
 
@@ -140,6 +140,38 @@ def test_single_precision_empty_states_and_zeros() -> None:
     torch.testing.assert_close(fixed_point(step, step.h), exact.float(), rtol=1e-3, atol=1e-4)
     assert fixed_point(lambda z: 0.5 * z, torch.zeros(0, 2, 3)).shape == (0, 2, 3)
     assert torch.equal(fixed_point(lambda z: 0.5 * z, torch.zeros(4)), torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_and_autocast_iterate_in_single(dtype: torch.dtype, autocast: bool) -> None:
+    """Half precision has no fixed point to six digits. The acceleration and the backward pass need them all, too."""
+    step = Averages(mu=200.0).float()
+    step.a = step.a.float()
+
+    def solved(x0: Tensor) -> tuple[Tensor, Tensor]:
+        step.steps = 0
+        limit = fixed_point(step, x0)
+        return limit, torch.autograd.grad(limit.float().sum(), step.h)[0]
+
+    limit, slope = solved(torch.zeros(40, 3))
+    count = step.steps
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        got, gradient = solved(torch.zeros(40, 3, dtype=torch.float32 if autocast else dtype))
+        assert step.steps == count
+        with torch.no_grad():
+            unrecorded = fixed_point(step, torch.zeros(40, 3, dtype=dtype))
+    assert torch.equal(got, limit if autocast else limit.to(dtype))
+    assert torch.equal(unrecorded, limit.to(dtype))
+    torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-5)
+
+
+def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
+    assert iterate(torch.ones_like, torch.tensor([0.9]), tol=0.5, max_iter=9, memory=10).item() == 1.0
+    h = torch.ones(2, requires_grad=True)
+    fixed_point(lambda z: 2 * h, torch.zeros(2)).sum().backward()  # a step that does not depend on the state
+    assert h.grad.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+    assert (fixed_point(lambda z: 0.5 * z + 1, torch.zeros(1), tol=0.1, memory=0) - 2).item() == -0.125
 
 
 def test_without_gradients_nothing_is_recorded() -> None:

@@ -104,7 +104,8 @@ def fixed_point(
         return not bool(found[1] <= found[0])
 
     def limit(step: Step, begin: Tensor, what: str, memory: int = memory) -> Tensor:
-        return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
+        with without_autocast(begin):  # of the products of the acceleration, and where backward() was called
+            return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
 
     solution = limit(exact, start, what)
     with torch.no_grad():
@@ -123,8 +124,7 @@ def fixed_point(
             image = exact(variable)
 
         def pull(g: Tensor) -> Tensor:
-            with torch.autocast(g.device.type, enabled=False):  # where backward() was called
-                (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
+            (moved,) = torch.autograd.grad(image, variable, g, retain_graph=True, materialize_grads=True)
             return grad + moved
 
         return limit(pull, grad, f"the gradient of {what}")
