@@ -176,6 +176,9 @@ def test_the_boundaries_of_a_sum_are_those_that_all_its_terms_have() -> None:
     assert (batch + merged).ptr.tolist() == [0, 4, 9]
     assert (batch + single).ptr is None
     assert (single + identity).ptr is None
+    for coupling, one in ((batch + identity, True), (batch + single, False), (batch + merged, False)):
+        assert coupling.low_rank is one
+        assert (coupling.low_rank_form(q.dtype) is not None) is one
     edges = Graph(9, torch.tensor([[0, 1, 4], [1, 2, 4]]), ptr=PTR)
     assert torch.equal(SparseCoupling(edges).ptr, PTR)
     assert torch.equal(NeumannCoupling(9, randn(1, 1), ptr=PTR).ptr, PTR)
@@ -192,6 +195,18 @@ def test_a_convex_combination_of_row_stochastic_couplings_is_one() -> None:
     assert (2.0 * attention + -1.0 * mean).row_stochastic
     for other in (attention + mean, SumCoupling([0.5 * mean]), 0.5 * attention, q.new_tensor(1.0) * mean + mean):
         assert not other.row_stochastic
+
+
+def test_a_sum_is_what_all_of_its_terms_are() -> None:
+    identity, part = IdentityCoupling(9), UniformCoupling(9)
+    part.whole = False  # as one is whose rows lie with several processes
+    for coupling in (identity + part, part + identity):
+        assert not coupling.whole
+    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
+    q = randn(9, 1, 2).abs()
+    one, other = (row_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True)) for x in (q, q.square()))
+    assert (one + 0.5 * one).metric is not None
+    assert (one + other).metric is None
 
 
 def test_half_an_empty_row_and_half_a_full_one_do_not_sum_to_one() -> None:
@@ -224,6 +239,7 @@ DEFINITE: dict[str, Callable[[], Coupling]] = {
     "sum": lambda: UniformCoupling(9, normalize=False, dtype=torch.float64),
     "gram": lambda: GRAM,
     "multiple": lambda: 0.5 * GRAM,
+    "nothing": lambda: 0.0 * GRAM,
     "total": lambda: 0.5 * GRAM + 2 * UniformCoupling(9, PTR, dtype=torch.float64),
     "congruence": lambda: ReweightedCoupling(GRAM, R, R),
     "given": lambda: PairwiseCoupling(SMALL, SMALL, normalize=False, positive_semidefinite=True),

@@ -44,6 +44,15 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
 }
 
 
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
+    x = torch.rand(13, 2, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    x[1], x[5] = x[0], x[4]  # the edges of the graph have one weight in both directions
+    bare = without_diagonal(COUPLINGS[name](x))
+    for convex, factor in ((True, 1.0), (False, 2.0)):
+        torch.testing.assert_close(bare.majorant(convex), factor * bare.to_dense().sum(2).T.float().double())
+
+
 @pytest.mark.parametrize("diagonal", [True, False])
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_it_is_what_is_written_out(name: str, diagonal: bool, generator: torch.Generator) -> None:

@@ -31,6 +31,13 @@ def test_rest_is_test(y):
     assert (split.train | split.val | split.test).all()
 
 
+def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
+    y, generator = torch.arange(7) % 2, torch.Generator().manual_seed(0)
+    splits = [random_split_per_class(y, *counts, generator) for counts in ((2, 2, 1), (3, 0, None))]
+    splits += [random_split(y, *shares, generator) for shares in ((0.5, 0.5), (0.5, 0.3))]
+    assert [[int(mask.sum()) for mask in split] for split in splits] == [[4, 2, 1], [6, 0, 1], [3, 3, 1], [3, 2, 2]]
+
+
 def test_seeds_differ_and_one_seed_repeats(y):
     for first, again, other in zip(draw(y, 0), draw(y, 0), draw(y, 1), strict=True):
         assert torch.equal(first, again)

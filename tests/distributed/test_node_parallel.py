@@ -23,8 +23,9 @@ from diffusion_mp import (
     SimpleDiffusivity,
     auxiliary_loss,
 )
+from diffusion_mp.couplings import Sums
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
-from diffusion_mp.distributed.collectives import contact
+from diffusion_mp.distributed.collectives import all_merged, contact
 from diffusion_mp.energies import get_constraint
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
@@ -173,6 +174,8 @@ def certified(constraint: str) -> nn.Module:
 
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
+    sums = all_merged(Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None)
+    assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # type: ignore[union-attr]  # e^−100 and 1, no overflow
     x, edge_index, weight, *_ = data(torch.float64)
     both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
     graph, whole = ShardedGraph(both, NODES, weights), Graph(NODES, both, weights)
@@ -191,9 +194,11 @@ def certified_as_one_process() -> None:
     one_way = ShardedGraph(edge_index, NODES, weight)
     with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], one_way)
-    near = torch.cat([weights[:-1], weights[-1:] * 1.01])  # one weight of twelve thousand, known to one rank
+    inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
+    near = weights.index_add(0, inside, weights[inside], alpha=0.01)  # one of twelve thousand, known to one rank
     with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
+    assert not AdjacencyDiffusivity("sum")(x[graph.rows], ShardedGraph(both, NODES, near)).symmetric
 
 
 def test_a_certified_step_over_ranks(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import distributed
 
-from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.distributed import ShardedGraph
+from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.models import DIFFormer, NodeFormer
+from diffusion_mp.updates import ImplicitEuler
 
 EDGES, X = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(4, 3)
 
@@ -52,6 +54,8 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         NotImplementedError,
         "transpose of a coupling over several ranks is not available",
     ),
+    "diagonal": (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), NotImplementedError, "entries of a coupling"),
+    "solver": (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), CouplingMismatchError, "all rows"),
     "entries": (
         lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES),
         NotImplementedError,

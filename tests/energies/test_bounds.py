@@ -120,9 +120,25 @@ def test_all_pairs_of_a_graph_are_joined(ball, monkeypatch: pytest.MonkeyPatch) 
             assert energy_bounds(omega, 0.05).upper == pytest.approx(dense.upper, rel=1e-9)
 
 
+@pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
+def test_the_bounds_are_those_of_all_heads(dense_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first falls into two halves, so its slowest mode is faster than that of the second; the last has none."""
+    monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
+    graph = path_problem(20).coupling.graph
+    halved = 1.0 - (graph.edges < 10).sum(0).eq(1).double()
+    heads = torch.stack([halved, 1.5 * torch.ones_like(halved), 0 * halved], 1)
+    both, first, second = (
+        energy_bounds(SparseCoupling(graph, weight, symmetric=True, nonnegative=True), 0.05)
+        for weight in (heads, heads[:, :1], heads[:, 1:2])
+    )
+    assert first.smallest_nonzero > 2 * second.smallest_nonzero
+    assert both == second
+
+
 def test_refusals(ball, generator: torch.Generator) -> None:
     q, k = (torch.rand(5, 1, 3, generator=generator) for _ in range(2))
-    with pytest.raises(ValueError, match="need a coupling that is symmetric and nonnegative"):
-        energy_bounds(LowRankCoupling(q, k), 0.1)
+    for coupling in (LowRankCoupling(q, k, nonnegative=True), LowRankCoupling(q - 1, q - 1, symmetric=True)):
+        with pytest.raises(ValueError, match="need a coupling that is symmetric and nonnegative"):
+            energy_bounds(coupling, 0.1)
     with pytest.raises(ValueError, match="tau must be finite and > 0"):
         energy_bounds(QuadraticPenalty().coupling(ball(4, 2)), 0.0)

@@ -9,7 +9,6 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from diffusion_mp.energies import (
-    Energy,
     GaussianPenalty,
     MixturePenalty,
     Penalty,
@@ -76,8 +75,6 @@ def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) ->
     assert "beyond the domain" in certify_trajectory(penalty, apart, 0.5).reason
     with pytest.raises(ValueError, match="x must lie in the domain"):
         Backtracking(penalty)(apart, coupling)
-    with pytest.warns(UserWarning, match="leaves the domain"):
-        Energy(penalty)(apart)
 
 
 def test_published_values() -> None:

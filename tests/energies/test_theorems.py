@@ -25,7 +25,9 @@ from diffusion_mp.energies import (
     SoftmaxPenalty,
     certify,
     theorem1,
+    theorem7,
 )
+from diffusion_mp.graph import Graph
 
 # Thousands of tiny steps: the shape checks, which are on in all other tests, would take most of the time.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
@@ -78,6 +80,19 @@ def test_theorem_1(instances: int, form: str, symmetric_graph, ball, uniform, si
             energy = Energy("quadratic", certificate.lam * factor, coupling=s, laplacian=form)
             violations += rises(energy(after, x), energy(x, x))
     assert violations == 0
+
+
+def test_every_head_counts_and_slightly_negative_eigenvalues_do_too() -> None:
+    graph = Graph(3, torch.tensor([[0, 1, 1, 2, 0, 1, 2], [1, 0, 2, 1, 0, 1, 2]]))
+    edges, loops = torch.ones(4, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    heads = [torch.cat([edges, 5 * loops]), torch.cat([3 * edges, loops])]
+    whole = SparseCoupling(graph, torch.stack(heads, 1), nonnegative=True)
+    for theorem in (theorem1, theorem7):
+        both = [theorem(SparseCoupling(graph, weight), 0.1).eigenvalue for weight in heads]
+        assert theorem(whole, 0.1).eigenvalue == pytest.approx(both[1], rel=1e-12)
+        assert both[1] > 2 * both[0]
+    grows = SparseCoupling(graph, torch.cat([0 * edges, (1 + 1e-6) * loops]).unsqueeze(1) * torch.tensor([0.0, 1.0]))
+    assert "negative eigenvalue -1e-06" in theorem1(grows, 0.1, form="residual").reason
 
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])

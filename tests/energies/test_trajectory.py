@@ -89,6 +89,15 @@ def test_every_graph_counts_for_itself(ball) -> None:
     assert certify_trajectory(penalty, heads, 0.7).lam == certify_trajectory(penalty, heads[:, 1], 0.7).lam
 
 
+def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None:
+    penalty, x, tau = GaussianPenalty(0.5), (1e3 + ball(5, 2)).float(), 0.7
+    wide = x.double()
+    across = 4 * (wide - wide.mean(0)).square().sum(1).max()
+    degree = 1 + 4 * float(penalty.f(across))
+    wanted = tau / (2 * degree * (2 - tau * 2 * (1 - 1 / 5)))
+    assert certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
+
+
 def test_refusals(ball) -> None:
     certificate = certify_trajectory(SigmoidPenalty(), ball(5, 2), 1.01)
     assert not certificate

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
@@ -9,6 +10,7 @@ from dataclasses import replace
 from signal import SIGINT, SIGKILL
 
 import pytest
+from optuna.storages import InMemoryStorage
 from reproduce_tables import write_table
 
 import own_process
@@ -17,6 +19,7 @@ from diffusion_mp.experiments.reproduce.figures import draw_curves
 from diffusion_mp.experiments.reproduce.harness import key, reproduce
 from diffusion_mp.experiments.reproduce.records import Records, parsed
 from diffusion_mp.experiments.reproduce.report import lines, section
+from diffusion_mp.experiments.reproduce.search import Search, open_storage
 from diffusion_mp.experiments.reproduce.table import load_table
 from diffusion_mp.experiments.train.cli import main
 
@@ -122,7 +125,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole
     assert outcome(runs.parent / "results.jsonl") == outcome(out / "results.jsonl")
 
 
-def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path):
+def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path, monkeypatch):
     path = tmp_path / "runs.jsonl"
     Records(path).append({"a": 1})
     with path.open("a") as file:
@@ -130,6 +133,13 @@ def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path):
     records = Records(path)
     records.append({"a": 3})
     assert [line["a"] for line in Records(path).lines] == [1, 3]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        records.append({"a": math.nan})
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, line: len(line) - 1)
+        with pytest.raises(OSError, match="its disk is full"):
+            records.append({"a": 4})
+    assert [line["a"] for line in records.lines] == [1, 3]
     path.write_text('{"a": 1}\nnothing\n')
     with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is no JSON"):
         Records(path)
@@ -180,7 +190,28 @@ def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, monkeypatch):
         left = 2
         complete.append({line["row"] for line in reproduce(told, tmp_path / "out", only=["constant"])})
     assert ["gcn" in rows for rows in complete] == 5 * [False] + [True, False, True]
-    assert all("constant" in rows for rows in complete)
+
+
+def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(tmp_path, monkeypatch):
+    """Less is better here, and the best trial of all diverges on the second of two tuning splits."""
+    metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
+    table = load_table(write_table(tmp_path, tuning=2, metric=metric))
+    lrs = [settings["lr"] for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings]
+    asked = []
+
+    def trained(config, metric, split, seed, tuning):
+        lr = config["module"]["lr"]
+        asked.append(lr)
+        diverged = tuning and split == 1 and lr == min(lrs)
+        return {"validation": None if diverged else lr, "seconds": 1.5, "ablated": {}, "test": lr}
+
+    monkeypatch.setattr(harness, "train", trained)
+    results = reproduce(table, tmp_path / "out", only=["gcn", "difformer"])
+    assert asked[:12] == [lr for lr in lrs for _ in range(4)]  # two rows on two splits, whose rates are the same
+    assert set(asked[12:]) == {sorted(lrs)[1]}
+    assert [line["seconds"] for line in results if line["kind"] == "search"] == [9.0, 9.0]
+    told = Search(table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")).study.trials
+    assert [trial.value for trial in told] == [None if lr == min(lrs) else -lr for lr in lrs]
 
 
 def test_what_diverged_is_not_chosen(tmp_path, monkeypatch):
@@ -221,6 +252,8 @@ def test_two_processes_do_not_share_a_folder(whole):
 def test_a_sweep_trains_every_row_at_every_value(tmp_path):
     sweep = {"path": "model.tau", "values": [0.25, 1.0], "title": "τ"}
     table = load_table(write_table(tmp_path, sweep=sweep, trials=1, baselines=[]))
+    told = [table.config(row, {})["module"]["model"]["init_args"]["tau"] for row in table.named(["difformer"])]
+    assert told == [0.25, 1.0]
     results = reproduce(table, tmp_path / "out", only=["difformer"])
     runs = [line for line in results if line["kind"] == "run"]
     assert [(run["row"], run["split"]) for run in runs] == [

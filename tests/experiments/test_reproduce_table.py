@@ -50,6 +50,7 @@ def test_settings_are_put_where_their_paths_say(tmp_path):
         "lr": 0.25,
     }
     assert (config["epochs"], config["patience"]) == (6, 4)
+    assert table.config(table.row("constant"), {}).keys() == {"data", "module"}  # it has no epochs to depend on
     assert table.config(table.row("difformer"), {})["module"]["weight_decay"] == 0.001
     assert set(table.space(table.row("gcn")).axes) == {
         "lr",
@@ -58,6 +59,7 @@ def test_settings_are_put_where_their_paths_say(tmp_path):
         "model.num_layers",
     }
     assert set(table.space(table.row("labels")).axes) == {"predictor.alpha"}
+    assert [table.space(table.row("gcn")).axes[name].log for name in ("lr", "model.dropout")] == [True, False]
     assert not table.space(table.row("constant")).axes
 
 
@@ -119,6 +121,7 @@ def test_a_row_like_another_says_how_it_differs(tmp_path):
         "Deeper",
         {"lr": 0.5},
     )
+    assert table.config(deeper, {})["attention"] == "identity"
     assert set(table.space(deeper).axes) == {"model.dropout", "model.hidden_channels", "model.alpha"}
     assert table.row("gcn").model["init_args"] == {"conv": "gcn"}
     (folder / "deeper.yaml").write_text("like: deeper\ntitle: Deeper\n")
@@ -158,7 +161,17 @@ def test_rows_that_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "axis", [3, {"choice": 3}, {"normal": [0, 1]}, {"uniform": [1, 0]}, {"uniform": [0]}, {"choice": [[1]]}, {}]
+    "axis",
+    [
+        3,
+        {"choice": 3},
+        {"normal": [0, 1]},
+        {"uniform": [1, 0]},
+        {"uniform": [1, 1]},
+        {"uniform": [0]},
+        {"choice": [[1]]},
+        {},
+    ],
 )
 def test_what_is_no_axis_is_refused(axis):
     with pytest.raises(ValueError, match=r"model\.a"):
@@ -171,6 +184,8 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
     first = Search(table, row, open_storage(tmp_path / "a.log"))
     first.tell({0: 0.5, 1: None})
     first.tell({0: 0.75})  # what was told stays
+    with (tmp_path / "a.log").open("a") as file:
+        file.write('{"op_code')  # what a kill has left of a line
     again = Search(longer, row, open_storage(tmp_path / "a.log"))
     assert again.settings == Search(longer, row, open_storage(tmp_path / "b.log")).settings
     assert again.settings[:3] == first.settings
@@ -179,6 +194,11 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
     assert again.best({0: 0.5, 1: None, 2: 0.75, 3: 0.75}) == again.settings[2]
     with pytest.raises(ValueError, match="diverged"):
         again.best({0: None})
+    assert Search(table, row, open_storage(tmp_path / "a.log")).settings == first.settings
+    # Another number of tuning splits and another space are other searches.
+    for changed in ({"tuning": 2}, {"search": {**table.search, "lr": {"loguniform": [0.1, 0.2]}}}):
+        fresh = Search(replace(table, **changed), row, open_storage(tmp_path / "a.log"))
+        assert not any(trial.state.is_finished() for trial in fresh.study.trials)
     # Rows draw the same values of the axes that they share.
     other = Search(table, table.row("difformer"), open_storage(tmp_path / "a.log"))
     assert [settings["lr"] for settings in other.settings] == [settings["lr"] for settings in first.settings]

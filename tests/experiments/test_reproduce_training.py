@@ -2,12 +2,14 @@
 
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch_geometric.data import Data
+from torchmetrics import MeanMetric
 
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
@@ -78,10 +80,7 @@ def test_the_weights_are_those_of_the_best_epoch_and_patience_ends(digits):
 
 
 def test_of_epochs_that_are_equally_good_the_first_is_the_best(digits):
-    """So it does not depend on how long a training goes on."""
-    module, result = fitted(Said(digits.data.y, 2, 5), digits, 30, 4)
-    assert result == {"epoch": 2, "epochs": 6, "ended": "patience"}
-    assert module.model.epoch == 2
+    assert fitted(Said(digits.data.y, 2, 5), digits, 30, 4)[1] == {"epoch": 2, "epochs": 6, "ended": "patience"}
 
 
 class Diverging(Said):
@@ -232,10 +231,22 @@ def test_the_hash_sees_masks_features_and_layout():
     known = data_hash(Few())
     assert known == data_hash(Few())
     assert data_hash(Few(1)) != known
-    masked, sparse = Few(), Few()
+    masked, sparse, typed = Few(), Few(), Few()
     masked.data.val_mask = masked.data.val_mask.roll(1)
     sparse.data.x = sparse.data.x.to_sparse_csr()
-    assert len({known, data_hash(masked), data_hash(sparse)}) == 3
+    typed.data.x = typed.data.x.view(torch.int32)  # the same bytes
+    assert len({known, data_hash(masked), data_hash(sparse), data_hash(typed)}) == 4
+    batches = [torch.zeros(3)], [torch.ones(3)]
+    tests = [SimpleNamespace(val_dataloader=lambda: batches[0], test_dataloader=lambda b=b: b) for b in batches]
+    assert data_hash(tests[0]) != data_hash(tests[1])
+
+
+def test_what_is_taken_begins_anew():
+    scores, metric = Scores(NodeClassifier(nn.Linear(1, 1))), MeanMetric()
+    for value in (1.0, 3.0):
+        metric.update(value)
+        scores.log("val_loss", metric)
+        assert scores.take("val_loss") == value
 
 
 def test_only_what_was_asked_for_is_made():

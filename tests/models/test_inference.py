@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from diffusion_mp.couplings import PooledCoupling
+from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.diffusivities import SimpleDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
+from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
 from diffusion_mp.updates import ExplicitEuler
 from reading_features import ReadsInputs
@@ -94,6 +96,17 @@ def test_a_graph_keeps_what_was_derived_from_it(generator) -> None:
     assert looped.csr.found  # the sparse product has compressed it
     full_graph_inference(model, x, graph, progress=False)
     assert graph.with_self_loops("remaining") is looped
+
+
+@pytest.mark.parametrize("row_stochastic", [True, False])
+def test_a_coupling_by_blocks_knows_what_the_whole_one_knows(row_stochastic: bool, generator) -> None:
+    x = torch.randn(NODES, FEATURES, generator=generator)
+    holder = nn.Sequential(SimpleDiffusivity(row_stochastic=row_stochastic))
+    whole = holder[0].couple(x, Graph(NODES))
+    Blocks(10, x.device, tqdm(total=0, disable=True)).take_over(holder)
+    blocks = holder[0].couple(x, Graph(NODES))
+    torch.testing.assert_close(blocks.diagonal(), whole.diagonal())
+    assert [getattr(blocks, name) for name in PROMISES] == [getattr(whole, name) for name in PROMISES]
 
 
 def test_without_edges_and_without_nodes(generator) -> None:

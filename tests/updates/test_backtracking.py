@@ -57,6 +57,7 @@ def test_shrinks_a_step_that_goes_up(form: str, tau: float) -> None:
     def energy(x: torch.Tensor) -> float:
         return float(torch.einsum("ihd,ij,jhd->", x, problem.laplacian, x))
 
+    torch.testing.assert_close(update.energy(problem.state, problem.coupling).item(), energy(problem.state))
     after = update(problem.state, problem.coupling)
     assert energy(ExplicitEuler(tau, problem.form)(problem.state, problem.coupling)) > energy(problem.state)
     assert energy(after) <= energy(problem.state)
@@ -189,10 +190,18 @@ def test_no_other_step_is_better_than_the_exact_one(seed: int, normalize: bool) 
     assert after < penalty.total(lower(x, coupling))
 
 
-@pytest.mark.parametrize(("p", "tau"), [([0, 1, 1], None), ([3, -1, -1, -1, -1], None), ([0, -4, 1, 0, 0], 2.0)])
+@pytest.mark.parametrize(
+    ("p", "tau"),
+    [
+        ([0, 1, 1], None),
+        ([3, -1, -1, -1, -1], None),
+        ([0, -4, 1, 0, 0], 2.0),
+        ([0, -6e-14, 3, -5 / 3, 1 / 4], 1e-14),  # its slope has the roots 2 and 3 too, as exact as the largest
+    ],
+)
 def test_the_first_minimum(p: list[float], tau: float | None) -> None:
     """None where it rises at once, or falls for ever."""
-    assert first_minimum(np.array(p, dtype=float)) == tau
+    assert first_minimum(np.array(p, dtype=float)) == (tau if tau is None else pytest.approx(tau, rel=1e-12, abs=0))
 
 
 def test_the_exact_step_knows_one_energy() -> None:
@@ -219,6 +228,19 @@ def test_sparse_coupling_measures_its_edges() -> None:
     assert update.last_tau is not None
     assert update.last_tau < 16.0
     assert coupling.ptr is None
+    weight = torch.linspace(0.5, 2.0, sender.numel(), dtype=torch.float64)
+    weighted = SparseCoupling(Graph(40, graph.edges, weight))
+    torch.testing.assert_close(update.energy(x, weighted), (weight * penalty.delta(squared(x)).squeeze(1)).sum())
+
+
+def test_near_consensus_a_step_is_as_long_as_anywhere_else() -> None:
+    """Energies are compared in double, and without the mean, beside which they would be rounding."""
+    problem, update = random_problem(), Backtracking(QuadraticPenalty(), tau=3.0)
+    assert update.energy(problem.state.float(), problem.coupling.to(torch.float32)).dtype == torch.float64
+    update(problem.state, problem.coupling)
+    tau = update.last_tau
+    update(1 + 1e-9 * problem.state, problem.coupling)
+    assert update.last_tau == tau
 
 
 def test_any_function_of_the_state_can_be_the_energy() -> None:
@@ -243,6 +265,11 @@ def test_a_wrong_energy_is_an_error_not_a_silent_step() -> None:
     problem = complete_problem()
     with pytest.raises(ConvergenceError, match=r"no τ down to .* that lowers the energy"):
         Backtracking(lambda x: -x.square().sum(), tau=0.1)(problem.state, problem.coupling)
+    with pytest.raises(ConvergenceError, match=r"no τ down to 0\.025 that"):  # the last of three that were tried
+        Backtracking(lambda x: -x.square().sum(), tau=0.1, max_steps=3)(problem.state, problem.coupling)
+    level = Backtracking(lambda x: x.new_zeros(()), tau=0.1)
+    level(problem.state, problem.coupling)
+    assert level.last_tau == 0.1  # an energy that stays is none that rises
     broken = problem.state.clone()
     broken[0, 0, 0] = float("nan")
     with pytest.raises(ConvergenceError, match="finite"):
