@@ -237,8 +237,8 @@ def test_the_hash_sees_masks_features_and_layout():
     typed.data.x = typed.data.x.view(torch.int32)  # the same bytes
     assert len({known, data_hash(masked), data_hash(sparse), data_hash(typed)}) == 4
     batches = [torch.zeros(3)], [torch.ones(3)]
-    tests = [SimpleNamespace(val_dataloader=lambda: batches[0], test_dataloader=lambda b=b: b) for b in batches]
-    assert data_hash(tests[0]) != data_hash(tests[1])
+    first, second = (SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches)
+    assert data_hash(first) != data_hash(second)
 
 
 def test_what_is_taken_begins_anew():
