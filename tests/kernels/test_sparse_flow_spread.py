@@ -78,7 +78,7 @@ def by_sort(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Te
 
 SOLVERS = {
     "tiled": (all_pairs("cpu"), (torch.float32, DOUBLE)),
-    "reference": (all_pairs("reference"), (DOUBLE,)),
+    "reference": (all_pairs("reference"), (torch.float32, DOUBLE)),
     "edges": (edges, (torch.float32, DOUBLE)),
     "sort": (by_sort, (DOUBLE,)),
     "triton": (all_pairs("triton"), (torch.float32,)),
@@ -137,7 +137,7 @@ def differences(row: list[Tensor], weight: list[Decimal], step: Decimal) -> Tens
     return torch.tensor([float(x) for x in found], dtype=DOUBLE)
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "triton"])
+@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
 @pytest.mark.parametrize("spread", [1e3, 1e6, 1e12])
 def test_scores_without_a_digit_still_make_rows_that_sum_to_one(name: str, spread: float) -> None:
     n = 20
@@ -147,7 +147,7 @@ def test_scores_without_a_digit_still_make_rows_that_sum_to_one(name: str, sprea
     torch.testing.assert_close(z.sum(1), torch.ones(n))
 
 
-@pytest.mark.parametrize("name", ["tiled", "edges", "triton"])
+@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
 def test_equal_frictions_share_by_conductance(name: str) -> None:
     """However far the best conductor is from the rest: constant friction is softmax."""
     s, _ = draw(20, 60.0, torch.float32)
@@ -162,7 +162,7 @@ def test_a_best_conductor_that_its_friction_closes() -> None:
         u = torch.tensor([[friction, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
         lam, leak = torch.full((3, 1), 1 / 3), torch.zeros(3, 1)
         expected, _ = exact(s[0], u[0], float(lam[0]), 0.0)
-        for name in ("tiled", "edges"):
+        for name in ("tiled", "edges", "reference"):
             z, _ = SOLVERS[name][0](s, u, lam, leak)
             torch.testing.assert_close(z[0].double(), expected, rtol=1e-4, atol=1e-5)
 

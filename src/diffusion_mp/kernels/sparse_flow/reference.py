@@ -14,34 +14,19 @@ from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTe
 from diffusion_mp.kernels.sparse_flow.solve import units
 
 
-def flowing(log_conductance: Tensor, threshold: Tensor, inverse: Tensor) -> Tensor:
-    """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed up in order, so that nothing cancels."""
-    top = pad(log_conductance, (0, 1), value=torch.finfo(threshold.dtype).min).amax(-1, keepdim=True)
-    conductance, one = (log_conductance - top).exp(), (-top).exp()  # in units of the largest
-    order = threshold.masked_fill(conductance == 0, math.inf).argsort(-1)
-    theta = threshold.gather(-1, order)
-    through = conductance.gather(-1, order).cumsum(-1) + inverse * one
-    steps = torch.cat([inverse * one * theta[..., :1], (theta[..., 1:] - theta[..., :-1]) * through[..., :-1]], -1)
-    active = torch.zeros_like(conductance).bool().scatter(-1, order, steps.cumsum(-1) < one)
-    return active & (conductance > 0)
+def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
+    """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed up in order, so that nothing cancels.
 
-
-def on_support(
-    active: Tensor, log_conductance: Tensor, threshold: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Flow, ζ and the place of o, given who flows: a linear equation, and so differentiable any number of times.
-
-    The potential is measured from the threshold of the best conductor o, ζ = c_o(μ − θ_o): see ``solve.py``.
+    In logarithms, since conductances and thresholds leave the range.
     """
-    # With a closed entry more, since there is no largest of none.
-    best = pad(log_conductance.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(-1, keepdim=True)
-    log_c, theta = log_conductance.gather(-1, best), threshold.gather(-1, best)
-    share = (log_conductance - log_c).masked_fill(~active, -math.inf).exp()
-    above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
-    dammed = log_conductance.masked_fill(~active, -math.inf).exp() * above
-    slope = share.sum(-1, keepdim=True) + inverse * (-log_c).exp()
-    zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
-    return (share * zeta - dammed).masked_fill(~active, 0.0), zeta, best
+    closed, log_leak = log_conductance == -math.inf, inverse.log()
+    log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
+    order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
+    theta = log_threshold.gather(-1, order)
+    through = torch.logaddexp(log_conductance.gather(-1, order).logcumsumexp(-1), log_leak)[..., :-1]
+    rises = theta[..., 1:] + (-(theta[..., :-1] - theta[..., 1:]).expm1()).log()
+    below = torch.cat([log_leak + theta[..., :1], rises + through], -1).logcumsumexp(-1) < 0
+    return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
 
 
 def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -69,12 +54,20 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     if threshold.size(-1) == 0:
         return log_conductance + threshold, alone.squeeze(-1)
     with torch.no_grad():
-        active = flowing(log_conductance, threshold, inverse)
+        active = flowing(log_conductance, threshold.log(), inverse)
     idle = ~active.any(-1, keepdim=True)
     # A row in which nothing flows is solved as one of zeros, and its solution not used: its gradient is finite.
-    flow, zeta, best = on_support(active, log_conductance.masked_fill(idle, 0.0), threshold, inverse)
-    log_c, theta = log_conductance.masked_fill(idle, 0.0).gather(-1, best), threshold.gather(-1, best)
-    return flow.masked_fill(idle, 0.0), torch.where(idle, alone, theta + zeta * (-log_c).exp()).squeeze(-1)
+    log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(~active & ~idle, -math.inf)
+    # Linear on the support. As in ``solve.py``, but thresholds may be 0: no logarithm of them is taken.
+    best = log_c.argmax(-1, keepdim=True)
+    log_best, theta = log_c.gather(-1, best), threshold.gather(-1, best)
+    share = (log_c - log_best).exp()
+    above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
+    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above  # who conducts more has equal thresholds
+    slope = share.sum(-1, keepdim=True) + inverse * (-log_best).exp()
+    zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
+    flow = (share * zeta - dammed).masked_fill(~active, 0.0)
+    return flow, torch.where(idle, alone, theta + zeta * (-log_best).exp()).squeeze(-1)
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
@@ -139,23 +132,33 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     resistance = (-s).masked_fill(s == -math.inf, -math.inf).logsumexp(2, keepdim=True)
     friction = u.logsumexp(2, keepdim=True)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
-    log_c, theta = s + resistance, lam * (u - friction).exp()
+    limit = exp_limit(s.dtype)
     with torch.no_grad():
-        active = flowing(log_c, theta, leak)
-    flow, zeta, best = on_support(active, log_c, theta, leak)
-    s_best, w, log_c_best = (x.gather(2, best) for x in (s, u, log_c))
-    unit, lift, rise, _ = units((log_c_best + lam.log() + w - friction).detach())
-    idle, a, w = ~active.any(2, keepdim=True), unit - s_best, w + rise
-    nu, rho = lam * (log_c_best + w - friction - unit - lift).exp(), zeta * (-unit).exp()
+        active = flowing(s + resistance, lam.log() + u - friction, leak)
+        # With a closed entry more, since there is no largest of none.
+        best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2, keepdim=True)
+    idle = ~active.any(2, keepdim=True)
+    s_best, w = s.gather(2, best), u.gather(2, best)
+    log_c, log_f = s_best + resistance, w - friction
+    unit, lift, rise, nu = units((log_c + lam.log() + log_f).detach())
+    a, w = unit - s_best, w + rise
+    # ν moves as γ = c_o θ_o does, also where λ is 0.
+    nu_of_one = torch.where(lam > 0, nu / lam, (log_c + log_f).clamp(max=limit).exp()).detach()
+    nu = lam * nu_of_one * (log_c + log_f - (log_c + log_f).detach()).exp()
+    # On the support Σ_j z_j + μ/α = 1 is linear in ρ, with z_j = through ρ − dammed.
+    through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=limit).exp()
+    above = (u - w).masked_fill(~active, 0.0).scatter(2, best, 0.0).expm1()
+    dammed = through * nu * above
+    slope = (through.sum(2, keepdim=True) + leak * (unit - log_c).exp()).masked_fill(idle, 1.0)
+    rho = (1 - leak * lam * log_f.exp() + dammed.sum(2, keepdim=True)) / slope
     with torch.no_grad():
-        through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).exp()
-        slope = through.sum(2, keepdim=True) + leak * (unit - log_c_best).exp()
-        drag = (nu * through * (u - w).exp()).scatter(2, best, 0.0).sum(2, keepdim=True)
-        work = (theta * flow).sum(2, keepdim=True)
+        drag = (nu * through + dammed).scatter(2, best, 0.0).sum(2, keepdim=True)
+        work = (lam * (u - friction).exp() * (through * rho - dammed)).sum(2, keepdim=True)
         last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(2, keepdim=True)
         after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(2, keepdim=True)
-        opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()  # by the rounding of w
+        opened = rho > nu * (after - w).clamp(max=limit).expm1()  # by the rounding of w
         reach = torch.where(opened, (last + after) / 2, math.inf)
+    height = (rho * (-lift).exp() + nu).masked_fill(idle, 1.0)  # of μ, in units of e^{h + lift}/c_o
 
     def known(x: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
         """``otherwise`` where nothing flows."""
@@ -169,10 +172,10 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
         lift=known(lift),
         reach=known(reach, math.inf),
         best=best.masked_fill(idle, 0) + first,
-        log_mu=known(theta.gather(2, best) + zeta * (-log_c_best).exp(), 1 / leak).log(),
+        log_mu=torch.where(idle, -leak.masked_fill(~idle, 1.0).log(), unit + lift - log_c + height.log()),
         resistance=resistance.detach(),
         friction=friction.detach(),
-        slope=known(slope, 1.0),
+        slope=slope.detach(),
         drag=known(drag),
         work=known(work),
         support=active.sum(2, keepdim=True).to(s),
