@@ -111,7 +111,7 @@ def solve(
         candidates, _ = below(s, u, ceiling, rows)
 
     theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
-    above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho * (height - theta).exp()).log1p()
+    above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho / nu).log1p()
     through = slope + own * (rho > 0)
     reach = reach.where(rows.add(active) > count, torch.inf)  # the rounding of w opens some who are closed
     # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.

@@ -159,7 +159,7 @@ def _potentials(
                 open_ = inside[None, :] & (threshold < rhos[:, None])
                 active = open_ & (u < reaches[:, None])
                 exponent = s + shift[:, None] + tl.where(u < ws[:, None], lifts[:, None], 0.0)
-                weight = tl.where(active, tl.exp(tl.minimum(exponent, LIMIT)), 0.0)
+                weight = tl.where(active, tl.exp(tl.minimum(exponent, UNIT)), 0.0)
                 slope += tl.sum(weight, axis=1)
                 driven += tl.sum(weight * threshold, axis=1)
                 support += tl.sum(active.to(tl.float32), axis=1)
@@ -191,7 +191,7 @@ def _potentials(
     theta, height = log_lam + log_f, shift - resistance  # log θ_o, and of what multiplies ρ
     above = tl.log(tl.where(rhos > 0, rhos, 1.0)) + height
     above = tl.maximum(theta, above) + tl.log(1 + tl.exp(-tl.abs(theta - above)))
-    below = theta + tl.log(1 + tl.where(rhos > 0, 0.0, rhos) * tl.exp(tl.minimum(height - theta, LIMIT)))
+    below = theta + tl.log(1 + tl.where(rhos > 0, 0.0, rhos) / tl.where(nus > 0, nus, 1.0))
     tl.store(a + place, tl.where(some, shift, 0.0), mask=within)
     tl.store(w + place, tl.where(some, ws, friction), mask=within)
     tl.store(rho + place, tl.where(some, rhos, 0.0), mask=within)
@@ -220,7 +220,7 @@ def _entries(s, u, a, w, rho, nu, lift, reach, best, place, mask, inside, node):
     nus = tl.load(nu + place, mask=mask, other=0.0)
     driven = tl.load(rho + place, mask=mask, other=0.0) - (share - 1) * nus
     lifts = tl.where(share < 1, tl.load(lift + place, mask=mask, other=0.0), 0.0)
-    through = tl.exp(tl.minimum(s + tl.load(a + place, mask=mask, other=0.0) + lifts, LIMIT))
+    through = tl.exp(tl.minimum(s + tl.load(a + place, mask=mask, other=0.0) + lifts, UNIT))
     through = tl.where(inside[None, :] & (driven > 0), through, 0.0)
     return through, share, through * driven, nus, is_best
 
@@ -296,10 +296,11 @@ def _gradient(
         drhos += tl.sum(through, axis=1)
         dnus -= tl.sum((share - 1) * through, axis=1)
         if resistance is not None:
-            resist = tl.exp(-s - tl.load(resistance + place, mask=mask, other=0.0))
+            # At most one: a score that is computed anew may be rounded otherwise.
+            resist = tl.exp(tl.minimum(-s - tl.load(resistance + place, mask=mask, other=0.0), 0.0))
             resist *= tl.load(by_resistance + place, mask=mask, other=0.0)
             resist = tl.where(is_best, tl.load(at_s + place, mask=mask, other=0.0), 0.0) - resist
-            rub = tl.exp(u - tl.load(friction + place, mask=mask, other=0.0))
+            rub = tl.exp(tl.minimum(u - tl.load(friction + place, mask=mask, other=0.0), 0.0))
             rub *= tl.load(by_friction + place, mask=mask, other=0.0)
             rub = tl.where(is_best, tl.load(at_u + place, mask=mask, other=0.0), 0.0) - rub
             ds, du = ds + tl.where(inside[None, :], resist, 0.0), du + tl.where(inside[None, :], rub, 0.0)
