@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp.graph_ops import values_only
+from diffusion_mp.graph.ops import values_only
 
 #: An entry is dropped by the value of so many random bits.
 BITS = 16

@@ -67,15 +67,15 @@ def never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("the edges were searched, which sorts them")
 
-    monkeypatch.setattr("diffusion_mp.graph_ops.entries_at", refuse)
+    monkeypatch.setattr("diffusion_mp.graph.ops.entries_at", refuse)
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from diffusion_mp.graph_ops import is_symmetric
+    from diffusion_mp.graph.ops import is_symmetric
 
     counted: list[int] = []
-    for place in ("diffusion_mp.graph.is_symmetric", "diffusion_mp.couplings.sparse.is_symmetric"):
+    for place in ("diffusion_mp.graph.graph.is_symmetric", "diffusion_mp.couplings.sparse.is_symmetric"):
         monkeypatch.setattr(place, lambda *edges: counted.append(1) or is_symmetric(*edges))
     return counted
 

@@ -30,8 +30,8 @@ from diffusion_mp.errors import (
     describe,
     floating,
 )
-from diffusion_mp.graph_checks import MOST_NODES, as_num_nodes, row_bounds
-from diffusion_mp.graph_ops import mean_rows
+from diffusion_mp.graph.checks import MOST_NODES, as_num_nodes, row_bounds
+from diffusion_mp.graph.ops import mean_rows
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator

@@ -13,8 +13,8 @@ from torch import Tensor
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.facts import Promise
 from diffusion_mp.errors import check_device, check_tensor, describe
-from diffusion_mp.graph_checks import row_bounds
-from diffusion_mp.graph_ops import graph_of
+from diffusion_mp.graph.checks import row_bounds
+from diffusion_mp.graph.ops import graph_of
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.graph_ops import mean_rows, values_only
+from diffusion_mp.graph.ops import mean_rows, values_only
 from diffusion_mp.kernels.unit import unit_vectors
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.

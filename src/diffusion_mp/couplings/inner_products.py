@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph_ops import graph_of
+from diffusion_mp.graph.ops import graph_of
 from diffusion_mp.kernels.spmm import sddmm
 
 

@@ -14,7 +14,7 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.inner_products import check_features, same_graph
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
-from diffusion_mp.graph_ops import graph_of
+from diffusion_mp.graph.ops import graph_of
 from diffusion_mp.kernels.log_linear_attention import (
     Pooled,
     Receivers,

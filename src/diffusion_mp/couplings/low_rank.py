@@ -12,7 +12,7 @@ from diffusion_mp.couplings.inner_products import all_products, check_features, 
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
 from diffusion_mp.errors import check_flags, floating
-from diffusion_mp.graph_checks import as_num_nodes, row_bounds
+from diffusion_mp.graph.checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.unit import quotient, reciprocal

@@ -12,7 +12,7 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.facts import Promise
 from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph_ops import entries_at, is_symmetric
+from diffusion_mp.graph.ops import entries_at, is_symmetric
 from diffusion_mp.kernels.spmm import spmm
 
 

@@ -8,7 +8,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
 from diffusion_mp.errors import check_choice, check_kind
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
 
 
 class ToDiffusionGraph(BaseTransform):

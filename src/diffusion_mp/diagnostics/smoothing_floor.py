@@ -18,7 +18,7 @@ from diffusion_mp.errors import (
     check_values,
     describe,
 )
-from diffusion_mp.graph_ops import graph_sizes
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.unit import quotient
 
 

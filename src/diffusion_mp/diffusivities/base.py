@@ -14,7 +14,8 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.algebra import check_scale
 from diffusion_mp.errors import check_kind, check_state, describe
-from diffusion_mp.graph import Dependence, Graph
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.positive import Positive
 
 if TYPE_CHECKING:

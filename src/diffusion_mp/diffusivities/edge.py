@@ -26,7 +26,8 @@ from diffusion_mp.errors import (
     check_probability,
     check_state,
 )
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.edge_softmax import at_rows, edge_softmax, row_sums
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import sddmm

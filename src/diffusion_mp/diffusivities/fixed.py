@@ -11,7 +11,8 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling, IdentityCoupling, SparseCoupling, UniformCoupling
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.unit import inverse_root, reciprocal
 
 

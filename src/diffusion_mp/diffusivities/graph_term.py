@@ -13,7 +13,8 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_no
 from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import check_choice, check_kind, check_positive, check_share
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
 
 Mix = Literal["sum", "mean", "joint"]
 

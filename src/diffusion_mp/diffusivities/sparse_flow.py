@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
 from diffusion_mp.errors import as_size, check_choice, check_counts, check_positive, check_state, describe
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
 from diffusion_mp.kernels.spmm import sddmm

@@ -17,8 +17,9 @@ from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, S
 from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.errors import as_device, check_integer_pairs, check_kind, check_seed, describe
-from diffusion_mp.graph import Couples, Graph
-from diffusion_mp.graph_checks import as_edge_weight, as_num_nodes, check_edges
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
+from diffusion_mp.graph.graph import Couples
 
 # Edges looked at together, so that a memory-mapped edge_index is never copied whole.
 CHUNK = 1 << 22

@@ -25,7 +25,7 @@ from diffusion_mp.errors import (
     check_tensor,
     describe,
 )
-from diffusion_mp.graph_checks import as_ptr, check_ptr
+from diffusion_mp.graph.checks import as_ptr, check_ptr
 
 
 class Energy:

@@ -15,8 +15,8 @@ from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import State, by_head, check_heads, large_distance, metric_by_head
 from diffusion_mp.energies.penalties import Penalty, get_penalty, warn_beyond_domain
 from diffusion_mp.errors import check_device, check_flags, check_kind, check_positive, check_tensor, describe
-from diffusion_mp.graph_checks import as_ptr, check_ptr
-from diffusion_mp.graph_ops import graph_sizes
+from diffusion_mp.graph.checks import as_ptr, check_ptr
+from diffusion_mp.graph.ops import graph_sizes
 
 
 class JointEnergy:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.errors import check_tensor, describe
-from diffusion_mp.graph_checks import as_ptr, check_ptr
-from diffusion_mp.graph_ops import graph_sizes
+from diffusion_mp.graph.checks import as_ptr, check_ptr
+from diffusion_mp.graph.ops import graph_sizes
 
 CHUNK_ROWS = 8_192  # rows turned to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)

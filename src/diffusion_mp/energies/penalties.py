@@ -27,7 +27,7 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
-from diffusion_mp.graph_ops import values_only
+from diffusion_mp.graph.ops import values_only
 
 
 class Penalty(ABC):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.graph_ops import graph_sizes
+from diffusion_mp.graph.ops import graph_sizes
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator

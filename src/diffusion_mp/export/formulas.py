@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.graph_ops import Size
+from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.log_linear_attention import reference as log_linear
 from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours, positions

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from diffusion_mp import graph_ops
 from diffusion_mp.errors import check_kind
 from diffusion_mp.export import formulas
+from diffusion_mp.graph import ops as graph_ops
 from diffusion_mp.kernels import edge_softmax
 from diffusion_mp.kernels.linear_attention import op as linear
 from diffusion_mp.kernels.log_linear_attention import op as log_linear

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.graph.pattern import Compressed
 from diffusion_mp.kernels.operation import Wide, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.kernels.spmm.op import trained
 from diffusion_mp.kernels.unit import quotient
-from diffusion_mp.pattern import Compressed
 
 
 class Rows(NamedTuple):

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from diffusion_mp.graph_ops import values_only
+from diffusion_mp.graph.ops import values_only
 from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
 

@@ -31,7 +31,7 @@ from diffusion_mp.diffusivities import (
 from diffusion_mp.diffusivities.query_key import Normalization, Projection
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
-from diffusion_mp.graph import SelfLoops
+from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport

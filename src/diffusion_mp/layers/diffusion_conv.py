@@ -28,7 +28,7 @@ from diffusion_mp.errors import (
     found_later,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph_checks import check_edge_order
+from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.bipartite import between
 from diffusion_mp.layers.certificates import layer_certificate, why_uncertified
 from diffusion_mp.layers.features import ValueLinear, check_features

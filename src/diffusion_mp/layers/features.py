@@ -8,10 +8,10 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.errors import check_fits, check_state, describe, found_later
-from diffusion_mp.graph_ops import values_only
-from diffusion_mp.kernels.kept import kept_with
+from diffusion_mp.graph.cache import cached_by
+from diffusion_mp.graph.ops import values_only
+from diffusion_mp.graph.pattern import Compressed, Pattern
 from diffusion_mp.kernels.spmm import spmm
-from diffusion_mp.pattern import Compressed, Pattern
 
 SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
@@ -42,7 +42,7 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
         return Pattern(Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1)))
 
-    pattern = kept_with((x,), "pattern", find) if values_only() else find()
+    pattern = cached_by((x,), "pattern", find) if values_only() else find()
     out = spmm(pattern, x.values().unsqueeze(1), weight.t().contiguous().unsqueeze(1)).squeeze(1)
     return out if bias is None else out + bias
 

@@ -24,7 +24,8 @@ from diffusion_mp.errors import (
     check_positive,
     check_probability,
 )
-from diffusion_mp.graph import Graph, SelfLoops
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import ValueLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit

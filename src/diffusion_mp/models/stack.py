@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, check_flags, check_kind, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph_checks import check_edge_order
+from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.layers.pyg_names import refuse_inputs, refuse_proxy
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded, with_every_gradient

@@ -12,7 +12,7 @@ from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, check_counts, check_flags, check_positive
-from diffusion_mp.graph_ops import graph_sizes
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.updates.base import Form, LaplacianUpdate
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.graph_ops import Size
+from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.linear_attention import blocked, reference, segmented

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.graph_ops import Size
+from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import stacks

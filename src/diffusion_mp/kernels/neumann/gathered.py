@@ -5,10 +5,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from diffusion_mp.graph_ops import compress
+from diffusion_mp.graph.cache import persistent
+from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours
 from diffusion_mp.kernels.segments import batch_plan
-from diffusion_mp.pattern import kept
 
 # Rows of the longest single sequence whose neighbours are kept: beyond, finding them takes less than reading them.
 KEPT = 1 << 16
@@ -69,4 +69,4 @@ def _find(
 @lru_cache(maxsize=64)
 def _known(num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device) -> Bags:
     """The same, kept."""
-    return kept(lambda: _find(num_nodes, stride, boundary, turned, device))
+    return persistent(lambda: _find(num_nodes, stride, boundary, turned, device))

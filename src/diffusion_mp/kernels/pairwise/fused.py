@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.graph_ops import values_only
+from diffusion_mp.graph.ops import values_only
 from diffusion_mp.kernels.operation import PLAIN
 from diffusion_mp.kernels.precision import accumulating
 

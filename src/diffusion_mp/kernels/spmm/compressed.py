@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from diffusion_mp.graph_ops import compress
-from diffusion_mp.kernels.kept import kept_with
+from diffusion_mp.graph.cache import cached_by
+from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.spmm import reference
 from diffusion_mp.kernels.spmm.entries import Entries
 
@@ -69,7 +69,7 @@ def _by_row_and_head(entries: Entries, heads: int) -> tuple[Tensor, Tensor, Tens
     Bounds [N H + 1]; the place in [E, H] of every entry [E H]; its column.
     """
     ptr, moved, other = _by_row(entries)
-    return kept_with((ptr, other), heads, lambda: _with_heads(ptr, moved, other, heads))
+    return cached_by((ptr, other), heads, lambda: _with_heads(ptr, moved, other, heads))
 
 
 def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from diffusion_mp.pattern import Pattern
+from diffusion_mp.graph.pattern import Pattern
 
 
 class Entries(NamedTuple):

@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.graph.pattern import Pattern
 from diffusion_mp.kernels.dispatch import Backend
 from diffusion_mp.kernels.operation import Wide, operation
 from diffusion_mp.kernels.spmm import compressed, reference
 from diffusion_mp.kernels.spmm.entries import Entries
-from diffusion_mp.pattern import Pattern
 
 
 @operation("spmm", family="spmm", reference=reference.spmm, cpu=compressed.spmm, dtype="v")

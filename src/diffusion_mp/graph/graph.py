@@ -21,7 +21,8 @@ from diffusion_mp.errors import (
     check_kind,
     describe,
 )
-from diffusion_mp.graph_checks import (
+from diffusion_mp.graph.cache import TensorCache, cached_property, persistent
+from diffusion_mp.graph.checks import (
     as_batch,
     as_edge_index,
     as_edge_weight,
@@ -32,10 +33,8 @@ from diffusion_mp.graph_checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph_ops import batch_pointers, compress, is_symmetric, mean_rows, values_only, walk_pairs
-from diffusion_mp.once import once
-from diffusion_mp.pattern import Compressed, Pattern, kept
-from diffusion_mp.recent import Recent
+from diffusion_mp.graph.ops import batch_pointers, compress, is_symmetric, mean_rows, values_only, walk_pairs
+from diffusion_mp.graph.pattern import Compressed, Pattern
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -186,7 +185,7 @@ class Graph:
         """What every layer calls: accepts whatever PyG users hold in place of ``edge_index``.
 
         A ``Graph`` keeps its compressed forms from layer to layer and from call to call. What was made of tensors is
-        taken again for the same tensors while they hold the same numbers (:class:`Recent`).
+        taken again for the same tensors while they hold the same numbers (:class:`TensorCache`).
         """
         if not isinstance(x, Tensor):
             check_kind(x, "x", Tensor, "a tensor, one row per node")
@@ -212,7 +211,7 @@ class Graph:
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
             nodes = x.size(0)
-            graph = _recent.of(
+            graph = _recent.get(
                 (cls, nodes), (edge_index, edge_weight, batch), lambda e, w, b: cls(nodes, e, w, batch=b)
             )
         if graph.num_nodes != x.size(0):
@@ -273,7 +272,7 @@ class Graph:
         """Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given)."""
         return self._batch is None and self._ptr is None
 
-    @once
+    @cached_property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
         if self._batch is None:
@@ -339,7 +338,7 @@ class Graph:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
         return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
-    @once
+    @cached_property
     def pattern(self) -> Pattern:
         """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
         return self._compressed()
@@ -489,7 +488,7 @@ class Graph:
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         if name not in self._derived:
-            self._derived[name] = kept(make)
+            self._derived[name] = persistent(make)
         return self._derived[name]
 
     def reverse(self) -> Graph:
@@ -509,4 +508,4 @@ class Graph:
 
 
 #: Of tensors that layers were given in place of a graph; edges, weights and batches of some four million edges.
-_recent: Recent[Graph] = Recent(room=1 << 23)
+_recent: TensorCache[Graph] = TensorCache(room=1 << 23)

@@ -1,4 +1,4 @@
-"""`Recent`: a layer that gets the same tensors again takes the graph it made of them, and never a wrong one."""
+"""`TensorCache`: a layer that gets the same tensors again takes the graph it made of them, and never a wrong one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from diffusion_mp.graph import Graph
+from diffusion_mp.graph import Graph, cache
+from diffusion_mp.graph.cache import TensorCache, cached_by
 from diffusion_mp.layers import GCNConv
-from diffusion_mp.recent import Recent
 
 X = torch.zeros(4, 2)
 
@@ -109,10 +109,10 @@ def test_weights_that_are_learned_are_taken_as_they_are() -> None:
 
 
 def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
-    recent: Recent[Graph] = Recent(100)
+    recent: TensorCache[Graph] = TensorCache(100)
 
     def take(edge_index: Tensor) -> Graph:
-        return recent.of(4, (edge_index,), lambda e: Graph(4, e))
+        return recent.get(4, (edge_index,), lambda e: Graph(4, e))
 
     kept, passing = edges(), edges()
     graph, gone = take(kept), weakref.ref(take(passing))
@@ -127,14 +127,14 @@ def test_what_is_freed_is_forgotten_and_nothing_is_kept_alive() -> None:
 
 
 def test_there_is_room_for_so_many_numbers_and_the_oldest_go_first() -> None:
-    recent: Recent[object] = Recent(20)
+    recent: TensorCache[object] = TensorCache(20)
     first, second, third = (torch.zeros(8) for _ in range(3))
-    made = [recent.of(0, (t,), lambda _: object()) for t in (first, second, third)]
-    again = [recent.of(0, (t,), lambda _: object()) for t in (third, second)]
+    made = [recent.get(0, (t,), lambda _: object()) for t in (first, second, third)]
+    again = [recent.get(0, (t,), lambda _: object()) for t in (third, second)]
     assert made[:0:-1] == again
-    assert recent.of(0, (first,), lambda _: object()) is not made[0]
+    assert recent.get(0, (first,), lambda _: object()) is not made[0]
     large = torch.zeros(21)
-    assert recent.of(0, (large,), lambda t: t) is large  # no copy is made of what has no room
+    assert recent.get(0, (large,), lambda t: t) is large  # no copy is made of what has no room
 
 
 def test_threads_get_the_graphs_of_their_own_edges() -> None:
@@ -145,3 +145,50 @@ def test_threads_get_the_graphs_of_their_own_edges() -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(agrees, np.random.default_rng(0).integers(20, size=2000).tolist()))
+
+
+def counted(*tensors: torch.Tensor, key: str = "sum") -> tuple[int, int]:
+    """What is kept, and how often it was found by now."""
+    calls = []
+
+    def find() -> int:
+        calls.append(1)
+        return int(sum(tensor.sum() for tensor in tensors))
+
+    return cached_by(tensors, key, find), len(calls)
+
+
+def test_it_is_found_once_for_a_key() -> None:
+    a = torch.arange(4)
+    assert counted(a) == (6, 1)
+    assert counted(a) == (6, 0)
+    assert counted(a, key="another") == (6, 1)
+    assert counted(a.clone()) == (6, 1)
+
+
+def test_it_is_found_again_once_a_tensor_is_written_to_or_another() -> None:
+    a, b = torch.arange(4), torch.arange(3)
+    assert counted(a, b) == (9, 1)
+    b += 1
+    assert counted(a, b) == (12, 1)
+    assert counted(a, b) == (12, 0)
+    assert counted(a, b.clone()) == (12, 1)
+
+
+def test_nothing_is_kept_beyond_the_tensor() -> None:
+    before = len(cache._CACHED)
+    a = torch.arange(4)
+    counted(a)
+    assert len(cache._CACHED) == before + 1
+    del a
+    gc.collect()
+    assert len(cache._CACHED) == before
+
+
+def test_what_is_found_in_inference_mode_serves_a_gradient() -> None:
+    a = torch.arange(4)
+    with torch.inference_mode():
+        found = cached_by((a,), "twice", lambda: a * 2)
+        fresh = torch.arange(4)
+        assert counted(fresh)[1] == counted(fresh)[1] == 1  # whether it is written to nobody can tell
+    assert not found.is_inference()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffusion_mp.graph_ops import bounds, compress, values_only
-from diffusion_mp.once import once
+from diffusion_mp.graph.cache import cached_property, persistent
+from diffusion_mp.graph.ops import bounds, compress, values_only
 
 T = TypeVar("T")
 Parts = tuple[Tensor, Tensor | None, Tensor]
@@ -45,11 +44,11 @@ class Compressed:
     def ptr(self) -> Int[Tensor, " N_plus_one"]:
         return self.parts[0]
 
-    @once
+    @cached_property
     def order(self) -> Int[Tensor, " E"]:
         ptr, moved, other = self.parts
         if moved is None:
-            return kept(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
+            return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
         return moved
 
     @property
@@ -65,10 +64,10 @@ class Compressed:
         """Whether somebody has asked for these."""
         return "parts" in self.__dict__
 
-    @once
+    @cached_property
     def parts(self) -> Parts:
         """``ptr``, ``moved`` and ``other``, which are found together."""
-        return kept(self._find)
+        return persistent(self._find)
 
     def _find(self) -> Parts:
         node = self.node
@@ -98,11 +97,3 @@ class Pattern(NamedTuple):
     def T(self) -> Pattern:
         """The pattern of the transpose."""
         return Pattern(self.by_col, self.by_row)
-
-
-def kept(make: Callable[[], T]) -> T:
-    """What is kept for later calls: made outside inference mode, whose tensors no later gradient could use."""
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-        return make()
-    with torch.inference_mode(False), torch.no_grad():
-        return make()

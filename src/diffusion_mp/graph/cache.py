@@ -1,0 +1,141 @@
+"""Caches: properties computed once, values kept with tensors, and the last values computed from the same tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from diffusion_mp.errors import plain
+from diffusion_mp.graph.ops import values_only
+
+T = TypeVar("T")
+
+
+class cached_property(Generic[T]):
+    """Like ``functools.cached_property``, but without its lock, which torch.compile cannot trace.
+
+    An attribute of the same name that was set before takes precedence.
+    """
+
+    def __init__(self, find: Callable[[Any], T]) -> None:
+        self.find, self.__doc__ = find, find.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> cached_property[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type | None = None) -> T: ...
+    def __get__(self, owner: object | None, kind: type | None = None) -> cached_property[T] | T:
+        if owner is None:
+            return self
+        found = self.find(owner)
+        setattr(owner, self.name, found)
+        return found
+
+
+def persistent(make: Callable[[], T]) -> T:
+    """Return ``make()``, computed outside inference mode, whose tensors later gradients could not use."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return make()
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
+
+
+_CACHED: dict[int, tuple[list[weakref.ref[Tensor]], list[int], dict[Hashable, Any]]] = {}
+
+
+def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:
+    """Return ``make()``, cached by ``key`` until one of the tensors is written to or the first is freed."""
+    if any(tensor.is_inference() for tensor in tensors):  # these do not count writes
+        return make()
+    place, versions = id(tensors[0]), [tensor._version for tensor in tensors]
+    known = _CACHED.get(place)
+    if known is None or known[1] != versions or any(a() is not b for a, b in zip(known[0], tensors, strict=True)):
+        first = weakref.ref(tensors[0], lambda _: _CACHED.pop(place, None))
+        known = _CACHED[place] = [first, *map(weakref.ref, tensors[1:])], versions, {}
+    found = known[2]
+    if key not in found:
+        found[key] = persistent(make)
+    value: T = found[key]
+    return value
+
+
+class _Made(NamedTuple, Generic[T]):
+    """A cached value, with its key, weak references to its tensors and copies of what they held."""
+
+    key: Hashable
+    tensors: tuple[weakref.ref[Any], ...]
+    copies: tuple[Tensor | None, ...]
+    value: T
+
+    @property
+    def alive(self) -> bool:
+        """Whether none of the tensors has been freed. (The reference to one that has loses its callback.)"""
+        return all(tensor.__callback__ is not None for tensor in self.tensors)
+
+
+class TensorCache(Generic[T]):
+    """Cache of the last values computed from tensors, keyed by the identity of the tensors.
+
+    An entry is valid while its tensors are alive and hold the same numbers. The numbers are compared, since a write
+    through NumPy, ``.data`` or another process does not change the version of a tensor. Values are computed from
+    copies, so that the cache keeps no tensor alive and no later write reaches a value.
+
+    Nothing is cached, or taken from the cache, while torch compiles or traces, nor for tensors that require gradients.
+
+    Args:
+        room: the largest number of entries that the copies of all values hold together.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._made: tuple[_Made[T], ...] = ()  # replaced as a whole, which is atomic for other threads
+
+    def get(self, key: Hashable, tensors: tuple[object, ...], make: Callable[..., T]) -> T:
+        """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
+        if not self._can_keep(tensors):
+            return make(*tensors)
+        key, now = (key, *map(id, tensors)), [cast("Tensor | None", plain(tensor)) for tensor in tensors]
+        for made in self._made:
+            if made.key == key and all(map(_same, made.copies, now)):
+                return made.value
+        copies = persistent(lambda: tuple(None if tensor is None else tensor.clone() for tensor in now))
+        given = tuple(weakref.ref(tensor, self._forget) for tensor in tensors if tensor is not None)
+        new = _Made(key, given, copies, make(*copies))
+        found, numbers = [], 0
+        for made in (new, *self._made):
+            numbers += sum(copy.numel() for copy in made.copies if copy is not None)
+            if numbers <= self.room and made.alive and (made is new or made.key != key):
+                found.append(made)
+        self._made = tuple(found)
+        return new.value
+
+    def _can_keep(self, tensors: tuple[object, ...]) -> bool:
+        """Whether these are tensors with values, none requires a gradient, and torch neither compiles nor traces."""
+        if not values_only():
+            return False
+        numbers = 0
+        for tensor in tensors:
+            if tensor is not None:
+                if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, EdgeIndex):
+                    return False
+                if tensor.is_meta or tensor.requires_grad:
+                    return False
+                numbers += tensor.numel()
+        return 0 < numbers <= self.room
+
+    def _forget(self, freed: object) -> None:
+        self._made = tuple(made for made in self._made if made.alive)
+
+
+def _same(before: Tensor | None, now: Tensor | None) -> bool:
+    if before is None or now is None:
+        return before is now
+    return before.dtype == now.dtype and before.device == now.device and torch.equal(before, now)
