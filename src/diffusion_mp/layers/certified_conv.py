@@ -230,8 +230,10 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         expected = step(state, coupling, source=self.by_head(given)).flatten(1)
         if bool((out - expected).norm() <= torch.finfo(out.dtype).eps ** 0.5 * expected.norm()):
             return certificate
-        reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
-        return Certificate.refused("Theorem T1", math.nan, reason)
+        reason = "does not move the state as the certified step of its energy does."
+        if not bool(out.isfinite().all()):
+            reason = f"moves the state where {out.dtype} has no numbers: β, λ, μ or the penalty are too large for it."
+        return Certificate.refused("Theorem T1", math.nan, f"{type(self).__name__} {reason}")
 
     def at_rest(
         self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
