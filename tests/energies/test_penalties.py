@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
@@ -198,3 +199,11 @@ def test_parameters_must_be_positive() -> None:
         SoftmaxPenalty(0)
     with pytest.raises(ValueError, match="bandwidth must be finite and > 0; got 0"):
         GaussianPenalty(0.0)
+
+
+def test_boundaries_may_be_an_array(generator: torch.Generator) -> None:
+    x = torch.randn(5, 2, generator=generator)
+    couplings = [
+        GaussianPenalty().coupling(x, ptr).to_dense() for ptr in (np.array([0, 2, 5]), torch.tensor([0, 2, 5]))
+    ]
+    assert torch.equal(*couplings)

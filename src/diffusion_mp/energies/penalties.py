@@ -27,6 +27,7 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
+from diffusion_mp.graph.checks import as_ptr
 from diffusion_mp.graph.ops import values_only
 
 
@@ -86,7 +87,7 @@ class Penalty(ABC):
         check_heads(x)
         check_flags(normalize=normalize)
         check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
-        values = by_head(x)
+        values, ptr = by_head(x), None if ptr is None else as_ptr(ptr)
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
         score = self.score
