@@ -27,7 +27,7 @@ from torch_geometric.loader import RandomNodeLoader
 from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import RandomPartitionLoader
-from diffusion_mp.experiments.graphs import synthetic_pokec
+from diffusion_mp_experiments.graphs import synthetic_pokec
 
 
 def blocks(data: Data, parts: int) -> Iterator[tuple[Tensor, Tensor]]:

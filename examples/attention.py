@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 
 from diffusion_mp import Coupling, SparseFlowCoupling
 from diffusion_mp.diagnostics import plot_attention
-from diffusion_mp.experiments.train import load_checkpoint
+from diffusion_mp_experiments.train import load_checkpoint
 
 with extra("train"):
     import matplotlib

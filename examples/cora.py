@@ -23,8 +23,8 @@ from torch_geometric.data import Data
 
 from diffusion_mp import auxiliary_loss
 from diffusion_mp.data import Split, random_split_per_class
-from diffusion_mp.experiments.graphs import load_planetoid
 from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp_experiments.graphs import load_planetoid
 
 
 @dataclass(frozen=True)

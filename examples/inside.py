@@ -27,8 +27,8 @@ from torch_geometric.utils import to_dense_adj
 from diffusion_mp import CertifiedDIFFormer, DIFFormer, Energy
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp.diagnostics import EnergyTrace
-from diffusion_mp.experiments.graphs import load_digits, load_planetoid
 from diffusion_mp.models.base import GraphModel
+from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
 with extra("train"):
     import matplotlib

@@ -39,8 +39,8 @@ from tqdm import tqdm
 from diffusion_mp import PDEDiffusion1d, PDETransformer
 from diffusion_mp.data import pad
 from diffusion_mp.diagnostics import PlacementReport, diagnose, perturbation_bound
-from diffusion_mp.experiments.sequences import IMDb, ListOps, Pathfinder, SequenceDataset
-from diffusion_mp.experiments.train import check_writable, exit_code, load_checkpoint, replace_file, save_checkpoint
+from diffusion_mp_experiments.sequences import IMDb, ListOps, Pathfinder, SequenceDataset
+from diffusion_mp_experiments.train import check_writable, exit_code, load_checkpoint, replace_file, save_checkpoint
 
 with extra("train"):
     import matplotlib
@@ -50,7 +50,7 @@ with extra("train"):
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
-    from diffusion_mp.experiments.train import CheckpointFiles, SequenceClassifier
+    from diffusion_mp_experiments.train import CheckpointFiles, SequenceClassifier
 
 PLACEMENTS = ("none", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
 SITES = {  # the names of a placement's places in the plain encoder

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diffusion_mp.experiments.train import load_checkpoint
-from diffusion_mp.experiments.train.many_runs import processes
 from diffusion_mp.extras import needed_by
+from diffusion_mp_experiments.train import load_checkpoint
+from diffusion_mp_experiments.train.many_runs import processes
 
 R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
 

@@ -40,14 +40,14 @@ from tqdm import tqdm
 
 from diffusion_mp import GPS, Coupling, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.data import AddLaplacianPE
-from diffusion_mp.experiments.graphs import PeptidesFunctional, SBMDataset
-from diffusion_mp.experiments.train import check_writable, exit_code, save_checkpoint
+from diffusion_mp_experiments.graphs import PeptidesFunctional, SBMDataset
+from diffusion_mp_experiments.train import check_writable, exit_code, save_checkpoint
 
 with extra("train"):
     from torchmetrics import Metric
     from torchmetrics.classification import MultilabelAveragePrecision
 
-    from diffusion_mp.experiments.train import weighted_accuracy
+    from diffusion_mp_experiments.train import weighted_accuracy
 
 MODELS: dict[str, type[nn.Module]] = {"SFi": SFiFormer, "DFi": DFiFormer, "GPS": GPS, "GatedGCN": GatedGCN}
 EIGENVECTORS, PE_CHANNELS, HEADS = 10, 8, 4

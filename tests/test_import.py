@@ -12,7 +12,7 @@ import sys, warnings
 import torch, torch_geometric
 before = set(sys.modules)
 warnings.simplefilter("error")
-import diffusion_mp, diffusion_mp.data, diffusion_mp.estimators, diffusion_mp.experiments.train
+import diffusion_mp, diffusion_mp.data, diffusion_mp.estimators, diffusion_mp_experiments.train
 late = {"sklearn", "matplotlib", "pytorch_lightning", "torchmetrics", "rdkit", "pymetis", "onnx"}
 print(*sorted(late & (set(sys.modules) - before)))
 """

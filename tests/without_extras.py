@@ -41,9 +41,9 @@ from torch_geometric.data import Data  # noqa: E402
 from diffusion_mp import estimators  # noqa: E402
 from diffusion_mp.data import KNNGraph, find_clusters, knn_graph  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
-from diffusion_mp.experiments import train  # noqa: E402
-from diffusion_mp.experiments.graphs import load_digits  # noqa: E402
-from diffusion_mp.experiments.train.cli import main  # noqa: E402
+from diffusion_mp_experiments import train  # noqa: E402
+from diffusion_mp_experiments.graphs import load_digits  # noqa: E402
+from diffusion_mp_experiments.train.cli import main  # noqa: E402
 
 
 def sentence(call: Callable[[], object]) -> str:

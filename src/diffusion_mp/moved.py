@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 _NOW = {
-    "diffusion_mp.data": ("diffusion_mp.experiments.graphs", "diffusion_mp.experiments.sequences"),
-    "diffusion_mp.train": ("diffusion_mp.experiments.train",),
+    "diffusion_mp.data": ("diffusion_mp_experiments.graphs", "diffusion_mp_experiments.sequences"),
+    "diffusion_mp.train": ("diffusion_mp_experiments.train",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Training is `diffusion_mp.experiments.train` now; its names are found here for one more version, with a warning."""
+"""Training is `diffusion_mp_experiments.train` now; its names are found here for one more version, with a warning."""
 
 from diffusion_mp.moved import names_before
 

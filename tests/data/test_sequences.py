@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from diffusion_mp.data import pad
-from diffusion_mp.experiments.sequences import ListOps, Pathfinder, SequenceDataset
-from diffusion_mp.experiments.sequences.dataset import byte_tokens, item_random
+from diffusion_mp_experiments.sequences import ListOps, Pathfinder, SequenceDataset
+from diffusion_mp_experiments.sequences.dataset import byte_tokens, item_random
 
 
 class Counting(SequenceDataset):

@@ -12,9 +12,9 @@ from torch.optim import SGD
 from torch_geometric.data import Data
 
 from diffusion_mp.data import RandomPartitionLoader
-from diffusion_mp.experiments.train import node_cross_entropy
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer
+from diffusion_mp_experiments.train import node_cross_entropy
 
 NODES, EPOCHS, RATE = 120, 2, 0.1
 

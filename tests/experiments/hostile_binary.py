@@ -15,7 +15,7 @@ from scipy.io import savemat
 from scipy.sparse import csr_matrix
 from small_sets import make_facebook, make_heterophilous, make_mnist, make_synmol
 
-from diffusion_mp.experiments.graphs import (
+from diffusion_mp_experiments.graphs import (
     PeptidesFunctional,
     SBMDataset,
     load_facebook,

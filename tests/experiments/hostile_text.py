@@ -14,9 +14,9 @@ import torch
 from hostile import Format, check_data
 from small_sets import GROUPS, make_chickenpox, make_covid, make_newsgroups, make_tu
 
-from diffusion_mp.experiments.files.text_tables import number_blocks
-from diffusion_mp.experiments.graphs import load_newsgroups, load_ogb, load_pokec, load_snapshots, load_tu
-from diffusion_mp.experiments.sequences import IMDb, SequenceDataset
+from diffusion_mp_experiments.files.text_tables import number_blocks
+from diffusion_mp_experiments.graphs import load_newsgroups, load_ogb, load_pokec, load_snapshots, load_tu
+from diffusion_mp_experiments.sequences import IMDb, SequenceDataset
 
 
 def check_items(dataset: SequenceDataset) -> None:

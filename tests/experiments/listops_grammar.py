@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.experiments.sequences.listops import OPERATORS, TOKENS
+from diffusion_mp_experiments.sequences.listops import OPERATORS, TOKENS
 
 _NUMBER = {token: number for number, token in enumerate(TOKENS)}
 _VALUE = {_NUMBER[str(digit)]: digit for digit in range(10)}

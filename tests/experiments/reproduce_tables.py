@@ -9,11 +9,11 @@ import yaml
 ROWS = {
     "constant": {
         "title": "constant",
-        "predictor": {"class_path": "diffusion_mp.experiments.reproduce.predictors.Constant"},
+        "predictor": {"class_path": "diffusion_mp_experiments.reproduce.predictors.Constant"},
     },
     "labels": {
         "title": "labels",
-        "predictor": {"class_path": "diffusion_mp.experiments.reproduce.predictors.Labels"},
+        "predictor": {"class_path": "diffusion_mp_experiments.reproduce.predictors.Labels"},
         "search": {"predictor.alpha": {"uniform": [0.5, 0.99]}},
     },
     "gcn": {
@@ -31,7 +31,7 @@ TABLE = {
     "title": "Digits",
     "rows": list(ROWS),
     "data": {
-        "class_path": "diffusion_mp.experiments.train.datamodules.KNNDataModule",
+        "class_path": "diffusion_mp_experiments.train.datamodules.KNNDataModule",
         "init_args": {"name": "digits", "k": 5, "per_class": 5, "num_val": 100},
     },
     "splits": 2,

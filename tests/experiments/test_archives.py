@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from peak_memory import at_most
 
-from diffusion_mp.experiments.files import archives
-from diffusion_mp.experiments.sequences import IMDb
+from diffusion_mp_experiments.files import archives
+from diffusion_mp_experiments.sequences import IMDb
 
 WAY_OUT = "Fetch the archive again"
 

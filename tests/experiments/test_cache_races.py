@@ -33,7 +33,7 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     folder.mkdir()
     cache = prepare(kind, folder, rng.choice(["absent", "absent", "yesterday", "broken"]))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["diffusion_mp.experiments.graphs"])
+    context.set_forkserver_preload(["diffusion_mp_experiments.graphs"])
     start = time.time() + 0.2
     racers = [
         context.Process(target=cache_racers.race, args=(kind, folder, start, folder / f"log{i}.txt"))

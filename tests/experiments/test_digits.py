@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits as sklearn_digits
 
-from diffusion_mp.experiments.graphs import load_digits
+from diffusion_mp_experiments.graphs import load_digits
 
 
 def test_pixels_labels_and_graph():

@@ -10,7 +10,7 @@ from hostile import check_data
 from small_sets import make_chickenpox, make_covid, make_series, make_synmol, make_tu
 from torch_geometric.datasets import TUDataset
 
-from diffusion_mp.experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
+from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
 
 # ---------------------------------------------------------------- TU
 

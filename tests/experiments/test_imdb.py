@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from diffusion_mp.data import pad
-from diffusion_mp.experiments.sequences import IMDb
+from diffusion_mp_experiments.sequences import IMDb
 
 REVIEWS = {
     "train/pos/0_9.txt": b"Good.<br />Very \xc3\xa9!",

@@ -12,8 +12,8 @@ import pytest
 import torch
 from listops_grammar import Operation, decode, encode, evaluate, parse, published
 
-from diffusion_mp.experiments.sequences import ListOps, listops
-from diffusion_mp.experiments.sequences.listops import TOKENS
+from diffusion_mp_experiments.sequences import ListOps, listops
+from diffusion_mp_experiments.sequences.listops import TOKENS
 
 SHORT = {"min_length": 10, "max_length": 60, "max_depth": 5, "max_args": 5}
 FUNCTIONS = {

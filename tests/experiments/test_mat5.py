@@ -7,7 +7,7 @@ import pytest
 from scipy.io import savemat
 from scipy.sparse import eye
 
-from diffusion_mp.experiments.files.mat5 import map_variable
+from diffusion_mp_experiments.files.mat5 import map_variable
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion_mp.experiments.graphs import load_ogb
+from diffusion_mp_experiments.graphs import load_ogb
 
 
 def write(path, rows):
@@ -55,7 +55,7 @@ def test_arxiv(arxiv):
 
 
 def test_proteins_have_both_directions(proteins, monkeypatch):
-    monkeypatch.setattr("diffusion_mp.experiments.files.text_tables._BLOCK", 1)  # several blocks
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 1)  # several blocks
     data = load_ogb(proteins, "ogbn-proteins")
     assert data.num_nodes == 3
     assert data.edge_index.tolist() == [[0, 1, 2, 1], [1, 0, 1, 2]]

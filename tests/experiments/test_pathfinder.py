@@ -15,9 +15,9 @@ from scipy.ndimage import label as components
 from sklearn.linear_model import LogisticRegression
 
 from diffusion_mp.data import pad
-from diffusion_mp.experiments.sequences import Pathfinder
-from diffusion_mp.experiments.sequences.dataset import item_random
-from diffusion_mp.experiments.sequences.pathfinder import Scene
+from diffusion_mp_experiments.sequences import Pathfinder
+from diffusion_mp_experiments.sequences.dataset import item_random
+from diffusion_mp_experiments.sequences.pathfinder import Scene
 
 CORNERS = np.ones((3, 3))
 # Most tests do without the run-time shape checks, which take fifteen times as long as the drawing.
@@ -155,7 +155,7 @@ def test_refusals(options, message):
 
 @pytest.mark.usefixtures("no_typecheck")
 def test_paths_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr("diffusion_mp.experiments.sequences.pathfinder._SCENES", 3)
+    monkeypatch.setattr("diffusion_mp_experiments.sequences.pathfinder._SCENES", 3)
     with pytest.raises(RuntimeError, match="Two paths of 60 dashes do not fit into 24 pixels"):
         Pathfinder(size=24, dashes=60).scene(0)
     for index in (-1, 5):

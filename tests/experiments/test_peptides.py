@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion_mp.experiments.graphs import PeptidesFunctional
+from diffusion_mp_experiments.graphs import PeptidesFunctional
 
 NEEDS_RDKIT = "molecules are read with rdkit: pip install 'diffusion-mp[molecules]'"
 ROWS = ["CCO", "c1ccccc1", "C", "CC(=O)N", "no molecule"]
@@ -69,7 +69,7 @@ def test_missing_files_are_named(source, tmp_path):
 
 
 def test_without_rdkit(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("diffusion_mp.experiments.graphs.peptides.find_spec", lambda name: None)
+    monkeypatch.setattr("diffusion_mp_experiments.graphs.peptides.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp\[molecules\]"):
         PeptidesFunctional(source, tmp_path / "cache", log=False)
     assert "rdkit" not in sys.modules or sys.modules["rdkit"] is not None

@@ -10,8 +10,8 @@ import pytest
 from hostile import Payload
 from scipy.sparse import csr_matrix
 
-from diffusion_mp.experiments.files.pickled_arrays import NAMES, as_array, as_csr, as_integers, as_mapping
-from diffusion_mp.experiments.files.plain_pickle import Made, read_pickle
+from diffusion_mp_experiments.files.pickled_arrays import NAMES, as_array, as_csr, as_integers, as_mapping
+from diffusion_mp_experiments.files.plain_pickle import Made, read_pickle
 
 PROTOCOLS = range(6)
 

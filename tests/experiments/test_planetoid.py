@@ -12,7 +12,7 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.io import read_planetoid_data
 
 from diffusion_mp.data import random_split_per_class
-from diffusion_mp.experiments.graphs import load_planetoid
+from diffusion_mp_experiments.graphs import load_planetoid
 
 
 def test_missing_root_says_what_where_and_how(tmp_path):

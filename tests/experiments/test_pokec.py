@@ -11,8 +11,8 @@ import torch
 from peak_memory import at_most
 from scipy.io import savemat
 
-from diffusion_mp.experiments.graphs import load_pokec
-from diffusion_mp.experiments.graphs.pokec_profiles import FEATURES
+from diffusion_mp_experiments.graphs import load_pokec
+from diffusion_mp_experiments.graphs.pokec_profiles import FEATURES
 
 REGIONS = ["kraj a, x", "kraj a, y", "Kraj A, z", "kraj b", "null", "kraj c, x", "kraj d", "kraj e", "kraj f"]
 
@@ -93,9 +93,9 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
     lines = [profile(i, age=str(18 + i), texts=(9 + i,), gender=str(i % 2)) for i in range(20)]
     pairs = "".join(f"{i}\t{(7 * i + 3) % 20}\n" for i in range(20))
     whole = load_pokec(write(tmp_path / "root", lines, pairs), cache=tmp_path / "whole")
-    monkeypatch.setattr("diffusion_mp.experiments.graphs.pokec_profiles._BLOCK", 3)
-    monkeypatch.setattr("diffusion_mp.experiments.files.text_tables._BLOCK", 5)
-    monkeypatch.setattr("diffusion_mp.experiments.files.text_tables._BYTES", 7)
+    monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec_profiles._BLOCK", 3)
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 5)
+    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", 7)
     blocks = load_pokec(tmp_path / "root", cache=tmp_path / "blocks")
     for name in ("x", "y", "edge_index", "user_id"):
         assert torch.equal(whole[name], blocks[name])

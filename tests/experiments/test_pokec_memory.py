@@ -29,7 +29,7 @@ with (root / "soc-pokec-relationships.txt").open("w") as file:
 """
 READ = """
 import resource, sys
-from diffusion_mp.experiments.graphs import load_pokec
+from diffusion_mp_experiments.graphs import load_pokec
 unit = 1024 if sys.platform != "darwin" else 1  # kilobytes on Linux, bytes on macOS
 data = load_pokec(sys.argv[1], progress=False)
 assert data.num_edges == int(sys.argv[2]) * 1_000_000

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_mp.experiments.files.reading import as_path
-from diffusion_mp.experiments.graphs import load_ogb, load_pokec, synthetic_pokec
-from diffusion_mp.experiments.sequences import IMDb, ListOps, Pathfinder
+from diffusion_mp_experiments.files.reading import as_path
+from diffusion_mp_experiments.graphs import load_ogb, load_pokec, synthetic_pokec
+from diffusion_mp_experiments.sequences import IMDb, ListOps, Pathfinder
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_mp.experiments.files.reading import reading
+from diffusion_mp_experiments.files.reading import reading
 
 FILE = Path("folder") / "numbers.bin"
 

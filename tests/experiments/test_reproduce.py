@@ -14,14 +14,14 @@ from optuna.storages import InMemoryStorage
 from reproduce_tables import write_table
 
 import own_process
-from diffusion_mp.experiments.reproduce import harness
-from diffusion_mp.experiments.reproduce.figures import draw_curves
-from diffusion_mp.experiments.reproduce.harness import key, reproduce
-from diffusion_mp.experiments.reproduce.records import Records, parsed
-from diffusion_mp.experiments.reproduce.report import lines, section
-from diffusion_mp.experiments.reproduce.search import Search, open_storage
-from diffusion_mp.experiments.reproduce.table import load_table
-from diffusion_mp.experiments.train.cli import main
+from diffusion_mp_experiments.reproduce import harness
+from diffusion_mp_experiments.reproduce.figures import draw_curves
+from diffusion_mp_experiments.reproduce.harness import key, reproduce
+from diffusion_mp_experiments.reproduce.records import Records, parsed
+from diffusion_mp_experiments.reproduce.report import lines, section
+from diffusion_mp_experiments.reproduce.search import Search, open_storage
+from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.train.cli import main
 
 # The checker of shapes draws from Python's random state, and is not in the processes that are killed.
 pytestmark = pytest.mark.usefixtures("no_typecheck")

@@ -5,10 +5,10 @@ import math
 import pytest
 from reproduce_tables import write_table
 
-from diffusion_mp.experiments.reproduce.records import write
-from diffusion_mp.experiments.reproduce.report import lines, markdown, section
-from diffusion_mp.experiments.reproduce.table import load_table
-from diffusion_mp.experiments.train.cli import main
+from diffusion_mp_experiments.reproduce.records import write
+from diffusion_mp_experiments.reproduce.report import lines, markdown, section
+from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.train.cli import main
 
 
 def run(row, split, test, seed=0, **more):

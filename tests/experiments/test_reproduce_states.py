@@ -7,9 +7,9 @@ import torch
 from torch_geometric.utils import to_undirected
 
 from diffusion_mp import DIFFormer
-from diffusion_mp.experiments.reproduce.networks import DropoutSeenDIFFormer
-from diffusion_mp.experiments.reproduce.states import measured, state_measures
 from diffusion_mp.graph import Graph
+from diffusion_mp_experiments.reproduce.networks import DropoutSeenDIFFormer
+from diffusion_mp_experiments.reproduce.states import measured, state_measures
 
 
 @pytest.fixture

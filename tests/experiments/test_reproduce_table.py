@@ -9,11 +9,11 @@ import yaml
 from optuna.storages import InMemoryStorage
 from reproduce_tables import ROWS, write_table
 
-from diffusion_mp.experiments.reproduce.search import Search, open_storage
-from diffusion_mp.experiments.reproduce.space import Space
-from diffusion_mp.experiments.reproduce.table import digest, load_table
-from diffusion_mp.experiments.reproduce.training import made_module
-from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
+from diffusion_mp_experiments.reproduce.search import Search, open_storage
+from diffusion_mp_experiments.reproduce.space import Space
+from diffusion_mp_experiments.reproduce.table import digest, load_table
+from diffusion_mp_experiments.reproduce.training import made_module
+from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TABLES = sorted(path.parent.name for path in CONFIGS.glob("*/table.yaml"))

@@ -14,17 +14,17 @@ from torchmetrics import MeanMetric
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError
-from diffusion_mp.experiments.reproduce import training
-from diffusion_mp.experiments.reproduce.networks import HeatNetwork, Readout, without_attention
-from diffusion_mp.experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression, Predictor
-from diffusion_mp.experiments.reproduce.training import Scores, data_hash, made, train
-from diffusion_mp.experiments.train.classifiers import NodeClassifier
-from diffusion_mp.experiments.train.datamodules import FullGraphDataModule, KNNDataModule
-from diffusion_mp.experiments.train.many_runs import quiet_lightning
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp_experiments.reproduce import training
+from diffusion_mp_experiments.reproduce.networks import HeatNetwork, Readout, without_attention
+from diffusion_mp_experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression, Predictor
+from diffusion_mp_experiments.reproduce.training import Scores, data_hash, made, train
+from diffusion_mp_experiments.train.classifiers import NodeClassifier
+from diffusion_mp_experiments.train.datamodules import FullGraphDataModule, KNNDataModule
+from diffusion_mp_experiments.train.many_runs import quiet_lightning
 
 DIGITS = {
-    "class_path": "diffusion_mp.experiments.train.datamodules.KNNDataModule",
+    "class_path": "diffusion_mp_experiments.train.datamodules.KNNDataModule",
     "init_args": {"name": "digits", "k": 5, "per_class": 5, "num_val": 100},
 }
 GNN = {"class_path": "diffusion_mp.models.DiffusionGNN", "init_args": {"hidden_channels": 16, "dropout": 0.5}}

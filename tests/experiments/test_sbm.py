@@ -16,8 +16,8 @@ from torch_geometric.transforms import AddRandomWalkPE, Compose
 from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import AddLaplacianPE
-from diffusion_mp.experiments.graphs import SBMDataset
-from diffusion_mp.experiments.graphs.sbm import block_model_pairs, cluster_graph, draw_pattern, pattern_graph
+from diffusion_mp_experiments.graphs import SBMDataset
+from diffusion_mp_experiments.graphs.sbm import block_model_pairs, cluster_graph, draw_pattern, pattern_graph
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion_mp.experiments.graphs import synthetic_pokec
+from diffusion_mp_experiments.graphs import synthetic_pokec
 
 SIZE = {"num_nodes": 20_000, "num_edges": 375_000}
 

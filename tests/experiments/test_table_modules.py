@@ -8,10 +8,12 @@ from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_
 from torch import nn
 from torch_geometric.data import Data
 
-from diffusion_mp.experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
-from diffusion_mp.experiments.graphs.splits import visible_labels
-from diffusion_mp.experiments.reproduce.predictors import GraphConstant, NoCorrection
-from diffusion_mp.experiments.train import (
+from diffusion_mp.models import DiffusionGNN
+from diffusion_mp.testing.laws import seeded
+from diffusion_mp_experiments.graphs import SumEdgeFeatures, fit_forecast, load_heterophilous, load_ogb, load_snapshots
+from diffusion_mp_experiments.graphs.splits import visible_labels
+from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
+from diffusion_mp_experiments.train import (
     FacebookDataModule,
     Forecaster,
     GraphClassifier,
@@ -24,10 +26,8 @@ from diffusion_mp.experiments.train import (
     SynMolDataModule,
     TUDataModule,
 )
-from diffusion_mp.experiments.train.batch_modules import BatchDataModule
-from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
-from diffusion_mp.models import DiffusionGNN
-from diffusion_mp.testing.laws import seeded
+from diffusion_mp_experiments.train.batch_modules import BatchDataModule
+from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
 def quiet_trainer(**options):

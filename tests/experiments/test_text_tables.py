@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from peak_memory import at_most
 
-from diffusion_mp.experiments.files import text_tables
-from diffusion_mp.experiments.files.text_tables import LONGEST, count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.files import text_tables
+from diffusion_mp_experiments.files.text_tables import LONGEST, count_lines, line_blocks, number_blocks
 
 
 def numbers(path: Path, dtype=np.int64, **options) -> list[list[float]]:

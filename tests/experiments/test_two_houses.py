@@ -40,13 +40,13 @@ def test_a_package_loads_no_more_than_it_needs():
     """The library no experiment, and their training no training library before it is asked for."""
     code = (
         "import sys, diffusion_mp, diffusion_mp.data, diffusion_mp.train; print(*sys.modules)\n"
-        "import diffusion_mp.experiments.train; print(*sys.modules)"
+        "import diffusion_mp_experiments.train; print(*sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     library, training = (set(line.split()) for line in printed.splitlines())
     assert "diffusion_mp.data" in library
-    assert not [name for name in library if name.startswith("diffusion_mp.experiments")]
-    assert "diffusion_mp.experiments.train" in training
+    assert not [name for name in library if name.startswith("diffusion_mp_experiments")]
+    assert "diffusion_mp_experiments.train" in training
     assert not {"pytorch_lightning", "torchmetrics", "sklearn", "matplotlib", "jsonargparse"} & training
 
 

@@ -19,7 +19,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 import diffusion_mp as mp
 from diffusion_mp import data, diagnostics, distributed, testing
-from diffusion_mp.experiments import graphs, sequences, train
+from diffusion_mp_experiments import graphs, sequences, train
 torch.manual_seed(0)
 """
 

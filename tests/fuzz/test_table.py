@@ -8,7 +8,7 @@ import pytest
 
 import diffusion_mp
 from diffusion_mp import data, diagnostics, distributed, estimators, export, testing
-from diffusion_mp.experiments import graphs, sequences, train
+from diffusion_mp_experiments import graphs, sequences, train
 
 from .program import plain_program
 from .table import EXEMPT, STRATEGIES, WEIGHTS, drawn

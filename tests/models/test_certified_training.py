@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 from diffusion_mp.data import random_split_per_class
-from diffusion_mp.experiments.graphs import load_digits, load_planetoid
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
+from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
 STEPS = 300
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Data
 
 from diffusion_mp import Graph, UniformDiffusivity, auxiliary_loss, edge_loss
-from diffusion_mp.experiments.graphs import load_planetoid
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp.testing.laws import seeded
+from diffusion_mp_experiments.graphs import load_planetoid
 
 
 def communities(num_nodes: int = 120, channels: int = 24) -> tuple[Tensor, Tensor]:

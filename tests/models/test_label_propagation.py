@@ -19,7 +19,7 @@ from diffusion_mp import (
     SimpleDiffusivity,
 )
 from diffusion_mp.diffusivities import Diffusivity, SymmetricDiffusivity
-from diffusion_mp.experiments.train import DigitsDataModule
+from diffusion_mp_experiments.train import DigitsDataModule
 
 
 def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

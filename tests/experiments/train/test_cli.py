@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 import diffusion_mp.models
-from diffusion_mp.experiments.train import DigitsDataModule
-from diffusion_mp.experiments.train.cli import main
+from diffusion_mp_experiments.train import DigitsDataModule
+from diffusion_mp_experiments.train.cli import main
 
 
 class Unmeasured(pl.LightningDataModule):
@@ -189,7 +189,7 @@ def test_help_and_unknown_subcommand(capsys):
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
-    for name in [name for name in sys.modules if name.startswith("diffusion_mp.experiments.train.")]:
+    for name in [name for name in sys.modules if name.startswith("diffusion_mp_experiments.train.")]:
         if not name.endswith((".cli", ".losses")):
             monkeypatch.delitem(sys.modules, name)
     assert main([]) == 2

@@ -5,9 +5,9 @@ import torch
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity, SymmetricDiffusivity
 from diffusion_mp.errors import CouplingMismatchError
-from diffusion_mp.experiments.train.spectrum import Diagonalized
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
+from diffusion_mp_experiments.train.spectrum import Diagonalized
 
 GAUSSIAN = {"normalize": None, "measure": "distance", "row_stochastic": False}
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from diffusion_mp.experiments.train import digits_job, digits_report
-from diffusion_mp.experiments.train.cli import main
-from diffusion_mp.experiments.train.digits_report import FLAGSHIP, behind, summarise, table
+from diffusion_mp_experiments.train import digits_job, digits_report
+from diffusion_mp_experiments.train.cli import main
+from diffusion_mp_experiments.train.digits_report import FLAGSHIP, behind, summarise, table
 
 NETWORKS = {FLAGSHIP, "DIFFormer-s", "MLP"}  # of those that are trained; one matrix of all pairs is diagonalised
 METHODS = {*NETWORKS, "label propagation, kNN", "label propagation, pixels", "logistic regression"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffusion_mp.experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
+from diffusion_mp_experiments.train import check_writable, load_checkpoint, replace_file, save_checkpoint
 
 
 class Payload:

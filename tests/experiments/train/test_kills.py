@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from test_resumed_runs import same
 
-import diffusion_mp.experiments.train.lightning_cli  # noqa: F401 - once, before the processes fork
+import diffusion_mp_experiments.train.lightning_cli  # noqa: F401 - once, before the processes fork
 import own_process
-from diffusion_mp.experiments.train import load_checkpoint
+from diffusion_mp_experiments.train import load_checkpoint
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
@@ -61,7 +61,7 @@ def left_by_script(folder):
 CONFIG = REPOSITORY / "configs" / "digits_difformer_s.yaml"
 COMMANDS = {
     "fit": Command(
-        "diffusion_mp.experiments.train.cli",
+        "diffusion_mp_experiments.train.cli",
         f"fit --config {CONFIG} --model.model.hidden_channels=8 --model.model.dropout=0.5 --trainer.max_epochs=150",
         "runs/*/*/checkpoints/last.ckpt",
         left_by_fit,

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from diffusion_mp.experiments.train import mean_squared_error, multi_label_loss, node_cross_entropy
+from diffusion_mp_experiments.train import mean_squared_error, multi_label_loss, node_cross_entropy
 
 
 def test_values(generator):

@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 
-from diffusion_mp.experiments.train.many_runs import each
+from diffusion_mp_experiments.train.many_runs import each
 
 
 def test_two_processes_give_the_results_of_one():

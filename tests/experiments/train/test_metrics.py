@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffusion_mp.experiments.train import Score, weighted_accuracy
+from diffusion_mp_experiments.train import Score, weighted_accuracy
 
 
 def logits_of(classes, num_classes):

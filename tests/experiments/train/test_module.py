@@ -7,9 +7,9 @@ from torch import nn
 from torch_geometric.data import Data
 
 from diffusion_mp.diffusivities import AuxiliaryLoss
-from diffusion_mp.experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule
-from diffusion_mp.experiments.train.datamodules import FullGraphDataModule
 from diffusion_mp.models import DiffusionGNN
+from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule
+from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
 class Toy(FullGraphDataModule):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_files import ABSENT, DAMAGED, ELSEWHERE, hostile
 
-from diffusion_mp.experiments.train import load_checkpoint
-from diffusion_mp.experiments.train.cli import main
+from diffusion_mp_experiments.train import load_checkpoint
+from diffusion_mp_experiments.train.cli import main
 
 CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "digits_difformer_s.yaml")
 SMALL = ["--config", CONFIG, "--model.model.hidden_channels=8", "--model.model.num_layers=1"]
@@ -141,7 +141,7 @@ def test_a_command_without_a_configuration_says_what_is_missing(command, capsys)
 @pytest.mark.exhaustive
 def test_a_disk_that_fills_up_while_training(tmp_path):
     """Files may have 40 KB, as on a full disk: the checkpoints that the optimiser makes larger are not written."""
-    command = "import sys; from diffusion_mp.experiments.train.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = "import sys; from diffusion_mp_experiments.train.cli import main; sys.exit(main(sys.argv[1:]))"
     options = ["fit", *SMALL, "--model.model.hidden_channels=64", *QUIET, "--out", str(tmp_path), "--name=x"]
 
     def limit():

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from diffusion_mp.experiments.train import (
+from diffusion_mp_experiments.train import (
     CheckpointFiles,
     FiniteLoss,
     NodeClassifier,
@@ -21,8 +21,8 @@ from diffusion_mp.experiments.train import (
     load_checkpoint,
     save_checkpoint,
 )
-from diffusion_mp.experiments.train.cli import main
-from diffusion_mp.experiments.train.resume import random_state, set_random_state
+from diffusion_mp_experiments.train.cli import main
+from diffusion_mp_experiments.train.resume import random_state, set_random_state
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
 pytestmark = [pytest.mark.usefixtures("no_typecheck"), pytest.mark.unwatched]

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 
 from diffusion_mp import PDETransformer
 from diffusion_mp.data import pad
-from diffusion_mp.experiments.train import SequenceClassifier
 from diffusion_mp.testing.laws import seeded
+from diffusion_mp_experiments.train import SequenceClassifier
 
 
 class LearningRates(Callback):

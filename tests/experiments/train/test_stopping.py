@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_mp.experiments.train import NodeClassifier, exit_code, load_checkpoint
-from diffusion_mp.experiments.train.cli import main
+from diffusion_mp_experiments.train import NodeClassifier, exit_code, load_checkpoint
+from diffusion_mp_experiments.train.cli import main
 
 CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "digits_difformer_s.yaml")
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]

@@ -1,0 +1,189 @@
+"""Node property prediction of the Open Graph Benchmark, from the files that OGB publishes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from torch_geometric.data import Data
+
+from diffusion_mp.errors import check_choice
+from diffusion_mp_experiments.files.mapped import ArrayFolder
+from diffusion_mp_experiments.files.reading import as_path, check_present
+from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
+from diffusion_mp_experiments.graphs.mapped_graph import mapped_graph
+
+OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The attribute that a file of `raw` becomes, its columns, type and classes. Undirected edges are in it once."""
+
+    name: str
+    columns: int
+    dtype: type[np.generic]
+    classes: int | None = None
+    undirected: bool = False
+
+    @property
+    def row(self) -> str:
+        """What it has a row for."""
+        return "edge" if self.name.startswith("edge_") else "node"
+
+
+@dataclass(frozen=True)
+class _Benchmark:
+    archive: str
+    split: str
+    tables: dict[str, _Table]
+
+
+_VERSION = "1"
+_SPLITS = {"train": "train", "valid": "val", "test": "test"}  # OGB's names and ours
+_BENCHMARKS = {
+    "ogbn-arxiv": _Benchmark(
+        "arxiv.zip",
+        "time",
+        {
+            "edge": _Table("edge_index", 2, np.int64),
+            "node-feat": _Table("x", 128, np.float32),
+            "node-label": _Table("y", 1, np.int64, classes=40),
+            "node_year": _Table("node_year", 1, np.int64),
+        },
+    ),
+    "ogbn-proteins": _Benchmark(
+        "proteins.zip",
+        "species",
+        {
+            "edge": _Table("edge_index", 2, np.int64, undirected=True),
+            "edge-feat": _Table("edge_attr", 8, np.float32, undirected=True),
+            "node-label": _Table("y", 112, np.int64, classes=2),
+            "node_species": _Table("node_species", 1, np.int64),
+        },
+    ),
+}
+
+
+def load_ogb(
+    root: str | Path,
+    name: OgbName,
+    *,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> Data:
+    r"""One node data set of the Open Graph Benchmark (Hu et al. 2020), with its split in its masks.
+
+    Reads the archive as it is unpacked: `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`; the
+    ogb package puts it there too. Its `processed` folder holds pickles and is not opened.
+
+    - ogbn-arxiv: x [N, 128], y [N] of 40 classes, node_year [N], and edge_index as published, from a paper to those it
+      cites; most models take both directions.
+    - ogbn-proteins: y [N, 112] of 0 and 1, node_species [N], edge_index in both directions, edge 2k + 1 the reverse of
+      edge 2k, edge_attr [E, 8]; there is no x.
+
+    Args:
+        root: the folder that holds `ogbn_arxiv` or `ogbn_proteins`.
+        name: "ogbn-arxiv" or "ogbn-proteins".
+        cache: the folder of the arrays, by default `root/ogbn_arxiv/processed/arrays`. They are complete or not at all,
+            lie beside the SHA-256 sums of the files, and are opened by memory map.
+        progress: show a bar while files are read, on a terminal.
+
+    Returns:
+        The graph, as above, with train_mask, val_mask and test_mask [N].
+
+    Raises:
+        ValueError: an unknown name, or, naming the file and where it is known the line: what is no table of finite
+            numbers, tables of different lengths, an edge to a node that does not exist, a label out of range, and
+            splits that are empty or share a node.
+        FileNotFoundError: files are missing; the sentence says which and where to get them.
+
+    Examples:
+        >>> import gzip
+        >>> files = {"raw/edge": ["0,2", "1,2"], "raw/node-feat": [",".join("0" * 128)] * 3, "raw/node-label": "012"}
+        >>> files |= {"raw/node_year": "345", "split/time/train": "0", "split/time/valid": "1", "split/time/test": "2"}
+        >>> for file, lines in files.items():
+        ...     path = folder / "ogbn_arxiv" / f"{file}.csv.gz"
+        ...     path.parent.mkdir(parents=True, exist_ok=True)
+        ...     _ = path.write_bytes(gzip.compress("\n".join(lines).encode()))
+        >>> load_ogb(folder, "ogbn-arxiv").edge_index.tolist()
+        [[0, 1], [2, 2]]
+    """
+    check_choice(name, "name", _BENCHMARKS)
+    benchmark = _BENCHMARKS[name]
+    folder = as_path(root, "root") / name.replace("-", "_")
+    tables = {_raw(folder, file): table for file, table in benchmark.tables.items()}
+    splits = {folder / "split" / benchmark.split / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()}
+
+    def make(arrays: ArrayFolder) -> None:
+        check_present(
+            name,
+            folder,
+            [*tables, *splits],
+            f"Unpack {benchmark.archive} (https://ogb.stanford.edu/docs/nodeprop) and name its folder {folder.name}, "
+            "or let the ogb package download it.",
+        )
+        rows = {file: count_lines(file, progress=progress) for file in tables}
+        counts = {table.row: rows[file] for file, table in tables.items() if table.name in ("edge_index", "y")}
+        for file, table in tables.items():
+            if rows[file] != counts[table.row]:
+                raise ValueError(
+                    f"{file} must have {counts[table.row]} rows, one for each {table.row} as the other files have; got "
+                    f"{rows[file]}. Take all of them from one {benchmark.archive}."
+                )
+            below = counts["node"] if table.name == "edge_index" else table.classes
+            _write_table(file, table, rows[file], below, arrays, progress=progress)
+        _write_masks(splits, counts["node"], arrays)
+
+    where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
+    classes = max(table.classes or 0 for table in tables.values())
+    data = mapped_graph(where, make, [*tables, *splits], made_by=f"{name} {_VERSION}", classes=classes)
+    data.num_nodes = len(data.y)
+    return data
+
+
+def _raw(folder: Path, file: str) -> Path:
+    """The file of a table. (Proteins were published with species.csv.gz, which the ogb package renames.)"""
+    old, path = folder / "raw" / f"{file.removeprefix('node_')}.csv.gz", folder / "raw" / f"{file}.csv.gz"
+    return old if old.is_file() and not path.is_file() else path
+
+
+def _write_table(
+    path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder, *, progress: bool
+) -> None:
+    """Writes the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
+    copies = 2 if table.undirected else 1  # each undirected edge becomes two rows, one after the other
+    is_edges = table.name == "edge_index"
+    shape: tuple[int, ...] = (2, copies * rows) if is_edges else (copies * rows, table.columns)
+    if table.columns == 1:
+        shape = shape[:1]
+    what = "nodes" if is_edges else "labels" if below else "numbers"
+    arrays.create(table.name, shape, table.dtype)
+    blocks = number_blocks(path, table.columns, table.dtype, delimiter=",", below=below, what=what, progress=progress)
+    for start, block in blocks:
+        here = slice(copies * start, copies * (start + len(block)))
+        block = np.repeat(block, copies, axis=0)
+        if is_edges:
+            if table.undirected:
+                block[1::2] = block[1::2, ::-1]  # the second of the two goes back
+            arrays.write(table.name, (slice(None), here), block.T)
+        else:
+            arrays.write(table.name, here, block.reshape(-1, *shape[1:]))
+
+
+def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -> None:
+    """Writes a mask for each file of node numbers; no node is in two of them, or twice in one."""
+    split_of = np.full(num_nodes, -1)
+    for number, (path, name) in enumerate(splits.items()):
+        for start, nodes in number_blocks(path, 1, np.int64, below=num_nodes, what="nodes", progress=False):
+            values, times = np.unique(nodes, return_counts=True)
+            again = values[(times > 1) | (split_of[values] >= 0)]
+            if len(again):
+                raise ValueError(f"{path}, from line {start + 1} on: node {again[0]} is in a split already.")
+            split_of[values] = number
+        mask = split_of == number
+        if not mask.any():
+            raise ValueError(f"{path} must name the nodes of a split, one each line; it names none.")
+        arrays.put(f"{name}_mask", mask)

@@ -1,0 +1,153 @@
+"""Rows of a table that are not trained by epochs: fitted to what trains, they give scores as a model does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from diffusion_mp.data.knn import Metric
+from diffusion_mp.errors import check_positive
+from diffusion_mp.graph import Graph
+from diffusion_mp.models import LabelPropagation
+from diffusion_mp_experiments.train.batch_modules import BatchDataModule, SnapshotDataModule
+from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+
+
+class Predictor(nn.Module):
+    """Scores [N, C] of every node of one graph, made once; a subclass writes `scores`."""
+
+    known: Tensor
+
+    def fit(self, data: FullGraphDataModule) -> None:
+        """Makes the scores, from the labels of the training nodes and no others."""
+        nodes = data.data
+        y = nodes.y.where(nodes.train_mask, -1)
+        scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
+        self.register_buffer("known", scores, persistent=False)
+
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        """[N, num_classes], for labels [N] that are −1 where they are not for training."""
+        raise NotImplementedError(f"{type(self).__name__} must define scores(x, graph, y, num_classes).")
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """The scores."""
+        return self.known
+
+
+class Constant(Predictor):
+    """How often each class stands among the training labels, the same for every node."""
+
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        return one_hot(y[y >= 0], num_classes).float().mean(0).expand(len(y), -1).contiguous()
+
+
+class LogisticRegression(Predictor):
+    """Scikit-learn's, on the features; no graph.
+
+    Args:
+        C: inverse of the penalty.
+    """
+
+    def __init__(self, C: float = 1.0) -> None:
+        super().__init__()
+        check_positive(C, "C")
+        self.inverse_penalty = C
+
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        from sklearn.linear_model import LogisticRegression as Regression
+
+        features, known = _array(x), (y >= 0).cpu().numpy()
+        fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(features[known], y.cpu().numpy()[known])
+        return _scores(fitted.classes_, fitted.predict_log_proba(features), num_classes).to(y.device)
+
+
+class Labels(Predictor):
+    """`LabelPropagation` from the training nodes over the graph.
+
+    Args:
+        num_layers: how many steps, or ``None`` for the limit.
+        alpha: as there.
+    """
+
+    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9) -> None:
+        super().__init__()
+        self.propagation = LabelPropagation(num_layers, alpha)
+
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        soft = one_hot(y.clamp(min=0), num_classes).float()
+        spread: Tensor = self.propagation(soft, graph, mask=y >= 0)
+        return spread.clamp(min=1e-9).log()
+
+
+class Diffusion(Predictor):
+    """`DiffusionClassifier` on the features, which makes a graph of its own.
+
+    Args:
+        n_neighbors, metric, sharpness, mu, dropout: as there.
+    """
+
+    def __init__(
+        self,
+        n_neighbors: int = 10,
+        metric: Metric = "euclidean",
+        sharpness: float = 8.0,
+        mu: float = 10.0,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.options = {
+            "n_neighbors": n_neighbors,
+            "metric": metric,
+            "sharpness": sharpness,
+            "mu": mu,
+            "dropout": dropout,
+        }
+
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        from diffusion_mp.estimators import DiffusionClassifier
+
+        seed = int(torch.randint(2**31 - 1, ()))
+        fitted = DiffusionClassifier(**self.options, random_state=seed).fit(_array(x), y.cpu().numpy())
+        found = np.log(fitted.label_distributions_.clip(1e-40))
+        return _scores(fitted.classes_, found, num_classes).to(y.device)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
+
+
+def _scores(classes: np.ndarray, found: np.ndarray, num_classes: int) -> Tensor:
+    """Log-probabilities [N, num_classes] of those [N, len(classes)] of the classes that somebody is labelled with."""
+    scores = torch.full((len(found), num_classes), -100.0)
+    scores[:, torch.from_numpy(classes)] = torch.from_numpy(found).float()
+    return scores
+
+
+class NoCorrection(nn.Module):
+    """Leaves the base of a forecast as it is (see `SnapshotDataModule`)."""
+
+    def fit(self, data: SnapshotDataModule) -> None:
+        """Nothing to learn: the data module has fitted its base."""
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Zero [N, 1] for every node."""
+        return torch.zeros_like(x[:, :1])
+
+
+class GraphConstant(nn.Module):
+    """How often each class stands among the training graphs, the same for every graph."""
+
+    share: Tensor
+
+    def fit(self, data: BatchDataModule) -> None:
+        """Counts the labels."""
+        labels = torch.cat([batch.y for batch in data.train_dataloader()])
+        self.register_buffer("share", one_hot(labels, data.num_classes).float().mean(0), persistent=False)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """The shares, for every graph [B, C]."""
+        return self.share.expand(graph.num_graphs, -1)

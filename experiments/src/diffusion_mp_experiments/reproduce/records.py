@@ -1,0 +1,72 @@
+"""Results as lines of JSON: each is there whole or not at all, whenever the process that appends them is killed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from diffusion_mp_experiments.train.checkpoints import replace_file
+
+Record = dict[str, Any]
+
+
+class Records:
+    """The lines of a file, which only one process appends to.
+
+    Args:
+        path: of the file; what a kill left of a last line is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = parsed(complete_lines(path), path)
+
+    def append(self, record: Record) -> None:
+        """One more line, on the disk when this returns."""
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.write(file, line) < len(line):
+                raise OSError(
+                    errno.ENOSPC, f"{self.path} cannot be written: its disk is full. Make room, and start again"
+                )
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self.lines.append(record)
+
+
+def complete_lines(path: Path) -> str:
+    """What a file holds, if there is one, after a last line without an end has been cut off."""
+    whole = path.read_bytes() if path.is_file() else b""
+    complete = whole[: whole.rfind(b"\n") + 1]
+    if complete != whole:
+        replace_file(path, complete)
+    return complete.decode()
+
+
+def parsed(text: str, path: Path) -> list[Record]:
+    """The lines of a file of results.
+
+    Raises:
+        ValueError: a line that is none; the sentence says which.
+    """
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is no JSON: {error}. Delete that line, or the file.") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number} holds no result: {line[:60]}.")
+        records.append(record)
+    return records
+
+
+def write(records: Iterable[Record], path: Path) -> None:
+    """All lines at once, in the place of what was there."""
+    replace_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())

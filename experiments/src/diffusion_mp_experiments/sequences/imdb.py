@@ -1,0 +1,93 @@
+"""IMDb reviews as bytes: the text classification task of the Long Range Arena."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp_experiments.files.archives import members
+from diffusion_mp_experiments.files.reading import as_path, reading
+from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, byte_tokens, check_index
+
+_CLASSES = ("neg", "pos")
+_LONGEST = 1 << 20  # bytes of a review; the longest published one has 14 106
+
+
+class IMDb(SequenceDataset):
+    """Maas et al.'s (2011) film reviews, byte by byte; label 1 where the review is positive.
+
+    Reads the folder or the archive as it was published, which is not unpacked. Bytes are taken as they are, markup
+    included; the Arena (Tay et al. 2021) reads 4 000 of them and uses the test set for validation as well. Items are in
+    the order of label and file name, wherever they come from: shuffle them.
+
+    Shapes: tokens [L] long, 1–256, L <= max_length; label 0 or 1.
+
+    Args:
+        path: the folder with `train/pos/*.txt` and so on, or a .tar or .tar.gz of it (`aclImdb_v1.tar.gz`).
+        split: "train" or "test", 25 000 reviews each.
+        max_length: bytes that are kept of a review.
+
+    Raises:
+        ValueError: an unknown split, a `max_length` below 1, a review of more than 1 MiB, and an archive that is
+            damaged, cut off or of more than 262 144 members.
+        FileNotFoundError: there are no reviews.
+
+    Examples:
+        >>> for name, text in {"pos/0_9.txt": "Splendid!", "neg/0_2.txt": "Oh no."}.items():
+        ...     (folder / "train" / name).parent.mkdir(parents=True)
+        ...     _ = (folder / "train" / name).write_text(text)
+        >>> [(len(tokens), int(label)) for tokens, label in IMDb(folder, max_length=8)]
+        [(6, 0), (8, 1)]
+    """
+
+    vocabulary = 257
+    classes = 2
+
+    def __init__(self, path: str | Path, split: Literal["train", "test"] = "train", *, max_length: int = 4000) -> None:
+        check_choice(split, "split", ("train", "test"))
+        check_counts(max_length=max_length)
+        self.split, self.max_length = split, max_length
+        path = as_path(path, "path")
+        reviews = _from_archive(path, split, max_length) if path.is_file() else _from_folder(path, split, max_length)
+        self._reviews = [(text, label) for label, _, text in sorted(reviews)]
+        if not self._reviews:
+            raise FileNotFoundError(
+                f"No {split} reviews at {path}: expected the folder with {split}/pos/*.txt and {split}/neg/*.txt, or "
+                "the archive aclImdb_v1.tar.gz (https://ai.stanford.edu/~amaas/data/sentiment)."
+            )
+
+    def __len__(self) -> int:
+        return len(self._reviews)
+
+    def item(self, index: int) -> Item:
+        """Review `index` and its label."""
+        text, label = self._reviews[check_index(index, 0, len(self))]
+        return byte_tokens(text, self.max_length), label
+
+
+def _from_folder(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
+    """(label, name, first bytes) of every review."""
+    for label, name in enumerate(_CLASSES):
+        for file in (path / split / name).glob("*.txt"):
+            if file.is_file():
+                _check_size(f"{file}", file.stat().st_size)
+                with file.open("rb") as opened:
+                    yield label, file.name, opened.read(min(max_length, _LONGEST))
+
+
+def _from_archive(path: Path, split: str, max_length: int) -> Iterator[tuple[int, str, bytes]]:
+    """The same from an archive, in one pass over it; nothing is written, and links and devices are passed over."""
+    review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
+    with reading(path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."):
+        for member, opened in members(path):
+            if found := review.fullmatch(member.name):
+                _check_size(f"{path}, {member.name[:200]}", member.size)
+                yield _CLASSES.index(found[1]), found[2], opened.read(min(max_length, _LONGEST))
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > _LONGEST:
+        raise ValueError(f"{name}: a review must have at most {_LONGEST} bytes; this one has {size}.")

@@ -1,0 +1,158 @@
+"""ListOps without a download: the generator of the Long Range Arena's first task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from random import Random
+from typing import Literal
+
+import torch
+
+from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import check_choice, check_counts, check_kind
+from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
+
+
+def _median(values: Sequence[int]) -> int:
+    """The middle value; of an even number, the mean of the two in the middle, rounded down."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+
+
+OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
+    "MIN": min,
+    "MAX": max,
+    "MED": _median,
+    "SM": lambda values: sum(values) % 10,
+    "FIRST": lambda values: values[0],
+    "LAST": lambda values: values[-1],
+}
+
+TOKENS: tuple[str, ...] = ("<pad>", *map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
+_NUMBER = {token: number for number, token in enumerate(TOKENS)}
+_SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
+_OPERATION = 0.25  # VALUE_P of the published generators, which is the share of operations, not of values
+_SHORTEST = 4
+_ATTEMPTS = 100_000
+
+
+class ListOps(SequenceDataset):
+    """Nested operations on lists of digits, such as [MAX 2 9 [MIN 4 7 ] 0 ]; the label is what they are worth.
+
+    The grammar of Nangia & Bowman (2018) with the parameters of the Long Range Arena (Tay et al. 2021): a node above
+    `max_depth` is an operation with probability 1/4 and else a digit, an operation has 2 .. `max_args` arguments,
+    operators and digits are uniform, and trees are drawn until the length fits. The defaults are the Arena's, whose
+    bounds of 500 and 2 000 tokens exclude themselves. MED rounds down, as the published code does.
+
+    Item i depends on `seed`, split, i and the parameters alone, so a smaller `num` gives the first of the larger, and
+    nothing is stored. No expression is in two splits, however short: a hash of it says which one it belongs to.
+    (Within a split short expressions repeat; the Arena drops repetitions.) Labels are not balanced.
+
+    Shapes: tokens [L] long, 1–17 (`TOKENS` of this module), min_length <= L <= max_length; label 0–9.
+
+    Args:
+        split: "train", "val" or "test".
+        num: how many; the Arena's 96 000/2 000/2 000 by default.
+        seed: draws everything.
+        min_length, max_length: in tokens, ends included; parentheses are no tokens, "]" is one.
+        max_depth: of the tree, at which there are only digits; the outermost operation is at 1.
+        max_args: of an operation; the original has 5, and a depth of 20.
+        operators: of MIN, MAX, MED, SM, FIRST and LAST.
+
+    Raises:
+        ValueError: an unknown split or operator, a count below 1, lengths out of order or below 4, a depth or number of
+            arguments below 2.
+        RuntimeError: no tree of such a length turns up (when an item is drawn).
+
+    Examples:
+        >>> tokens, value = ListOps(num=2, min_length=10, max_length=50)[0]
+    """
+
+    vocabulary = len(TOKENS)
+    classes = 10
+
+    def __init__(
+        self,
+        split: Literal["train", "val", "test"] = "train",
+        *,
+        num: int | None = None,
+        seed: int = 0,
+        min_length: int = 501,
+        max_length: int = 1999,
+        max_depth: int = 10,
+        max_args: int = 10,
+        operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
+    ) -> None:
+        check_choice(split, "split", _SIZES)
+        num = _SIZES[split] if num is None else num
+        check_counts(num=num, min_length=min_length, max_length=max_length, max_depth=max_depth, max_args=max_args)
+        if max_args < 2 or max_depth < 2:
+            raise ValueError(f"max_args and max_depth must be at least 2, for an operation; got {max_args, max_depth}.")
+        if not _SHORTEST <= min_length <= max_length:
+            raise ValueError(
+                f"lengths must be in order and at least {_SHORTEST}, that of [MAX 1 2 ]; got {min_length, max_length}."
+            )
+        check_kind(operators, "operators", (list, tuple), "a list of names")
+        if not operators:
+            raise ValueError(f"operators must name at least one of {', '.join(OPERATORS)}; got none.")
+        for operator in operators:
+            check_choice(operator, "operators", OPERATORS)
+        self.split, self.seed, self.operators, self._num = split, as_whole(seed, "seed"), tuple(operators), num
+        self.min_length, self.max_length = min_length, max_length
+        self.max_depth, self.max_args = max_depth, max_args
+
+    def __len__(self) -> int:
+        return self._num
+
+    def item(self, index: int) -> Item:
+        """Expression `index` and its answer."""
+        random = item_random("listops", self.seed, self.split, check_index(index, 0, self._num))
+        for _ in range(_ATTEMPTS):
+            shape = self._shape(random)
+            if shape is not None:
+                break
+        else:
+            raise RuntimeError(
+                f"No tree of {self.min_length} .. {self.max_length} tokens in {_ATTEMPTS} draws; raise max_depth "
+                f"{self.max_depth} or max_args {self.max_args}, or widen the lengths."
+            )
+        while True:
+            words, answer = self._fill(shape, random)
+            home = blake2b(" ".join(words).encode(), digest_size=8).digest()
+            if int.from_bytes(home, "big") % len(_SIZES) == list(_SIZES).index(self.split):
+                return torch.tensor([_NUMBER[word] for word in words], dtype=torch.long), answer
+
+    def _shape(self, random: Random) -> list[int] | None:
+        """The numbers of arguments of a tree's nodes in the order of its tokens, 0 for a digit; None if it is unfit."""
+        shape: list[int] = []
+        depths, length = [1], 0  # of the nodes that are still to come
+        while depths:
+            depth = depths.pop()
+            operation = depth < self.max_depth and random.random() < _OPERATION
+            arguments = 2 + int(random.random() * (self.max_args - 1)) if operation else 0
+            depths += [depth + 1] * arguments
+            shape.append(arguments)
+            length += 2 if operation else 1
+            if length + len(depths) > self.max_length:
+                return None
+        return shape if length >= self.min_length else None
+
+    def _fill(self, shape: list[int], random: Random) -> tuple[list[str], int]:
+        """Digits and operators for a shape: the words of the expression, and its answer."""
+        words: list[str] = []
+        open_: list[tuple[str, int, list[int]]] = [("FIRST", 2, [])]  # operator, number of arguments, those known
+        for arguments in shape:
+            if arguments:
+                operator = self.operators[int(random.random() * len(self.operators))]
+                words.append(f"[{operator}")
+                open_.append((operator, arguments, []))
+                continue
+            digit = int(random.random() * 10)
+            words.append(str(digit))
+            open_[-1][2].append(digit)
+            while len(open_[-1][2]) == open_[-1][1]:
+                operator, _, values = open_.pop()
+                words.append("]")
+                open_[-1][2].append(OPERATORS[operator](values))
+        return words, open_[0][2][0]

@@ -1,0 +1,57 @@
+"""Training: losses, modules, data, checkpoints, how a command ends, the command line (extra `train`)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from diffusion_mp.extras import needed_by
+from diffusion_mp_experiments.train.checkpoints import (
+    check_writable,
+    load_checkpoint,
+    replace_file,
+    save_checkpoint,
+)
+from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
+from diffusion_mp_experiments.train.stopping import exit_code
+
+# Lightning is loaded with the first of these, so that the rest works, and the command line can complain, without it.
+_LAZY = {
+    "CheckpointFiles": "resume",
+    "DigitsDataModule": "datamodules",
+    "FacebookDataModule": "datamodules",
+    "FiniteLoss": "resume",
+    "Forecaster": "classifiers",
+    "GraphClassifier": "classifiers",
+    "HeterophilousDataModule": "datamodules",
+    "KNNDataModule": "datamodules",
+    "NodeClassifier": "classifiers",
+    "OgbDataModule": "datamodules",
+    "PlanetoidDataModule": "datamodules",
+    "Resumable": "resume",
+    "Score": "metrics",
+    "SequenceClassifier": "classifiers",
+    "SnapshotDataModule": "batch_modules",
+    "SynMolDataModule": "batch_modules",
+    "TUDataModule": "batch_modules",
+    "weighted_accuracy": "metrics",
+}
+
+__all__ = [
+    "check_writable",
+    "exit_code",
+    "load_checkpoint",
+    "mean_squared_error",
+    "multi_label_loss",
+    "node_cross_entropy",
+    "replace_file",
+    "save_checkpoint",
+    *_LAZY,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needed_by(name, "diffusion-mp[train]"):
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,0 +1,132 @@
+"""Checkpoints as files: complete or absent when they are written, plain data when they are read."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffusion_mp.errors import check_kind
+from diffusion_mp_experiments.files.reading import as_path
+
+
+def replace_file(path: str | Path, data: bytes) -> None:
+    """Writes a file that is, at every moment and after a kill, the old one or the whole new one.
+
+    The bytes go to a neighbour with the ending .part, which is then renamed; only a kill can leave one behind.
+
+    Args:
+        path: where.
+        data: the new content.
+
+    Raises:
+        OSError: there is no room or no permission; the sentence names the file.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     replace_file(pathlib.Path(folder, "note"), b"complete or absent")
+        ...     pathlib.Path(folder, "note").read_bytes()
+        b'complete or absent'
+    """
+    path = as_path(path, "path")
+    check_kind(data, "data", bytes, "bytes")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} cannot be written: it is a folder. Give the path of a file.")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes never write to one
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}. What stood there is as it was.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def save_checkpoint(state: Any, path: str | Path) -> None:
+    """`torch.save`, by `replace_file`: under `path` there is never a part of a checkpoint.
+
+    Args:
+        state: tensors and plain types.
+        path: where.
+
+    Raises:
+        OSError: there is no room or no permission; the sentence names the file.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint({"x": x}, f"{folder}/x.ckpt")
+        ...     torch.equal(load_checkpoint(f"{folder}/x.ckpt")["x"], x)
+        True
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    replace_file(path, buffer.getvalue())
+
+
+def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
+    """`torch.load` of a local file as tensors and plain types; nothing in a file is ever executed.
+
+    Args:
+        path: of a local file.
+        map_location: where tensors go, as of `torch.load`.
+
+    Raises:
+        ValueError: an address, or what is no such file.
+        FileNotFoundError: there is no file.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint({"x": x}, f"{folder}/x.ckpt")
+        ...     torch.equal(load_checkpoint(f"{folder}/x.ckpt")["x"], x)
+        True
+    """
+    if "://" in str(path):
+        raise ValueError(
+            f"Checkpoints are read from files of this machine only, got {path}; download it, and give its path."
+        )
+    path = as_path(path, "path")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "not the path of a file"
+        example = "runs/fit/version_0/checkpoints/last.ckpt"
+        raise FileNotFoundError(
+            f"A checkpoint was expected, and {str(path)!r} is {kind}; give a path such as {example}."
+        )
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # whatever the bytes make of zip, pickle and tensors
+        raise ValueError(
+            f"{path} is not a checkpoint of tensors and plain types, or is damaged ({type(error).__name__}); "
+            "nothing in it was executed. Give another file, such as the best checkpoint beside it."
+        ) from error
+
+
+def check_writable(folder: str | Path) -> None:
+    """Makes the folder, and writes a file of 64 KiB there that disappears again.
+
+    Raises:
+        OSError: it is a file, cannot be written to, or its disk is full; the sentence names the folder.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     check_writable(folder)  # raises where it is not
+    """
+    folder = as_path(folder, "folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**16))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(f"Nothing can be written to {folder}: {error.strerror}. Give another folder as --out.") from error

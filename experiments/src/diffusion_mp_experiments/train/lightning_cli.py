@@ -1,0 +1,246 @@
+"""`diffusion-mp fit | validate | test | predict`: Lightning's command line with our defaults."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import set_parsing_settings
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
+from diffusion_mp_experiments.train.classifiers import NodeClassifier
+from diffusion_mp_experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
+from diffusion_mp_experiments.train.many_runs import lightning_from
+from diffusion_mp_experiments.train.predictions import write_predictions
+from diffusion_mp_experiments.train.progress import EpochProgress
+from diffusion_mp_experiments.train.resume import CheckpointFiles
+
+__all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_lightning"]
+
+_SETTINGS = ("lr", "weight_decay", "optimizer")  # what a checkpoint may decide; never which class is made
+
+
+def run_lightning(args: list[str]) -> None:
+    """One subcommand; errors of Lightning's configuration are ValueErrors, and what it announces stays with it.
+
+    Its warnings are heard, except its own deprecations, that data in memory have no workers, and that a resumed run
+    finds its checkpoints.
+    """
+    with lightning_from(logging.WARNING), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+        try:
+            DiffusionCLI(args)
+        except MisconfigurationException as error:
+            raise ValueError(str(error)) from error
+
+
+class DiffusionCLI(LightningCLI):
+    """Logs to `<out>/<name>/version_k`, keeps the best and the last checkpoint there, tests the best one after fit.
+
+    With `--ckpt_path`, what the command line and its configuration say comes first, then what the checkpoint's run was
+    told, then the defaults.
+    """
+
+    def __init__(self, args: list[str]) -> None:
+        self._args = args
+        _check_local(args)
+        set_parsing_settings(config_read_mode_fsspec_enabled=False)  # Lightning lets any option be read from anywhere
+        super().__init__(
+            NodeClassifier,
+            pl.LightningDataModule,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"max_epochs": 500, "log_every_n_steps": 1, "enable_model_summary": False},
+            parser_kwargs={
+                "prog": "diffusion-mp",
+                **{name: {"prog": f"diffusion-mp {name}"} for name in self.subcommands()},
+            },
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Names of the run, the two callbacks, and channels that the data set decides."""
+        parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
+        parser.add_argument("--name", type=str, default="fit", help="folder of this kind of run below --out")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        # The last epoch has a callback of its own: save_last would only copy the best one (Lightning 2.6).
+        parser.add_lightning_class_args(ModelCheckpoint, "last")
+        parser.add_lightning_class_args(EarlyStopping, "early_stopping")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val_score",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best-{epoch}-{val_acc:.4f}",
+                # An epoch that is done again, after a kill before last.ckpt was written, has the same best checkpoint.
+                "checkpoint.enable_version_counter": False,
+                "last.filename": "last",
+                "last.enable_version_counter": False,
+                "early_stopping.monitor": "val_score",
+                "early_stopping.mode": "max",
+                "early_stopping.patience": 200,
+            }
+        )
+        for name, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
+            parser.link_arguments(
+                "data", f"model.model.init_args.{target}", partial(_told_by, name=name), apply_on="instantiate"
+            )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses, a second time with what a checkpoint's run was told in the place of the defaults."""
+        self._checkpoint: dict[str, Any] = {}
+        self.config = parser.parse_args(args)
+        command = self.config.subcommand
+        config = self.config[command]
+        if config.weights_only is False:
+            raise ValueError("weights_only cannot be false: checkpoints are read as tensors and plain types, always.")
+        if config.ckpt_path is None:
+            return
+        self._checkpoint = _checkpoint_of_lightning(config.ckpt_path)
+        if command == "fit" and "optimizer_states" not in self._checkpoint:
+            raise ValueError(
+                f"{config.ckpt_path} holds weights alone; a run goes on from what holds its optimiser too."
+            )
+        before = self._checkpoint["hyper_parameters"]
+        told = {name: before[name] for name in _SETTINGS if name in before}
+        parser.parse_object({command: {"model": told}}, self.config)  # checks what a default is not checked for
+        self._parser(command).set_defaults({f"model.{name}": value for name, value in told.items()})
+        self.config = parser.parse_args(args)
+        self.config[command].ckpt_path = str(Path(config.ckpt_path).resolve())  # no keyword and no address to anybody
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let the checkpoint's settings win over the command line's; `parse_arguments` is done."""
+
+    def before_instantiate_classes(self) -> None:
+        """A resumed run keeps its checkpoints in one folder, so that the best is the best of the whole run."""
+        config = self.config[self.subcommand]
+        check_writable(Path(config.out, config.name))
+        if self.subcommand == "fit" and config.ckpt_path:
+            for callback in (config.checkpoint, config.last):
+                callback.dirpath = callback.dirpath or str(Path(config.ckpt_path).parent)
+                check_writable(callback.dirpath)
+
+    def after_instantiate_classes(self) -> None:
+        """A checkpoint of another model is refused before anything is trained."""
+        found, expected = self._checkpoint.pop("state_dict", None), self.model.state_dict()
+        if found is not None:
+            wrong = sorted(found.keys() ^ expected.keys())
+            wrong += [name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape]
+            if wrong:
+                raise ValueError(
+                    f"{self.config[self.subcommand].ckpt_path} is of another model: {_some(wrong)} differ. Give the "
+                    "configuration of its run, which is config.yaml in the folder version_k."
+                )
+        self._checkpoint.clear()
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
+        options = self._get(self.config_init, "trainer")
+        kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
+        if options.get("logger") in (None, True):
+            kwargs["logger"] = self._loggers()
+        if options.get("enable_progress_bar") is not False:
+            kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
+        return super().instantiate_trainer(**kwargs)
+
+    def _loggers(self) -> list[Logger]:
+        """Both write to the first folder version_k that nobody else has made."""
+        out, name = self._get(self.config_init, "out"), self._get(self.config_init, "name")
+        taken = [int(p.name[8:]) for p in Path(out, name).glob("version_*") if p.name[8:].isdigit()]
+        version = max(taken, default=-1) + 1
+        while True:
+            try:
+                Path(out, name, f"version_{version}").mkdir()
+            except FileExistsError:
+                version += 1
+            else:
+                return [CSVLogger(out, name, version), TensorBoardLogger(out, name, version)]
+
+    def predict(self, **kwargs: Any) -> None:
+        """Writes what the model predicts to predictions.csv, a row per prediction, and says where."""
+        found = self.trainer.predict(**kwargs)
+        folder = Path(self.trainer.log_dir or self._get(self.config_init, "out"))
+        print(f"Predictions: {write_predictions(folder / 'predictions.csv', found)}")
+
+    def fit(self, **kwargs: Any) -> None:
+        """Trains, or goes on from `--ckpt_path`; tests the best checkpoint and says where everything lies."""
+        try:
+            self.trainer.fit(**kwargs)
+            best = self._get(self.config_init, "checkpoint").best_model_path
+            if best:
+                self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best)
+                print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
+        except BaseException as error:
+            last = self._get(self.config_init, "last").best_model_path
+            if Path(last).is_file():
+                error.add_note(f"Go on from the last complete epoch with\n  {_resuming(self._args, last)}")
+            raise
+
+
+def _told_by(data: pl.LightningDataModule, name: str) -> int:
+    """A width of the model, which the data know."""
+    try:
+        return int(getattr(data, name))
+    except AttributeError as error:
+        raise ValueError(
+            f"The model takes its width from {type(data).__name__}.{name}, which there is not: {error}. Give the data "
+            "module the properties num_features and num_classes."
+        ) from error
+
+
+def _check_local(args: Sequence[str]) -> None:
+    """Raise ``FileNotFoundError`` where `--config` is an address; a configuration names classes: it is a program."""
+    for option, value in zip(args, [*args[1:], ""], strict=True):
+        name, _, joined = option.partition("=")
+        source = joined or value
+        if name in ("--config", "-c") and "://" in source:
+            raise FileNotFoundError(
+                f"--config must be a file of this machine; got the address {source}. A configuration names classes to "
+                "import and run: download it, read it, and give its path."
+            )
+
+
+def _checkpoint_of_lightning(path: str | Path) -> dict[str, Any]:
+    checkpoint = load_checkpoint(path)
+    parts = {
+        "state_dict": dict,
+        "hyper_parameters": dict,
+        "epoch": int,
+        "loops": dict,
+        "pytorch-lightning_version": str,
+    }
+    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), kind) for k, kind in parts.items()):
+        raise ValueError(f"{path} holds no checkpoint of `diffusion-mp fit`, which has {', '.join(parts)}.")
+    return checkpoint
+
+
+def _resuming(args: Iterable[str], checkpoint: str) -> str:
+    """The same command, from this checkpoint on."""
+    kept, words = [], iter(args)
+    for word in words:
+        if word == "--ckpt_path":
+            next(words, None)
+        elif not word.startswith("--ckpt_path="):
+            kept.append(word)
+    return shlex.join(["diffusion-mp", *kept, "--ckpt_path", checkpoint])
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")

@@ -1,0 +1,198 @@
+"""What makes a resumed run the run that was not stopped, and lets no checkpoint of NaN be written."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins import TorchCheckpointIO
+from lightning_utilities.core.rank_zero import rank_zero_info
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.trainer.states import TrainerFn
+
+from diffusion_mp_experiments.train.checkpoints import load_checkpoint, save_checkpoint
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """A plugin of `Trainer`: checkpoints are complete or absent, and are read as tensors and plain types, always.
+
+    Examples:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(plugins=[CheckpointFiles()], logger=False)
+        >>> trainer.strategy.checkpoint_io.save_checkpoint({"x": x}, folder / "x.ckpt")  # as it does in a run
+        >>> torch.equal(load_checkpoint(folder / "x.ckpt")["x"], x)
+        True
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """See `diffusion_mp_experiments.train.save_checkpoint`."""
+        save_checkpoint(checkpoint, path)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """See `diffusion_mp_experiments.train.load_checkpoint`; it is weights_only whatever was asked for."""
+        state: dict[str, Any] = load_checkpoint(path, map_location or "cpu")
+        return state
+
+
+class Resumable(Callback):
+    """Puts into a checkpoint what Lightning leaves out, and takes from it what a resumed run needs.
+
+    The random states of torch, CUDA, numpy and Python are saved and restored, so that dropout goes on as it would have.
+    They are those of the first process. A run that early stopping had ended stays ended. Best checkpoints are found in
+    the folder of today, even if it has been moved or was named by another path. Settings of the module and the patience
+    of early stopping are as they are given now, not as they were.
+
+    Raises:
+        ValueError: a setting differs that the state of the optimiser depends on.
+
+    Examples:
+        >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
+        >>> callback.on_save_checkpoint(None, None, checkpoint)
+        >>> sorted(checkpoint["random_state"])
+        ['cuda', 'numpy', 'python', 'torch']
+    """
+
+    def __init__(self) -> None:
+        self._ended = False
+        self._random_state: dict[str, Any] | None = None
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Called last, after everything else that is in the checkpoint."""
+        checkpoint["random_state"] = random_state()
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Called before callbacks, optimisers and loops are restored, and before a loader draws its first number."""
+        states, callbacks = checkpoint.get("callbacks", {}), trainer.callbacks  # type: ignore[attr-defined]
+        if trainer.state.fn != TrainerFn.FITTING:  # where nothing will be saved; the best of this run stays known
+            for callback in callbacks:
+                if isinstance(callback, ModelCheckpoint):
+                    states.pop(callback.state_key, None)
+            return
+        _keep_settings(dict(pl_module.hparams), checkpoint)
+        for callback in callbacks:
+            state = states.get(callback.state_key)
+            if state is not None and isinstance(callback, ModelCheckpoint):
+                _find_beside(state, callback)
+            if state is not None and isinstance(callback, EarlyStopping):
+                stopped = 0 < state["stopped_epoch"] == checkpoint["epoch"]
+                self._ended = self._ended or (stopped and callback.patience <= state["patience"])
+                state["patience"] = callback.patience
+        if trainer.is_global_zero and "random_state" in checkpoint:
+            self._random_state = checkpoint["random_state"]
+            set_random_state(self._random_state)
+        elif trainer.is_global_zero:
+            rank_zero_info("This checkpoint holds no random states: dropout goes on in another way.")
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing is left to do after early stopping."""
+        trainer.should_stop = self._ended
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From here on the random states move as in the run that was not stopped."""
+        self._random_state = None
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch ends without a start when its checkpoint was written after validation; its loader drew in vain."""
+        if self._random_state is not None:
+            set_random_state(self._random_state)
+
+
+class FiniteLoss(Callback):
+    """Looks at the logged losses before early stopping and checkpoints see them.
+
+    Raises:
+        FloatingPointError: a loss is no finite number; the sentence names it and the epoch.
+
+    Examples:
+        >>> import pytorch_lightning as pl
+        >>> quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        >>> trainer = pl.Trainer(max_epochs=9, callbacks=[FiniteLoss()], enable_model_summary=False, **quiet)
+        >>> data = Data(x, edge_index, y=node % 2, train_mask=node > 1)
+        >>> loader = torch.utils.data.DataLoader([data], batch_size=None)
+        >>> trainer.fit(NodeClassifier(GCNConv(4, 2), lr=3e37), loader)
+        Traceback (most recent call last):
+        FloatingPointError: train_loss is ... in epoch 1: the training has diverged. Lower the learning rate.
+    """
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning calls callbacks that monitor something, and checkpoints, after this."""
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        for name, value in trainer.callback_metrics.items():
+            if name.endswith("loss") and not math.isfinite(value):
+                raise FloatingPointError(
+                    f"{name} is {float(value)} in epoch {trainer.current_epoch}: the training has diverged. Lower the "
+                    "learning rate."
+                )
+
+    on_validation_end = on_train_epoch_end  # where validation is rarer than epochs, checkpoints are written there
+
+
+def random_state() -> dict[str, Any]:
+    """The global random states, as tensors and plain types."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - others draw from it
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Goes back to what `random_state` returned; states of GPUs that are not here are left out."""
+    torch.set_rng_state(state["torch"])
+    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(cuda, device)
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(state["python"])
+
+
+def _keep_settings(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
+    """Writes settings that differ from the checkpoint's into the state of its optimiser, or refuses them."""
+    groups = [group for optimizer in checkpoint["optimizer_states"] for group in optimizer["param_groups"]]
+    before = checkpoint.get("hyper_parameters", {})
+    for name in sorted(name for name in given if name in before and given[name] != before[name]):
+        scheduled = name == "lr" and checkpoint["lr_schedulers"]
+        if scheduled or not all(name in group for group in groups):
+            raise ValueError(
+                f"{name} was {before[name]!r} in the run of this checkpoint, and cannot become {given[name]!r} on its "
+                "way; leave it as it was, or start a new run."
+            )
+        rank_zero_info(f"From here on {name} is {given[name]!r}; it was {before[name]!r}.")
+        for group in groups:
+            group[name] = given[name]
+
+
+def _find_beside(state: dict[str, Any], callback: ModelCheckpoint) -> None:
+    """Lets the state of a `ModelCheckpoint` speak of the files in its folder of today, and forget lost ones."""
+    folder = str(callback.dirpath)
+
+    def here(path: str) -> str:
+        beside = os.path.join(folder, os.path.basename(path))
+        return beside if path and os.path.isfile(beside) else path
+
+    for name in ("best_model_path", "last_model_path"):
+        state[name] = here(state[name])
+    state["dirpath"] = folder  # else Lightning would forget the scores
+    if callback.monitor is None:
+        return
+    scores = {here(path): score for path, score in state["best_k_models"].items()}
+    scores = {path: score for path, score in scores.items() if os.path.isfile(path)}
+    lowest, highest = (reached(scores, key=scores.__getitem__, default="") for reached in (min, max))
+    best, worst = (highest, lowest) if callback.mode == "max" else (lowest, highest)
+    state |= {"best_k_models": scores, "best_model_path": best, "best_model_score": scores.get(best)}
+    state |= {"kth_best_model_path": worst, "kth_value": scores.get(worst, callback.kth_value)}

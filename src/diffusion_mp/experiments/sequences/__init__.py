@@ -1,8 +1,0 @@
-"""Tasks on long sequences of tokens: drawn item by item, or read from published files."""
-
-from diffusion_mp.experiments.sequences.dataset import SequenceDataset
-from diffusion_mp.experiments.sequences.imdb import IMDb
-from diffusion_mp.experiments.sequences.listops import ListOps
-from diffusion_mp.experiments.sequences.pathfinder import Pathfinder
-
-__all__ = ["IMDb", "ListOps", "Pathfinder", "SequenceDataset"]
