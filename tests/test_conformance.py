@@ -379,9 +379,9 @@ ALL_PAIR: dict[str, dict[str, Any]] = {
     "tied": {"channels": 4, "projection": "tied", "head_channels": 3},
     "tied-symmetric": {"channels": 4, "heads": 2, "projection": "tied", "row_stochastic": False},
     "symmetric": {"row_stochastic": False},
-    "energy": {"normalize": None, "form": "distance"},
-    "energy-symmetric": {"normalize": None, "form": "distance", "heads": 2, "row_stochastic": False},
-    "distance-separate": {"channels": 4, "projection": "separate", "form": "distance"},
+    "energy": {"normalize": None, "measure": "distance"},
+    "energy-symmetric": {"normalize": None, "measure": "distance", "heads": 2, "row_stochastic": False},
+    "distance-separate": {"channels": 4, "projection": "separate", "measure": "distance"},
     "frobenius": {"normalize": "frobenius"},
     "frobenius-separate": {"channels": 4, "heads": 2, "projection": "separate", "normalize": "frobenius"},
 }
@@ -651,7 +651,11 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
     ),
     "generic-backtracking": (
         lambda: DiffusionConv(
-            4, 4, SigmoidDiffusivity(normalize=None, form="distance"), Backtracking(SigmoidPenalty(), 8.0), bias=False
+            4,
+            4,
+            SigmoidDiffusivity(normalize=None, measure="distance"),
+            Backtracking(SigmoidPenalty(), 8.0),
+            bias=False,
         ),
         {},
     ),

@@ -121,10 +121,10 @@ def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor
     """D8, D9: on unit vectors the inner product and the actual distance are the same score."""
     unit = torch.nn.functional.normalize(state(), dim=1)
     expected = score(unit @ unit.T)
-    for form in ("inner", "distance"):
-        got = kind(normalize=None, form=form, row_stochastic=False)(unit).to_dense()[0]
+    for measure in ("inner", "distance"):
+        got = kind(normalize=None, measure=measure, row_stochastic=False)(unit).to_dense()[0]
         close(got, expected)
-        got = kind(form=form)(3 * unit).to_dense()[0]
+        got = kind(measure=measure)(3 * unit).to_dense()[0]
         close(got, expected / expected.sum(1, keepdim=True))
 
 
@@ -132,14 +132,14 @@ def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor
 def test_the_distance_form_is_the_derivative_of_its_penalty(kind: type[Diffusivity]) -> None:
     """D8: ω_ij = f(‖x_i − x_j‖²) for states of any norm in the unit ball."""
     x = state() / 5
-    diffusivity = kind(4, normalize=None, form="distance", row_stochastic=False)
+    diffusivity = kind(4, normalize=None, measure="distance", row_stochastic=False)
     z2 = (x[:, None] - x[None]).square().sum(-1)
     close(diffusivity(x).to_dense()[0], diffusivity.penalty.f(z2))
 
 
 def test_no_softmax_penalty_of_an_unknown_dimension() -> None:
     """f depends on d, and without channels the constructor does not know it."""
-    diffusivity = SoftmaxDiffusivity(normalize=None, form="distance", row_stochastic=False)
+    diffusivity = SoftmaxDiffusivity(normalize=None, measure="distance", row_stochastic=False)
     x = state() / 5
     if diffusivity.penalty is not None:
         z2 = (x[:, None] - x[None]).square().sum(-1)

@@ -270,18 +270,18 @@ def test_nothing_is_promised_that_may_be_false(name: str) -> None:
     assert not NOT_PROMISED[name]().positive_semidefinite
 
 
-@pytest.mark.parametrize("form", ["inner", "distance"])
+@pytest.mark.parametrize("measure", ["inner", "distance"])
 @pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity])
-def test_positive_definite_scores_say_so(kind: type[AllPairDiffusivity], form: str) -> None:
+def test_positive_definite_scores_say_so(kind: type[AllPairDiffusivity], measure: str) -> None:
     """exp(a(s + c)) is positive definite, and so is 1 + q·k; σ is not, nor is 2 − ½z² for vectors of any norm."""
-    diffusivity = kind(4, row_stochastic=False, form=form, normalize="row" if form == "inner" else None)  # type: ignore[arg-type]
+    diffusivity = kind(4, row_stochastic=False, measure=measure, normalize="row" if measure == "inner" else None)  # type: ignore[arg-type]
     coupling = diffusivity(X[:, 0])
-    expected = kind in (SoftmaxDiffusivity, GaussianDiffusivity) or (kind is SimpleDiffusivity and form == "inner")
+    expected = kind in (SoftmaxDiffusivity, GaussianDiffusivity) or (kind is SimpleDiffusivity and measure == "inner")
     assert coupling.positive_semidefinite == expected
     assert coupling.symmetric
     if expected:
         assert torch.linalg.eigvalsh(coupling.to_dense()).min() > -1e-12
-    assert not kind(4, form=form)(X[:, 0]).positive_semidefinite  # type: ignore[arg-type]
+    assert not kind(4, measure=measure)(X[:, 0]).positive_semidefinite  # type: ignore[arg-type]
 
 
 def test_a_false_promise_of_definiteness_is_found() -> None:

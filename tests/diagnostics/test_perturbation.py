@@ -111,16 +111,12 @@ def test_the_tail_is_measured_along_the_whole_segment(g: Callable[[Tensor], Tens
 
 
 def test_behind_a_steep_tail_the_estimate_is_no_bound() -> None:
-    """A step of tanh between two points of the segment is seen by neither; so the former names warn."""
+    """A step of tanh between two points of the segment is seen by neither."""
     layer = PDEDiffusion1d(1, alpha=0.4).double()
     model = nn.Sequential(Alternating(), layer, Steep(lambda z: torch.tanh(60 * (z - 0.73))))
     found = perturbation_bound(model, layer, torch.ones(1, 2, 1, dtype=torch.float64), points=2)
     assert found.truth > 1.9
     assert found.estimate < 1e-3
-    with pytest.warns(DeprecationWarning, match=r"Perturbation.bound is now Perturbation.estimate"):
-        assert found.bound == found.estimate
-    with pytest.warns(DeprecationWarning, match=r"roughness_bound is now Perturbation.roughness_estimate"):
-        assert found.roughness_bound == found.roughness_estimate
 
 
 def test_the_printed_bound_is_violated() -> None:

@@ -213,11 +213,6 @@ def test_repr(ball) -> None:
     )
 
 
-def test_the_former_name_of_the_version_still_works(ball) -> None:
-    with pytest.warns(DeprecationWarning, match=r"is now Energy\(version"):
-        assert Energy("simple", source=ball(3, 2), form="printed").version == "printed"
-
-
 def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:
     """There the simple penalty falls without end: of a state ten times as large as it should be it is below −10⁴."""
     x = ball(12, 3)

@@ -584,7 +584,7 @@ MIXTURE: Options = {
     "widths": lambda d: options(d, "[0.3, 1.0]", "(2.0, 0.5)", wrong=NOT_WIDTHS),
     "weights": lambda d: options(d, "[1.0, 0.2]", wrong=[*NOT_WIDTHS, Wrong("[1.0]", "too few")], optional=True),
 }
-DISTANCE_ONLY = {name: make for name, make in ALL_PAIR.items() if name not in ("measure", "form")}
+DISTANCE_ONLY = {name: make for name, make in ALL_PAIR.items() if name != "measure"}
 
 
 def positive_number(d: Draw) -> None:

@@ -53,11 +53,11 @@ def layer(diffusivity: Diffusivity, update: StateUpdate) -> DiffusionConv:
 
 
 LAYERS = {
-    "simple": layer(SimpleDiffusivity(4, normalize=None, form="distance"), ExplicitEuler(0.5)),
-    "simple-leak": layer(SimpleDiffusivity(4, normalize=None, form="distance"), ExplicitEuler(0.5, leak=0.3)),
-    "sigmoid": layer(SigmoidDiffusivity(4, normalize=None, form="distance"), ExplicitEuler(1.0)),
+    "simple": layer(SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5)),
+    "simple-leak": layer(SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5, leak=0.3)),
+    "sigmoid": layer(SigmoidDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(1.0)),
     "sigmoid-unnormalised": layer(
-        SigmoidDiffusivity(4, normalize=None, form="distance", row_stochastic=False), ExplicitEuler(0.05)
+        SigmoidDiffusivity(4, normalize=None, measure="distance", row_stochastic=False), ExplicitEuler(0.05)
     ),
     "gcn": layer(AdjacencyDiffusivity("sym", direction="undirected"), ExplicitEuler(0.5, "residual")),
     "sum": layer(AdjacencyDiffusivity("sum", direction="undirected"), ExplicitEuler(0.05)),
@@ -74,7 +74,7 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
     [
         (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
         (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
-        (layer(SimpleDiffusivity(4, heads=2, normalize=None, form="distance"), ExplicitEuler(0.5)), "several heads"),
+        (layer(SimpleDiffusivity(4, heads=2, normalize=None, measure="distance"), ExplicitEuler(0.5)), "several heads"),
         (layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)), "pass assert_energy_descent"),
         (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
     ],

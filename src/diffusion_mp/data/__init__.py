@@ -8,7 +8,6 @@ from diffusion_mp.data.positional import AddLaplacianPE
 from diffusion_mp.data.sequences import pad
 from diffusion_mp.data.splits import Split, label_mask, random_split, random_split_per_class
 from diffusion_mp.data.to_graph import ToDiffusionGraph
-from diffusion_mp.moved import names_before
 
 __all__ = [
     "AddLaplacianPE",
@@ -24,5 +23,3 @@ __all__ = [
     "random_split",
     "random_split_per_class",
 ]
-
-__getattr__ = names_before(__name__)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ from diffusion_mp.diagnostics.lipschitz import lipschitz
 from diffusion_mp.errors import check_counts, check_finite, check_kind, check_positive, describe
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import ExplicitEuler
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,26 +63,6 @@ class Perturbation:
     def roughness_estimate(self) -> float | None:
         """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the second line, corrected; ``None`` where the layer is not covered."""
         return None if self.step_bound is None else self.lipschitz * self.step_bound
-
-    @property
-    def bound(self) -> float:
-        """The former name of ``estimate``."""
-        return _renamed(self.estimate, "bound", "estimate")
-
-    @property
-    def roughness_bound(self) -> float | None:
-        """The former name of ``roughness_estimate``."""
-        return _renamed(self.roughness_estimate, "roughness_bound", "roughness_estimate")
-
-
-def _renamed(value: T, former: str, name: str) -> T:
-    """A value under its former name, which promised too much."""
-    warnings.warn(
-        f"Perturbation.{former} is now Perturbation.{name}: behind a nonlinear tail it bounds nothing.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return value
 
 
 def perturbation_bound(

@@ -33,7 +33,6 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f] itself, symmetric where q = k.
         constraint: what the rows of the state are confined to, in every head; f must then read the state itself. Where
             it keeps them within the domain of the penalty, f ≥ 0 is promised (see `Penalty.coupling`).
-        form: the former name of ``measure``.
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     An energy is known (``penalty``) for ``projection=None, normalize=None, measure="distance"``: f then sees the state
@@ -53,13 +52,10 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         measure: Literal["inner", "distance"] = "inner",
         row_stochastic: bool = True,
         constraint: Constraint | None = None,
-        form: Literal["inner", "distance"] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(channels, projection=projection, normalize=normalize, **options)
         check_flags(row_stochastic=row_stochastic)
-        check_choice(form, "form", ["inner", "distance", None])
-        measure = form or measure
         check_choice(measure, "measure", ["inner", "distance"])
         check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
         self.measure, self.constraint = measure, constraint
@@ -120,7 +116,7 @@ class SimpleDiffusivity(AllPairDiffusivity):
     ‖x_i − x_j‖ ≤ 2, a condition that the paper leaves out (docs/errata.md, D7).
 
     Args:
-        channels, projection, normalize, measure, row_stochastic, constraint, form, options: as of
+        channels, projection, normalize, measure, row_stochastic, constraint, options: as of
             :class:`AllPairDiffusivity`.
 
     Shapes: a state [N, C] → a coupling of N nodes and H heads.
@@ -147,7 +143,7 @@ class SigmoidDiffusivity(AllPairDiffusivity):
     (docs/errata.md, D2): that is ``normalize=None``.
 
     Args:
-        channels, projection, normalize, measure, row_stochastic, constraint, form, options: as of
+        channels, projection, normalize, measure, row_stochastic, constraint, options: as of
             :class:`AllPairDiffusivity`.
 
     Shapes: a state [N, C] → a coupling of N nodes and H heads.
@@ -171,7 +167,7 @@ class SoftmaxDiffusivity(AllPairDiffusivity):
     The δ that the paper prints beside it has another derivative, and is corrected (docs/errata.md, D9).
 
     Args:
-        channels, projection, normalize, measure, row_stochastic, constraint, form, options: as of
+        channels, projection, normalize, measure, row_stochastic, constraint, options: as of
             :class:`AllPairDiffusivity`.
 
     Shapes: a state [N, C] → a coupling of N nodes and H heads.

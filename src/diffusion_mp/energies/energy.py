@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from types import NoneType
 from typing import Literal, cast
 
@@ -57,7 +56,6 @@ class Energy:
         source, beta, leak, metric, graph_term, activation, version, laplacian: see above; the source has the shape of
             x, the metric is [N] or [N, H].
         ptr: bounds [B + 1] of the graphs of a ragged batch, for the sums over all pairs.
-        form: the name that ``version`` had; it goes with the next release.
 
     Shapes:
         x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
@@ -93,11 +91,7 @@ class Energy:
         version: Literal["falling", "printed"] = "falling",
         laplacian: Form = "conservative",
         ptr: Tensor | None = None,
-        form: Literal["falling", "printed"] | None = None,
     ) -> None:
-        if form is not None:
-            warnings.warn("Energy(form=...) is now Energy(version=...).", DeprecationWarning, stacklevel=2)
-            version = form
         check_positive(lam, "lam")
         check_positive(leak, "leak", allow_zero=True)
         check_choice(version, "version", ["falling", "printed"])
