@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Iterable
+from operator import index
 from typing import Any, NoReturn
 
 import numpy as np
@@ -117,6 +118,21 @@ def check_counts(**counts: int) -> None:
             lazy = " Only what begins with one linear map finds it out at the first call (GCNConv, DIFFormer, …)."
             way_out = lazy if name == "in_channels" and value == -1 else ""
             raise ValueError(f"{name} must be at least 1; got {value}.{way_out}")
+
+
+def as_whole(value: object, name: str, way_out: str = "") -> int:
+    """Return a whole number, also one of NumPy or PyTorch, as an int.
+
+    Raises:
+        TypeError: ``value`` is not a whole number or is a bool; the message ends with ``way_out``.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}")
+    return number
 
 
 def as_size(size: Any) -> Any:

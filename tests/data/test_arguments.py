@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.data import PartOf, RandomPartitionLoader, find_clusters
-from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import as_whole
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")  # our own sentences, not the test run's shape checks
 

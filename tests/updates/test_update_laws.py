@@ -9,7 +9,6 @@ from torch import nn
 from diffusion_mp.couplings import ScaledCoupling, SparseCoupling
 from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.graph import Graph
-from diffusion_mp.positive import Positive
 from diffusion_mp.testing import check_update
 from diffusion_mp.testing.problems import Problem, cycle_problem, grid_problem, path_problem, random_problem
 from diffusion_mp.updates import (
@@ -23,6 +22,7 @@ from diffusion_mp.updates import (
     MomentumStep,
     StateUpdate,
 )
+from diffusion_mp.updates.base import Positive
 from diffusion_mp.updates.implicit import SolvedUpdate
 
 CONSERVING = [

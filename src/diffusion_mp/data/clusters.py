@@ -11,9 +11,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.part_of import observed
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import as_whole, check_choice, check_counts
 from diffusion_mp.graph import Graph
 
 

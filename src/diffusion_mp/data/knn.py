@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.errors import (
+    as_whole,
     check_choice,
     check_finite,
     check_flags,

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, describe, index_vector
+from diffusion_mp.errors import as_whole, check_choice, describe, index_vector
 from diffusion_mp.graph import Graph
 
 

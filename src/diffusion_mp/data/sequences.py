@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_counts, check_kind, describe
+from diffusion_mp.errors import as_whole, check_counts, check_kind, describe
 
 Item = tuple[Any, ...]  # one sequence of tokens [L] or two, then the label, an int
 

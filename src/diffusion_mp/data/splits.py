@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_kind, check_number, describe, index_vector
+from diffusion_mp.errors import as_whole, check_kind, check_number, describe, index_vector
 
 
 class Split(NamedTuple):

@@ -20,7 +20,7 @@ from diffusion_mp.diffusivities.relational_bias import RelationalBias
 from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
 from diffusion_mp.diffusivities.symmetric import SymmetricDiffusivity
-from diffusion_mp.positive import Positive
+from diffusion_mp.updates.base import Positive
 
 __all__ = [
     "AdjacencyDiffusivity",

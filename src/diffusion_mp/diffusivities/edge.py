@@ -14,7 +14,6 @@ from torch_geometric.nn.inits import glorot
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.dropout import dropout
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.errors import (
     check_choice,
@@ -28,6 +27,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.kernels.edge_softmax import at_rows, edge_softmax, row_sums
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import sddmm

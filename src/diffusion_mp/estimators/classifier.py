@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from tqdm import tqdm
 
-from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
-from diffusion_mp.dropout import dropout
-from diffusion_mp.errors import check_choice, check_positive, check_probability
+from diffusion_mp.errors import as_whole, check_choice, check_positive, check_probability
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.kernels.spmm.compressed import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear

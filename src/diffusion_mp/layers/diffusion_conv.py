@@ -12,7 +12,6 @@ from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.dropout import dropout
 from diffusion_mp.energies import Certificate
 from diffusion_mp.errors import (
     check_choice,
@@ -29,6 +28,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers.bipartite import between
 from diffusion_mp.layers.certificates import layer_certificate, why_uncertified
 from diffusion_mp.layers.features import ValueLinear, check_features

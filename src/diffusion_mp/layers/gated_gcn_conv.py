@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
-from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_flags, check_positive
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers.edge_layer import EdgeLayer, Norm, make_norm
 
 

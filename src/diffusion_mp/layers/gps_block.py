@@ -8,9 +8,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_kind
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers.edge_layer import EdgeLayer, Norm, make_norm
 from diffusion_mp.layers.gated_gcn_conv import GatedGCNConv
 

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import check_counts, check_flags, check_probability, check_sequences
+from diffusion_mp.kernels.dropout import dropout
 
 #: (site, channels) → the module at that site, called as ``module(state, mask)``.
 Place = Callable[[str, int], nn.Module]

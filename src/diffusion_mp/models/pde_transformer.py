@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.dropout import dropout
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -23,6 +22,7 @@ from diffusion_mp.errors import (
     check_probability,
     describe,
 )
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns

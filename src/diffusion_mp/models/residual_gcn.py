@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.dropout import dropout
 from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers import GCNConv
 from diffusion_mp.layers.edge_layer import make_norm
 from diffusion_mp.layers.features import input_linear

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.errors import check_positive, check_tensor, describe
-from diffusion_mp.positive import Positive
-from diffusion_mp.updates.base import Form, LaplacianUpdate, State
+from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
 
 
 class ExplicitEuler(LaplacianUpdate):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp.data.arguments import as_whole
 from diffusion_mp.data.knn import KNNGraph
+from diffusion_mp.errors import as_whole
 from diffusion_mp.extras import needed_by
 
 

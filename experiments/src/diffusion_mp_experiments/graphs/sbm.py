@@ -17,8 +17,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_counts, describe
+from diffusion_mp.errors import as_whole, check_choice, check_counts, describe
 from diffusion_mp_experiments.graphs.cached import CachedDataset
 
 _SIZES = {

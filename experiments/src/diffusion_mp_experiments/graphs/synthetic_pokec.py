@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_counts, check_number, check_positive
+from diffusion_mp.errors import as_whole, check_counts, check_number, check_positive
 from diffusion_mp_experiments.files.mapped import ArrayFolder
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.mapped_graph import mapped_graph

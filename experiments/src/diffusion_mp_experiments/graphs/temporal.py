@@ -12,8 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToUndirected
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice
+from diffusion_mp.errors import as_whole, check_choice
 from diffusion_mp_experiments.files.reading import as_path, check_present, reading
 from diffusion_mp_experiments.graphs.agreement import check_indices
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from diffusion_mp.data.arguments import as_whole
+from diffusion_mp.errors import as_whole
 
 Item = tuple[Any, ...]  # the tokens [L] of a sequence, then the label, an int
 

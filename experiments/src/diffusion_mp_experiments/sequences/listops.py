@@ -9,8 +9,7 @@ from typing import Literal
 
 import torch
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_counts, check_kind
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind
 from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
 
 

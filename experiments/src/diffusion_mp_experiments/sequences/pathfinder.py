@@ -11,8 +11,7 @@ from jaxtyping import Bool, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.errors import as_whole, check_choice, check_counts
 from diffusion_mp_experiments.sequences.dashed_paths import DashedPath, Point, Room
 from diffusion_mp_experiments.sequences.dataset import Item, SequenceDataset, check_index, item_random
 

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
-from diffusion_mp.data.arguments import as_whole
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_number, check_seed
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_flags, check_kind, check_number, check_seed
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
 from diffusion_mp_experiments.graphs.forecasts import ForecastName
