@@ -15,20 +15,21 @@ import sys
 from pathlib import Path
 
 import torch
-from runs import extra, options
+from runs import needs, options
 from torch_geometric.data import Batch
 
 from diffusion_mp import Coupling, SparseFlowCoupling
 from diffusion_mp.diagnostics import plot_attention
-from diffusion_mp_experiments.train import load_checkpoint
 
-with extra("train"):
+with needs("diffusion-mp-experiments"):
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     import sfi_former
     from sfi_former import BENCHMARKS, Run, make_model, predict
+
+    from diffusion_mp_experiments.train import load_checkpoint
 
 
 #: What is drawn with --quick, and trained for it.

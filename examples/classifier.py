@@ -9,9 +9,9 @@ Texts go the same way, as TfidfVectorizer makes them, with metric="cosine"; tabl
 import argparse
 
 import numpy as np
-from runs import extra
+from runs import needs
 
-with extra("sklearn"):
+with needs("diffusion-mp[sklearn]"):
     from sklearn.datasets import load_digits
     from sklearn.semi_supervised import LabelSpreading
 

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from runs import count, options, spread
+from runs import count, needs, options, spread
 from torch import nn
 from torch_geometric.data import Data
 
 from diffusion_mp import auxiliary_loss
 from diffusion_mp.data import Split, random_split_per_class
 from diffusion_mp.models import DIFFormer, DiffusionGNN, NodeFormer, SGFormer
-from diffusion_mp_experiments.graphs import load_planetoid
+
+with needs("diffusion-mp-experiments"):
+    from diffusion_mp_experiments.graphs import load_planetoid
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from runs import extra, options
+from runs import needs, options
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/energy_descent.png"))
     args = options(parser, argv, nodes=20, steps=5)
-    with extra("plot"):
+    with needs("diffusion-mp[plot]"):
         import matplotlib
 
         matplotlib.use("Agg")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from runs import count, extra, options
+from runs import count, needs, options
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_dense_adj
@@ -28,14 +28,15 @@ from diffusion_mp import CertifiedDIFFormer, DIFFormer, Energy
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp.diagnostics import EnergyTrace
 from diffusion_mp.models.base import GraphModel
-from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
-with extra("train"):
+with needs("diffusion-mp-experiments"):
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from sklearn.manifold import TSNE
+
+    from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
 MODELS: dict[str, Callable[[int, int], GraphModel]] = {
     "DIFFormer-s": lambda features, classes: DIFFormer(features, 64, classes, 8, tau=0.5, layer_norm=True, dropout=0.2),

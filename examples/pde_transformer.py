@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import chosen, count, extra, go_on, grouped, options, spread, train_all
+from runs import chosen, count, go_on, grouped, needs, options, spread, train_all
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
@@ -39,10 +39,8 @@ from tqdm import tqdm
 from diffusion_mp import PDEDiffusion1d, PDETransformer
 from diffusion_mp.data import pad
 from diffusion_mp.diagnostics import PlacementReport, diagnose, perturbation_bound
-from diffusion_mp_experiments.sequences import IMDb, ListOps, Pathfinder, SequenceDataset
-from diffusion_mp_experiments.train import check_writable, exit_code, load_checkpoint, replace_file, save_checkpoint
 
-with extra("train"):
+with needs("diffusion-mp-experiments"):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,7 +48,16 @@ with extra("train"):
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
-    from diffusion_mp_experiments.train import CheckpointFiles, SequenceClassifier
+    from diffusion_mp_experiments.sequences import IMDb, ListOps, Pathfinder, SequenceDataset
+    from diffusion_mp_experiments.train import (
+        CheckpointFiles,
+        SequenceClassifier,
+        check_writable,
+        exit_code,
+        load_checkpoint,
+        replace_file,
+        save_checkpoint,
+    )
 
 PLACEMENTS = ("none", "P1", "P2", "P3", "P4", "P5", "P6", "P7")
 SITES = {  # the names of a placement's places in the plain encoder

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import chosen, count, go_on, options, stored
+from runs import chosen, count, go_on, needs, options, stored
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -38,8 +38,10 @@ from diffusion_mp import Graph
 from diffusion_mp.data import RandomPartitionLoader, random_split
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, full_graph_inference
-from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
-from diffusion_mp_experiments.train import check_writable, exit_code, node_cross_entropy, save_checkpoint
+
+with needs("diffusion-mp-experiments"):
+    from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
+    from diffusion_mp_experiments.train import check_writable, exit_code, node_cross_entropy, save_checkpoint
 
 SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text, its released command
 STAGES = ("sampling", "forward", "backward", "evaluation")

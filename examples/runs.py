@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: their extras, tables of runs, several at a time, and numbers in print."""
+"""What the scripts of this folder share: optional packages, tables of runs, several at a time, and numbers in print."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diffusion_mp.extras import needed_by
-from diffusion_mp_experiments.train import load_checkpoint
-from diffusion_mp_experiments.train.many_runs import processes
 
 R = TypeVar("R", bound=Hashable)  # a frozen dataclass of everything that decides the outcome of a run
 
 
 @contextmanager
-def extra(name: str) -> Iterator[None]:
-    """Around imports: without the packages of this extra the script ends in a sentence, with exit status 2."""
+def needs(install: str) -> Iterator[None]:
+    """Around imports: where one fails, the script says what pip should install, and ends with exit status 2."""
     try:
-        with needed_by("This example", f"diffusion-mp[{name}]"):
+        with needed_by("This example", install):
             yield
     except ModuleNotFoundError as error:
         print(error, file=sys.stderr)
@@ -61,6 +59,8 @@ def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R
     """What `train(run, bar_at=line)` returns for every run; with several jobs in processes of one thread each."""
     if jobs == 1:
         return {run: train(run) for run in runs}
+    from diffusion_mp_experiments.train.many_runs import processes
+
     with processes(jobs) as pool:
         futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
         return {run: future.result() for run, future in zip(runs, futures, strict=True)}
@@ -70,6 +70,8 @@ def stored(path: Path, run: Any) -> dict[str, Any] | None:
     """The checkpoint of this very run, if there is one; exits with a sentence where it is of another."""
     if not path.exists():
         return None
+    from diffusion_mp_experiments.train import load_checkpoint
+
     state = load_checkpoint(path)
     before = state.get("run") if isinstance(state, dict) else None
     if not isinstance(before, dict):

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from runs import chosen, count, extra, go_on, grouped, options, spread, stored, train_all
+from runs import chosen, count, go_on, grouped, needs, options, spread, stored, train_all
 from torch import Tensor, nn
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -40,14 +40,13 @@ from tqdm import tqdm
 
 from diffusion_mp import GPS, Coupling, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.data import AddLaplacianPE
-from diffusion_mp_experiments.graphs import PeptidesFunctional, SBMDataset
-from diffusion_mp_experiments.train import check_writable, exit_code, save_checkpoint
 
-with extra("train"):
+with needs("diffusion-mp-experiments"):
     from torchmetrics import Metric
     from torchmetrics.classification import MultilabelAveragePrecision
 
-    from diffusion_mp_experiments.train import weighted_accuracy
+    from diffusion_mp_experiments.graphs import PeptidesFunctional, SBMDataset
+    from diffusion_mp_experiments.train import check_writable, exit_code, save_checkpoint, weighted_accuracy
 
 MODELS: dict[str, type[nn.Module]] = {"SFi": SFiFormer, "DFi": DFiFormer, "GPS": GPS, "GatedGCN": GatedGCN}
 EIGENVECTORS, PE_CHANNELS, HEADS = 10, 8, 4
@@ -359,7 +358,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def train_and_print(args: argparse.Namespace) -> int:
     if "peptides" in args.dataset:
-        with extra("molecules"):
+        with needs("diffusion-mp-experiments[molecules]"):
             import_module("rdkit")
     check_writable(args.out)
     runs = [

@@ -1,7 +1,7 @@
 """Runtime shape checks where they are asked for, the choice of cases, a limit of time, hypothesis, the real data.
 
 With the environment variable DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare the arguments and
-the result of every call inside `diffusion_mp` with its annotations. That makes some folders half as slow again, so
+the result of every call inside both packages with its annotations. That makes some folders half as slow again, so
 `test_typecheck.py` alone does it in the quick run. The check answers a wrong rank or dtype before our own sentences
 can; tests about these take the fixture `no_typecheck`.
 
@@ -29,8 +29,8 @@ import torch
 from hypothesis import settings
 
 if os.environ.get("DIFFUSION_MP_TYPECHECK"):
-    # Before anything imports the package; the hook stays installed so that lazy submodules are checked too.
-    jaxtyping.install_import_hook("diffusion_mp", "tower.checked")
+    # Before anything imports them; the hook stays installed so that lazy submodules are checked too.
+    jaxtyping.install_import_hook(["diffusion_mp", "diffusion_mp_experiments"], "tower.checked")
 
 # The GPU kernels run in Triton's interpreter, on the CPU, unless TRITON_INTERPRET=0 asks for a real GPU.
 # Read when Triton is imported, which PyG does; see CONTRIBUTING.md.

@@ -1,4 +1,4 @@
-"""A core installation: everything public is imported without any extra, and whatever needs one says which."""
+"""A core installation: the library is imported without extras and experiments, and whatever needs them says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import diffusion_mp
 from diffusion_mp.extras import needed_by
 
 ROOT = Path(__file__).parents[1]
@@ -38,16 +37,10 @@ def without_extras() -> dict[str, Any]:
         ("plot_attention", "matplotlib", "'diffusion-mp[plot]'"),
         ("EnergyTrace.plot", "matplotlib", "'diffusion-mp[plot]'"),
         ("PlacementReport.plot", "matplotlib", "'diffusion-mp[plot]'"),
-        ("load_digits", "sklearn", "'diffusion-mp[train]'"),
         ("knn_graph", "sklearn", "'diffusion-mp[sklearn]'"),
         ("KNNGraph", "sklearn", "'diffusion-mp[sklearn]'"),
         ("DiffusionClassifier", "sklearn", "'diffusion-mp[sklearn]'"),
         ("find_clusters", "pymetis", "diffusion-mp[metis]"),
-        ("train.NodeClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
-        ("train.SequenceClassifier", "pytorch_lightning", "'diffusion-mp[train]'"),
-        ("train.DigitsDataModule", "pytorch_lightning", "'diffusion-mp[train]'"),
-        ("train.PlanetoidDataModule", "pytorch_lightning", "'diffusion-mp[train]'"),
-        ("train.weighted_accuracy", "torchmetrics", "'diffusion-mp[train]'"),
     ],
 )
 @pytest.mark.unwatched
@@ -58,35 +51,28 @@ def test_a_function_names_its_extra(without_extras, function, package, install):
 
 
 @pytest.mark.parametrize(
-    ("example", "extra"),
+    ("example", "install"),
     [
-        ("energy_descent.py", "plot"),
-        ("attention.py", "train"),
-        ("sfi_former.py", "train"),
-        ("pde_transformer.py", "train"),
-        ("classifier.py", "sklearn"),
+        ("energy_descent.py", "'diffusion-mp[plot]'"),
+        ("classifier.py", "'diffusion-mp[sklearn]'"),
+        ("attention.py", "diffusion-mp-experiments"),
+        ("cora.py", "diffusion-mp-experiments"),
+        ("inside.py", "diffusion-mp-experiments"),
+        ("pde_transformer.py", "diffusion-mp-experiments"),
+        ("pokec.py", "diffusion-mp-experiments"),
+        ("sfi_former.py", "diffusion-mp-experiments"),
     ],
 )
-def test_an_example_names_its_extra_and_fails(without_extras, example, extra):
+def test_an_example_says_what_to_install_and_fails(without_extras, example, install):
     status, written = without_extras["examples"][example]
     assert status == 2
     assert written.startswith("This example needs ")
-    assert written.endswith(f"pip install 'diffusion-mp[{extra}]'.\n")
+    assert written.endswith(f"pip install {install}.\n")
     assert written.count("\n") == 1
 
 
-@pytest.mark.parametrize("example", ["cora.py", "pokec.py", "custom_layer.py"])
-def test_an_example_that_needs_none_starts(without_extras, example):
-    assert without_extras["examples"][example][0] == 0
-
-
-def test_the_command_line_names_its_extra(without_extras):
-    statuses, words = zip(*without_extras["commands"], strict=True)
-    assert statuses == (0, 0, 2, 2, 2, 2)
-    assert words[0] == f"diffusion-mp {diffusion_mp.__version__}\n"
-    assert "no subcommand 'train'" in words[2]
-    assert all("pip install 'diffusion-mp[train]'" in said for said in words[3:])
-    assert not any("Traceback" in said for said in words)
+def test_an_example_that_needs_none_starts(without_extras):
+    assert without_extras["examples"]["custom_layer.py"][0] == 0
 
 
 def test_nothing_is_said_where_nothing_is_missing():
@@ -97,14 +83,15 @@ def test_nothing_is_said_where_nothing_is_missing():
 
 
 @pytest.mark.slow
-def test_a_wheel_has_every_file_of_the_package_and_the_licence(tmp_path):
+@pytest.mark.parametrize("project", [ROOT, ROOT / "experiments"], ids=["library", "experiments"])
+def test_a_wheel_has_every_file_of_the_package_and_the_licence(project, tmp_path):
     """Built by pip, which fetches the build backend."""
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(project)]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    files = (path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    assert {str(path.relative_to(ROOT / "src")) for path in files} == {
+    files = (path for path in (project / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    assert {str(path.relative_to(project / "src")) for path in files} == {
         name for name in names if "dist-info" not in name
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ UNTRIED = {"diffusion-mp", "torch", "torch-scatter", "triton", *TOOLS}
 
 
 def floors() -> dict[str, Version]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [Requirement(text) for text in project["dependencies"]]
-    asked += [Requirement(text) for extra in project["optional-dependencies"].values() for text in extra]
+    """The lowest version of every package that the library or the experiments ask for."""
+    asked: list[Requirement] = []
+    for folder in (ROOT, ROOT / "experiments"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        asked += map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values()))
     return {
         requirement.name: Version(specifier.version)
         for requirement in asked
@@ -52,7 +55,7 @@ def test_shapes_of_any_rank_are_written_as_text():
     """jaxtyping reads a bare ellipsis from 0.3.11 on only."""
     bare = [
         f"{path.relative_to(ROOT)}: {annotation}"
-        for folder in ("src", "tests")
+        for folder in ("src", "experiments", "tests")
         for path in (ROOT / folder).rglob("*.py")
         for annotation in re.findall(r"(?:Shaped|Float|Int|Bool|Num)\d*\[[\w.]+, \.\.\.\]", path.read_text())
     ]

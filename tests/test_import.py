@@ -1,11 +1,19 @@
-"""What `import diffusion_mp` does: no warning, and nothing that waits for its first use is loaded."""
+"""What `import diffusion_mp` does: no warning, nothing that waits for its first use is loaded, and no experiment."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+import diffusion_mp
+
+ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
 import sys, warnings
@@ -30,10 +38,11 @@ from importlib import import_module
 from pkgutil import walk_packages
 import pytorch_lightning.cli, torch_geometric.explain, torch_geometric.nn  # what they warn of is theirs
 warnings.simplefilter("error")
-import diffusion_mp
-for module in walk_packages(diffusion_mp.__path__, "diffusion_mp."):
-    import_module(module.name)
-    print(module.name)
+import diffusion_mp, diffusion_mp_experiments
+for package in (diffusion_mp, diffusion_mp_experiments):
+    for module in walk_packages(package.__path__, package.__name__ + "."):
+        import_module(module.name)
+        print(module.name)
 """
 
 
@@ -42,3 +51,21 @@ def test_no_module_warns_when_it_is_imported() -> None:
     ran = subprocess.run([sys.executable, "-c", EVERYTHING], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.split()) > 200
+
+
+def test_the_library_imports_no_experiment() -> None:
+    """Nor does any function of it; that it works without them is checked by test_extras.py."""
+    library = list((ROOT / "src").rglob("*.py"))
+    assert len(library) > 100
+    for path in library:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            assert not any("experiments" in name for name in [*names, *modules]), path
+
+
+def test_the_experiments_are_of_the_version_of_the_library() -> None:
+    project = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text())["project"]
+    (library,) = [asked for asked in map(Requirement, project["dependencies"]) if asked.name == "diffusion-mp"]
+    assert project["version"] == diffusion_mp.__version__
+    assert str(library.specifier) == f"=={diffusion_mp.__version__}"

@@ -1,7 +1,6 @@
-"""What happens without the packages of the extras: run by test_extras.py in a process that cannot import them.
+"""The library alone, without extras and experiments: run by test_extras.py in a process that cannot import them.
 
-Prints, as JSON, the sentence of every library function that needs one, and the exit status and words of every example
-and of `diffusion-mp`.
+Prints, as JSON, the sentence of every library function that needs one, and the exit status and words of every example.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from pathlib import Path
 EXTRAS = (
     "matplotlib", "sklearn", "pandas", "rdkit", "pymetis", "pytorch_lightning", "lightning", "lightning_fabric",
     "torchmetrics", "jsonargparse", "tensorboard", "rich", "PIL", "triton", "torch_scatter", "torch_sparse", "pyg_lib",
-    "pytest", "hypothesis", "beartype",
+    "pytest", "hypothesis", "beartype", "optuna", "filelock", "diffusion_mp_experiments",
 )  # fmt: skip
 PUBLIC = (
     "couplings", "data", "diagnostics", "diffusivities", "distributed", "energies", "errors", "estimators",
-    "experiments.graphs", "experiments.sequences", "experiments.train", "layers", "models", "testing", "train",
-    "updates",
+    "export", "layers", "models", "testing", "updates",
 )  # fmt: skip
-COMMANDS = (["--version"], ["--help"], ["train"], ["fit", "--config=x"], [], ["digits"])
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 sys.modules.update(dict.fromkeys(EXTRAS))  # `import rdkit` now says that there is none, and so does find_spec
@@ -41,9 +38,6 @@ from torch_geometric.data import Data  # noqa: E402
 from diffusion_mp import estimators  # noqa: E402
 from diffusion_mp.data import KNNGraph, find_clusters, knn_graph  # noqa: E402
 from diffusion_mp.diagnostics import PlacementReport, plot_attention  # noqa: E402
-from diffusion_mp_experiments import train  # noqa: E402
-from diffusion_mp_experiments.graphs import load_digits  # noqa: E402
-from diffusion_mp_experiments.train.cli import main  # noqa: E402
 
 
 def sentence(call: Callable[[], object]) -> str:
@@ -77,21 +71,19 @@ functions: dict[str, Callable[[], object]] = {
     "plot_attention": lambda: plot_attention(coupling),
     "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(diffusion_mp.DIFFormerConv(3, 3)).plot(),
     "PlacementReport.plot": lambda: report.plot(),
-    "load_digits": load_digits,
     "knn_graph": lambda: knn_graph(torch.eye(3), 1),
     "KNNGraph": lambda: KNNGraph(1)(Data(x=torch.eye(3))),
     "DiffusionClassifier": lambda: estimators.DiffusionClassifier,
     "find_clusters": lambda: find_clusters(graph, 2),
-    **{f"train.{name}": lambda name=name: getattr(train, name) for name in train._LAZY},
 }
 sys.path.insert(0, str(EXAMPLES))
 print(
     json.dumps(
         {
-            "commands": [said(lambda command=command: main(command)) for command in COMMANDS],
             "functions": {name: sentence(call) for name, call in functions.items()},
             "examples": {
                 "energy_descent.py": script("energy_descent.py"),
+                "inside.py": script("inside.py", "--help"),
                 "attention.py": script("attention.py", "--help"),
                 "sfi_former.py": script("sfi_former.py", "--help"),
                 "pde_transformer.py": script("pde_transformer.py", "--help"),

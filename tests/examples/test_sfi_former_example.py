@@ -101,7 +101,7 @@ def test_a_model_learns(sfi_former, tmp_path):
 
 @pytest.mark.data
 def test_peptides(sfi_former, data_root, tmp_path, capsys):
-    pytest.importorskip("rdkit", reason="molecules are read with rdkit: pip install 'diffusion-mp[molecules]'")
+    pytest.importorskip("rdkit", reason="pip install 'diffusion-mp-experiments[molecules]'")
     options = [*SMALL, "--out", str(tmp_path), "--epochs", "1", "--graphs", "10", "--parameters", "20000"]
     options += ["--dataset", "peptides", "--peptides", str(data_root / "peptides-functional")]
     assert sfi_former.main([*options, "--model", "SFi", "GatedGCN"]) == 0

@@ -10,7 +10,7 @@ import torch
 
 from diffusion_mp_experiments.graphs import PeptidesFunctional
 
-NEEDS_RDKIT = "molecules are read with rdkit: pip install 'diffusion-mp[molecules]'"
+NEEDS_RDKIT = "molecules are read with rdkit: pip install 'diffusion-mp-experiments[molecules]'"
 ROWS = ["CCO", "c1ccccc1", "C", "CC(=O)N", "no molecule"]
 
 
@@ -70,7 +70,7 @@ def test_missing_files_are_named(source, tmp_path):
 
 def test_without_rdkit(source, tmp_path, monkeypatch):
     monkeypatch.setattr("diffusion_mp_experiments.graphs.peptides.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp\[molecules\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"):
         PeptidesFunctional(source, tmp_path / "cache", log=False)
     assert "rdkit" not in sys.modules or sys.modules["rdkit"] is not None
 

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 import diffusion_mp
+import diffusion_mp_experiments
 from diffusion_mp.distributed import RankLostError
 from diffusion_mp.errors import BackendError, ConvergenceError
 
 from .program import PRELUDE
 
-OWN = str(Path(diffusion_mp.__file__).parent)
+OWN = tuple(f"{Path(package.__path__[0])}/" for package in (diffusion_mp, diffusion_mp_experiments))
 #: What a call may raise.
 DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostError)
 #: A file, an entry or an extra that is not there: refusals too, if the library says so itself.
@@ -126,7 +127,8 @@ def _place(error: Exception) -> str:
     own = [frame for frame in frames if frame.filename.startswith(OWN)]
     if not own:
         return f"{Path(frames[-1].filename).name}:{frames[-1].name}"
-    place = f"{Path(own[-1].filename).relative_to(OWN)}:{own[-1].name}"
+    root = next(root for root in OWN if own[-1].filename.startswith(root))
+    place = f"{Path(own[-1].filename).relative_to(root)}:{own[-1].name}"
     return place if frames[-1] is own[-1] else f"{place} > {Path(frames[-1].filename).name}:{frames[-1].name}"
 
 

@@ -19,12 +19,15 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import diffusion_mp
+import diffusion_mp_experiments
 
 from .blocks import ROOT, blocks
 
 PAGE = ROOT / "docs/api/index.md"
 #: What every name has to be; see `Name`.
 PROPERTIES = ("documented", "example", "tested", "used")
+#: Folders with code that uses names, and what the table calls them.
+PLACES = {"library": "src", "experiments": "experiments/src", "example": "examples", "benchmark": "benchmarks"}
 MARK = "<!-- what follows is written by `python -m tests.pages.names` -->"
 
 
@@ -53,7 +56,8 @@ class Name(NamedTuple):
     def address(self) -> str:
         """Where the site has it. What is lazy, or has a module's name, stands there by its own path."""
         package = self.package.__name__
-        page = f"{package.split('.')[1] if '.' in package else 'diffusion_mp'}.md"
+        top, _, below = package.partition(".")
+        page = f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
         hidden = hasattr(self.package, "__getattr__") or find_spec(f"{package}.{self.name}")
         return f"{page}#{self.value.__module__ if hidden else package}.{self.name}"
 
@@ -64,7 +68,7 @@ class Name(NamedTuple):
 
     @property
     def used(self) -> str:
-        """The first place with work for it beside its own definition: library, example, benchmark, config or page."""
+        """The first place with work for it beside its own definition: library, experiments, example, …"""
         own = getattr(self.value, "__name__", self.name) == self.name and getattr(self.value, "__module__", None)
         return next((place for place, home, names in _uses() if self.name in names and home != (own, self.name)), "")
 
@@ -72,11 +76,12 @@ class Name(NamedTuple):
 def packages() -> Iterator[ModuleType]:
     """Those with public names, the deepest last."""
     yield diffusion_mp
-    for found in pkgutil.walk_packages(diffusion_mp.__path__, "diffusion_mp."):
-        if found.ispkg:
-            package = importlib.import_module(found.name)
-            if hasattr(package, "__all__"):
-                yield package
+    for top in (diffusion_mp, diffusion_mp_experiments):
+        for found in pkgutil.walk_packages(top.__path__, f"{top.__name__}."):
+            if found.ispkg:
+                package = importlib.import_module(found.name)
+                if hasattr(package, "__all__"):
+                    yield package
 
 
 def public_names() -> list[Name]:
@@ -141,7 +146,7 @@ def _uses() -> list[tuple[str, tuple[str, str], set[str]]]:
     The `__init__` of a package hands names on, which is no use of them.
     """
     found = []
-    for place, folder in (("library", "src"), ("example", "examples"), ("benchmark", "benchmarks")):
+    for place, folder in PLACES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
             for node in ast.parse(path.read_text()).body if path.name != "__init__.py" else []:
@@ -162,7 +167,7 @@ def _named(code: ast.AST) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
                 found.add(name)
-            case ast.Constant(value=str(text)) if text.startswith("diffusion_mp."):
+            case ast.Constant(value=str(text)) if re.match(r"diffusion_mp\w*\.", text):
                 found.add(text.rpartition(".")[2])
     return found
 
@@ -171,7 +176,7 @@ def _named(code: ast.AST) -> set[str]:
 def _strings() -> dict[str, str]:
     """The strings below definitions of modules, by the defined name."""
     found = {}
-    for path in sorted((ROOT / "src").rglob("*.py")):
+    for path in sorted(path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")):
         for definition, below in pairwise(ast.parse(path.read_text()).body):
             targets = getattr(definition, "targets", [getattr(definition, "target", None)])
             if (

@@ -180,20 +180,13 @@ def test_missing_data_is_a_message_and_code_two(tmp_path, capsys, monkeypatch):
     assert "missing ind.cora.x" in capsys.readouterr().err
 
 
-def test_help_and_unknown_subcommand(capsys):
+def test_help_version_and_unknown_subcommand(capsys):
     assert main(["--help"]) == 0
     assert "fit --config" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"diffusion-mp {diffusion_mp.__version__}\n"
     assert main(["train"]) == 2
     assert "no subcommand 'train'" in capsys.readouterr().err
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
-    for name in [name for name in sys.modules if name.startswith("diffusion_mp_experiments.train.")]:
-        if not name.endswith((".cli", ".losses")):
-            monkeypatch.delitem(sys.modules, name)
-    assert main([]) == 2
-    assert "pip install 'diffusion-mp[train]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])

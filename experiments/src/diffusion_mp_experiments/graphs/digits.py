@@ -7,7 +7,6 @@ from torch_geometric.data import Data
 
 from diffusion_mp.data.knn import KNNGraph
 from diffusion_mp.errors import as_whole
-from diffusion_mp.extras import needed_by
 
 
 def load_digits(num_neighbors: int = 5) -> Data:
@@ -25,14 +24,12 @@ def load_digits(num_neighbors: int = 5) -> Data:
 
     Raises:
         TypeError, ValueError: `num_neighbors` is no whole number, or out of range.
-        ModuleNotFoundError: scikit-learn is not installed.
 
     Examples:
         >>> load_digits(num_neighbors=5).x.shape
         torch.Size([1797, 64])
     """
-    with needed_by("load_digits", "diffusion-mp[train]"):
-        from sklearn.datasets import load_digits as sklearn_digits
+    from sklearn.datasets import load_digits as sklearn_digits
 
     pixels, labels = sklearn_digits(return_X_y=True)
     num_neighbors = as_whole(num_neighbors, "num_neighbors")

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from diffusion_mp.errors import check_choice, check_kind, check_state
-from diffusion_mp.extras import needed_by
 
 ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
 _PENALTIES = np.logspace(-3, 3, 13)
@@ -30,7 +29,6 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
 
     Raises:
         ValueError: an unknown name, or no snapshot.
-        ModuleNotFoundError: scikit-learn, which fits the ridge, is not installed.
 
     Examples:
         >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]
@@ -61,8 +59,8 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
 
 
 def _ridge(snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
-    with needed_by("fit_forecast", "diffusion-mp[train]"):
-        from sklearn.linear_model import RidgeCV
+    from sklearn.linear_model import RidgeCV
+
     lags, values = torch.cat([s.x for s in snapshots]), torch.cat([s.y for s in snapshots])
     fitted = RidgeCV(_PENALTIES).fit(lags.double().numpy(), values.double().numpy())
     weight, constant = torch.from_numpy(fitted.coef_).to(lags), float(fitted.intercept_)

@@ -9,7 +9,6 @@ import torch
 from torch_geometric.data import Data
 
 from diffusion_mp.errors import check_counts
-from diffusion_mp.extras import needed_by
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.reading import as_path, check_present, reading
 
@@ -47,7 +46,6 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
     Raises:
         TypeError, ValueError: an option does not fit, the archive is damaged, or has nothing of a group.
         FileNotFoundError: it is missing.
-        ModuleNotFoundError: scikit-learn is not installed.
 
     Examples:
         >>> import io, tarfile
@@ -63,8 +61,8 @@ def load_newsgroups(root: str | Path, *, groups: Sequence[str] = TEN_GROUPS, num
     check_counts(num_words=num_words)
     if isinstance(groups, str) or not groups or not all(isinstance(group, str) for group in groups):
         raise TypeError(f"groups must be names of newsgroups; got {groups!r}.")
-    with needed_by("load_newsgroups", "diffusion-mp[train]"):
-        from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
     path = as_path(root, "root") / _ARCHIVE
     check_present("20 Newsgroups", path.parent, [path], _WAY_OUT)
     texts, labels = [], []

@@ -98,7 +98,8 @@ class PeptidesFunctional(CachedDataset):
         """The molecules of this split, in the order of the split file."""
         if find_spec("rdkit") is None:
             raise ModuleNotFoundError(
-                "Molecules are read with rdkit, which is not installed: pip install 'diffusion-mp[molecules]'."
+                "Molecules are read with rdkit, which is not installed: "
+                "pip install 'diffusion-mp-experiments[molecules]'."
             )
         path = self.source / _MOLECULES
         with reading(path, _WAY_OUT):

@@ -1,11 +1,10 @@
-"""Training: losses, modules, data, checkpoints, how a command ends, the command line (extra `train`)."""
+"""Training: losses, modules, data, checkpoints, how a command ends, the command line."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-from diffusion_mp.extras import needed_by
 from diffusion_mp_experiments.train.checkpoints import (
     check_writable,
     load_checkpoint,
@@ -15,7 +14,7 @@ from diffusion_mp_experiments.train.checkpoints import (
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
 from diffusion_mp_experiments.train.stopping import exit_code
 
-# Lightning is loaded with the first of these, so that the rest works, and the command line can complain, without it.
+# Lightning takes seconds to import; it is loaded with the first of these.
 _LAZY = {
     "CheckpointFiles": "resume",
     "DigitsDataModule": "datamodules",
@@ -53,5 +52,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed_by(name, "diffusion-mp[train]"):
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -49,15 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, args: list[str]) -> int:
-    """The libraries of the extra `train` are loaded here and not before."""
-    try:
-        if command in ("reproduce", "results"):
-            from diffusion_mp_experiments.reproduce.command import run_reproduce, run_results
-        from diffusion_mp_experiments.train.digits_job import digits_parser, run_digits
-        from diffusion_mp_experiments.train.lightning_cli import run_lightning
-    except ModuleNotFoundError as error:
-        print(f"{error}. The command line needs the extra `train`: pip install 'diffusion-mp[train]'", file=sys.stderr)
-        return 2
+    """Run a subcommand; Lightning, which takes seconds to import, is loaded here and not before."""
+    from diffusion_mp_experiments.reproduce.command import run_reproduce, run_results
+    from diffusion_mp_experiments.train.digits_job import digits_parser, run_digits
+    from diffusion_mp_experiments.train.lightning_cli import run_lightning
+
     rest = args[1:] if args and args[0] == command else args
     if command == "digits":
         run_digits(digits_parser().parse_args(rest))
