@@ -58,7 +58,7 @@ def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FLOAT64)
-def test_a_metric_that_was_found_stays_in_double(name: str) -> None:
+def test_a_computed_metric_stays_in_double(name: str) -> None:
     coupling = COUPLINGS[name]()
     metric, single = coupling.metric, coupling.to(torch.float32).metric
     if metric is not None and single is not None:
@@ -105,7 +105,7 @@ def test_learned_scores_are_copied() -> None:
     assert all(p.requires_grad and p.dtype == torch.float64 for p in penalty.parameters())
 
 
-def test_what_stood_twice_is_one_tensor_still() -> None:
+def test_a_shared_tensor_stays_shared() -> None:
     query = leaf(11, 2, 3)
     single = LowRankCoupling(query, query, PTR).to(torch.float32)
     assert single.query is single.key  # type: ignore[attr-defined]
@@ -115,13 +115,13 @@ def test_what_stood_twice_is_one_tensor_still() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: PairwiseCoupling(x, x),  # whose metric is a question
+        lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
         lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
         lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
         lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
     ],
 )
-def test_a_detached_coupling_keeps_nothing_of_what_it_was_made_of(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # type: ignore[no-untyped-def]
     x = 2 * leaf(11, 1, 3)
     made_of = weakref.ref(x)
     plain = make(x).detach()
@@ -132,39 +132,9 @@ def test_a_detached_coupling_keeps_nothing_of_what_it_was_made_of(make) -> None:
     assert plain.metric is None or plain.metric.size(0) == 11
 
 
-def test_what_to_does_not_take_is_refused_in_words() -> None:
+def test_other_arguments_of_to_are_refused() -> None:
     coupling = DenseCoupling(torch.eye(3))
     with pytest.raises(TypeError, match=r"dtype must be a floating torch.dtype"):
         coupling.to(torch.int64)
     with pytest.raises(TypeError, match=r"device must be a torch.device or the name of one"):
         coupling.to("nowhere")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((torch.ones(3, 4),), r"matrix must be \[num_nodes, num_nodes\] or"),
-        (([],), "must hold a block at least"),
-        (([torch.ones(2, 2), torch.ones(2, 3, 3)],), "one number of heads and one dtype"),
-        (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks says itself"),
-        ((torch.ones(3, 3), torch.tensor([0, 2, 3])), "4 entries there are not"),
-        ((torch.ones(3, 3), torch.tensor([0, 2, 4])), "ptr"),
-    ],
-)
-def test_matrices_that_do_not_fit_are_refused(arguments: tuple, sentence: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(ValueError, match=sentence):
-        DenseCoupling(*arguments)
-
-
-def test_a_dense_coupling_looks_at_its_entries_when_somebody_asks() -> None:
-    rows = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1
-    stochastic = DenseCoupling(rows / rows.sum(2, keepdim=True))
-    assert stochastic.row_stochastic
-    assert stochastic.nonnegative
-    assert not stochastic.symmetric
-    assert DenseCoupling(rows + rows.mT).symmetric
-    assert not DenseCoupling(rows - 0.5).nonnegative
-    blocks = DenseCoupling([torch.eye(2), torch.zeros(3, 3)])
-    assert blocks.symmetric
-    assert blocks.row_stochastic  # nobody sends to the last three
-    assert torch.equal(blocks.ptr, torch.tensor([0, 2, 5]))  # type: ignore[arg-type]

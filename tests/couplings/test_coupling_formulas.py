@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import (
     Coupling,
+    DenseCoupling,
     IdentityCoupling,
     LinearAttentionCoupling,
     LowRankCoupling,
@@ -295,3 +296,33 @@ def test_products_with_half_precision_values_accumulate_in_float32() -> None:
         got = (coupling @ one).float()[0].item()
         expected = n / 4096 if isinstance(coupling, SparseCoupling) else 1.0
         assert abs(got - expected) < 0.01, type(coupling).__name__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((torch.ones(3, 4),), r"matrix must be \[num_nodes, num_nodes\] or"),
+        (([],), "must hold a block at least"),
+        (([torch.ones(2, 2), torch.ones(2, 3, 3)],), "one number of heads and one dtype"),
+        (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks says itself"),
+        ((torch.ones(3, 3), torch.tensor([0, 2, 3])), "4 entries there are not"),
+        ((torch.ones(3, 3), torch.tensor([0, 2, 4])), "ptr"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_refused(arguments: tuple, sentence: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match=sentence):
+        DenseCoupling(*arguments)
+
+
+def test_a_dense_coupling_examines_its_entries_on_first_access() -> None:
+    rows = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1
+    stochastic = DenseCoupling(rows / rows.sum(2, keepdim=True))
+    assert stochastic.row_stochastic
+    assert stochastic.nonnegative
+    assert not stochastic.symmetric
+    assert DenseCoupling(rows + rows.mT).symmetric
+    assert not DenseCoupling(rows - 0.5).nonnegative
+    blocks = DenseCoupling([torch.eye(2), torch.zeros(3, 3)])
+    assert blocks.symmetric
+    assert blocks.row_stochastic  # the last three rows are zero
+    assert torch.equal(blocks.ptr, torch.tensor([0, 2, 5]))  # type: ignore[arg-type]

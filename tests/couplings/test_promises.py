@@ -1,4 +1,4 @@
-"""What couplings know of themselves: found out when somebody asks, once, and true."""
+"""Promises of couplings: computed once, on first access, and true."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Asked(Coupling):
-    """The identity, which writes down what it is asked for."""
+    """The identity, which records the promises that are accessed."""
 
     def __init__(self, answer: bool = True) -> None:
         asked: list[str] = []
@@ -75,12 +75,12 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from diffusion_mp.graph.ops import is_symmetric
 
     counted: list[int] = []
-    for place in ("diffusion_mp.graph.graph.is_symmetric", "diffusion_mp.couplings.sparse.is_symmetric"):
+    for place in ("diffusion_mp.graph.graph.is_symmetric", "diffusion_mp.couplings.stored.is_symmetric"):
         monkeypatch.setattr(place, lambda *edges: counted.append(1) or is_symmetric(*edges))
     return counted
 
 
-def test_a_question_is_answered_when_first_asked_and_kept() -> None:
+def test_a_promise_is_computed_on_first_access_and_kept() -> None:
     part = Asked()
     v = randn(4, 1, 2)
     made_of_it = [0.5 * part, part + part, ReweightedCoupling(part), PolynomialCoupling(part, v.new_ones(2))]
@@ -96,7 +96,7 @@ def test_a_question_is_answered_when_first_asked_and_kept() -> None:
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_what_was_found_out_is_an_answer_like_any_other(answer: bool) -> None:
+def test_a_computed_promise_is_like_a_given_one(answer: bool) -> None:
     part = Asked(answer)
     assert [getattr(part, name) for name in PROMISES] == 4 * [answer]
     assert ("symmetric" in repr(part)) == answer
@@ -104,7 +104,7 @@ def test_what_was_found_out_is_an_answer_like_any_other(answer: bool) -> None:
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("name", PROMISES)
-def test_a_promise_is_true_false_or_a_question(name: str) -> None:
+def test_a_promise_is_a_bool_or_a_function(name: str) -> None:
     with pytest.raises(TypeError, match=rf"{name} must be True or False; got 'yes' \(str\)"):
         LeftAlone(4, 1, randn(1), **{name: "yes"})  # type: ignore[arg-type]
 
@@ -114,7 +114,7 @@ class LeftAlone(IdentityCoupling):
 
 
 @pytest.mark.usefixtures("never_looked_at")
-def test_no_layer_looks_at_the_edges_for_a_promise_that_nobody_asked_for() -> None:
+def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need() -> None:
     x, edges = torch.randn(5, 8), torch.randint(5, (2, 12))
     readme = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
     for layer in (DiffusionConv(8, 8, readme, ExplicitEuler(tau=0.5)), GINConv(8, nn.Linear(8, 8))):
@@ -134,7 +134,7 @@ def test_a_graph_remembers_whether_it_is_symmetric(looks: list[int]) -> None:
     assert SparseCoupling(graph, weight.abs()).symmetric == bool(weight.abs()[0] == weight.abs()[1])
 
 
-def test_weights_that_are_learned_are_looked_at_anew(looks: list[int]) -> None:
+def test_learned_weights_are_examined_again(looks: list[int]) -> None:
     weight = torch.ones(4, requires_grad=True)
     graph = Graph(3, PATH, weight)
     assert SparseCoupling(graph).symmetric
@@ -144,7 +144,7 @@ def test_weights_that_are_learned_are_looked_at_anew(looks: list[int]) -> None:
 
 
 def test_couplings_die_with_their_last_reference() -> None:
-    """A question that held its own coupling would keep the tensors of both until the garbage collector comes."""
+    """A promise that refers to its own coupling would keep the tensors until the garbage collector runs."""
     x = randn(3, 1, 2)
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The algebra of couplings: multiples and sums, which are couplings again."""
+"""The algebra of couplings: the identity, multiples, sums and polynomials."""
 
 from __future__ import annotations
 
@@ -11,17 +11,63 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling, check_coupling_kind
-from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.errors import check_flags, describe
+from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_kind
+from diffusion_mp.errors import check_device, check_flags, check_kind, check_tensor, describe, floating
+
+
+class IdentityCoupling(Coupling):
+    """s_ij = 1 if i = j, else 0: every node couples with itself only (an MLP; Wu, Wipf & Yan 2025, Table 1).
+
+    Its ``ptr`` makes every node a graph of its own, so in a sum, the boundaries are those of the other terms.
+
+    Args:
+        num_nodes: N.
+        dtype, device: of the entries.
+
+    Examples:
+        >>> S = IdentityCoupling(6)
+        >>> torch.equal(S.to_dense()[0], torch.eye(6))
+        True
+    """
+
+    def __init__(
+        self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__(
+            num_nodes,
+            1,
+            floating((0,), dtype, device),
+            ptr=lambda: torch.arange(num_nodes + 1),
+            row_stochastic=True,
+            nonnegative=True,
+            positive_semidefinite=True,
+            low_rank=True,
+        )
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return v
+
+    def _transpose(self) -> Coupling:
+        return self
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return self._ones(self.dtype)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        diagonal = self._ones(dtype)
+        nothing = diagonal.new_empty(self.num_nodes, 1, 0)
+        return LowRankForm(nothing, nothing, diagonal)
 
 
 def check_scale(scale: object, heads: int) -> None:
-    """Raise unless ``scale`` is a finite number, or a tensor of one number or of one per head."""
+    """Raise unless ``scale`` is a finite number, or a tensor with a single element or one per head."""
     if not isinstance(scale, Tensor):
         if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
             raise TypeError(f"scale must be a number or a tensor; got {describe(scale)}.")
-        if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a number may be a symbol there
+        if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
             raise ValueError(f"scale must be a finite number; got {scale}.")
         return
     if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
@@ -36,8 +82,8 @@ class ScaledCoupling(Coupling):
     Args:
         scale: a. A tensor may be learnable.
         coupling: S.
-        nonnegative: a promise that a tensor holds no negative number, which keeps the promises of S about signs; of a
-            number that is known.
+        nonnegative: the promise that a tensor ``scale`` has no negative element, which preserves the promises of S
+            about signs. Of a number, the sign is known.
 
     Raises:
         TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
@@ -51,18 +97,16 @@ class ScaledCoupling(Coupling):
         check_coupling_kind(coupling)
         check_scale(scale, coupling.heads)
         check_flags(nonnegative=nonnegative)
-        one = not isinstance(scale, Tensor) and bool(scale == 1)  # of a symbol these would be symbols
+        one = not isinstance(scale, Tensor) and bool(scale == 1)  # bool() also makes a comparison of symbols concrete
         positive = nonnegative if isinstance(scale, Tensor) else bool(scale >= 0)
         super().__init__(
             coupling.num_nodes,
             max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,
             coupling,
-            symmetric=lambda: coupling.symmetric,
             row_stochastic=one and (lambda: coupling.row_stochastic),
             nonnegative=positive and (lambda: coupling.nonnegative),
             positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
-            low_rank=lambda: coupling.low_rank,
-            metric=lambda: coupling.metric,
+            **coupling._inherited("symmetric", "low_rank", "metric"),
         )
         self.scale, self.coupling, self._positive = scale, coupling, positive
 
@@ -92,19 +136,18 @@ class ScaledCoupling(Coupling):
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
-        if form is None:
-            return None
-        return form.reweighted(self._by_head(torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device), 1))
+        one = torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device)
+        return None if form is None else form.reweighted(self._by_head(one, 1))
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         return self._by_head(self.coupling.to_dense(), 0)
 
 
 class SumCoupling(Coupling):
-    """S₁ + S₂ + …; a term with one head is added to every head of the others.
+    """S₁ + S₂ + …; a term with a single head is added to every head of the others.
 
     Args:
-        terms: the couplings; the terms of one that is itself a sum are taken out of it.
+        terms: the couplings. A term that is itself a sum is replaced by its terms.
 
     Raises:
         TypeError, ValueError: no couplings, none at all, or couplings of different nodes or heads.
@@ -115,18 +158,14 @@ class SumCoupling(Coupling):
     """
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
-        if not isinstance(terms, Iterable):
-            raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
+        check_kind(terms, "terms", Iterable, "a sequence of couplings")
         flat: list[Coupling] = []
-        heads = 1
         for term in terms:
-            if not isinstance(term, Coupling):
-                check_coupling_kind(term, "every one of terms")
+            check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
-            heads = max(heads, term.heads)
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
-        nodes, dtype = flat[0].num_nodes, flat[0].dtype
+        nodes, heads = flat[0].num_nodes, max(term.heads for term in flat)
         for term in flat:
             if term.num_nodes != nodes:
                 raise ValueError(
@@ -134,7 +173,6 @@ class SumCoupling(Coupling):
                 )
             if term.heads not in (1, heads):
                 raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in flat]}.")
-            dtype = torch.promote_types(dtype, term.dtype)
         super().__init__(
             nodes,
             heads,
@@ -149,8 +187,8 @@ class SumCoupling(Coupling):
         )
         self.quadratic = any(term.quadratic for term in flat)
         self.whole = all(term.whole for term in flat)
+        self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
         self.terms: list[Coupling] = flat
-        self.dtype = dtype
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         total = self.terms[0]._product(v)
@@ -181,7 +219,7 @@ class SumCoupling(Coupling):
 
 
 def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
-    """The row boundaries that all terms have; ``None``, one graph, where one of them couples everything."""
+    """The row boundaries common to all terms; ``None``, one graph, if one of the terms has no boundaries."""
     common = terms[0].ptr
     for term in terms[1:]:
         if common is None or term.ptr is None:
@@ -192,12 +230,12 @@ def _common_boundaries(terms: Sequence[Coupling]) -> Tensor | None:
 
 
 def _reaching(terms: Sequence[Coupling]) -> list[Coupling]:
-    """The terms that couple a node with another one."""
+    """The terms that couple different nodes."""
     return [term for term in terms if term.ptr is None or bool((term.ptr.diff() > 1).any())]
 
 
 def _same_graphs(terms: Sequence[Coupling]) -> bool:
-    """Whether all terms that reach beyond a node reach over the same graphs."""
+    """Whether all terms that couple different nodes have the same row boundaries."""
     bounds = [term.ptr for term in _reaching(terms)]
     return all(
         ptr is bounds[0] or (ptr is not None and bounds[0] is not None and torch.equal(ptr, bounds[0]))
@@ -206,7 +244,7 @@ def _same_graphs(terms: Sequence[Coupling]) -> bool:
 
 
 def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
-    """The metric of all terms; one that couples every node with itself alone is self-adjoint in any."""
+    """The metric of all terms; a diagonal term is self-adjoint in any."""
     metrics = [term.metric for term in _reaching(terms)] or [term.metric for term in terms]
     first = metrics[0]
     same = first is not None and all(metric is not None and bool((metric == first).all()) for metric in metrics)
@@ -214,8 +252,10 @@ def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
 
 
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:
-    """Whether the terms are multiples of row-stochastic couplings whose factors add up to one, and a row that is empty
-    in one of them is empty in all: half an empty row and half a full one sum to one half."""
+    """Whether the terms are multiples of row-stochastic couplings, with factors that add up to one.
+
+    A row of zeros in one term must be zero in all: half of it plus half of a full row sums to one half.
+    """
     total, empty = 0.0, []
     for term in terms:
         factor, part = 1.0, term
@@ -226,3 +266,73 @@ def _sums_to_one(terms: Sequence[Coupling]) -> bool:
         total += factor
         empty.append(part.degree() == 0)
     return abs(total - 1.0) < 1e-12 and all(bool((rows == empty[0]).all()) for rows in empty)
+
+
+class PolynomialCoupling(Coupling):
+    r"""Σ_{p=1..P} c_p Sᵖ by Horner's rule, S(c₁v + S(c₂v + …)): P products with S, and no power of it is stored.
+
+    Args:
+        coupling: S.
+        coefficients: c [P], or [P, H] with one polynomial per head.
+        nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
+
+    Raises:
+        ValueError: the coefficients have another shape, or heads that do not match those of S.
+
+    Examples:
+        >>> A = UniformCoupling(6)
+        >>> S = PolynomialCoupling(A, torch.tensor([0.0, 0.5, 0.5]).unsqueeze(1))  # ½A + ½A²
+        >>> torch.allclose(S.to_dense(), A.to_dense())  # the mean of a mean is the mean
+        True
+    """
+
+    def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
+        check_coupling_kind(coupling)
+        check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]")
+        check_device(coefficients, "coefficients", coupling.device, "the coupling")
+        by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
+        if by_head.dim() != 2 or not by_head.numel() or not heads_fit(coupling.heads, by_head.size(1)):
+            raise ValueError(
+                f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
+                f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
+            )
+        heads, promises = max(coupling.heads, by_head.size(1)), coupling._inherited("symmetric", "metric")
+        super().__init__(coupling.num_nodes, heads, coupling, nonnegative=nonnegative, **promises)
+        self.coupling, self.coefficients = coupling, by_head
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
+        inner = coefficients[-1] * v
+        for p in range(coefficients.size(0) - 2, -1, -1):
+            inner = coefficients[p] * v + self.coupling._product(inner)
+        return self.coupling._product(inner)
+
+    def _transpose(self) -> Coupling:
+        turned = self.coupling.T
+        if turned is self.coupling:
+            return self
+        return PolynomialCoupling(turned, self.coefficients, nonnegative=self.nonnegative)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        """O(E) for P = 1. For P > 1 an entry is a sum over walks, which the inherited method computes by products."""
+        if self.coefficients.size(0) > 1:
+            return super()._at(edge_index)
+        return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        power = base = self.coupling.to_dense()
+        coefficients = self.coefficients.to(self.dtype)[:, :, None, None]
+        dense = coefficients[0] * power
+        for c in coefficients[1:]:
+            power = power @ base
+            dense = dense + c * power
+        return dense
+
+
+def heads_fit(a: int, b: int) -> bool:
+    """Whether two numbers of heads broadcast."""
+    return a == b or 1 in (a, b)
+
+
+Coupling._multiple, Coupling._sum = ScaledCoupling, SumCoupling

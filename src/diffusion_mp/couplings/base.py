@@ -1,21 +1,21 @@
-"""``Coupling``: a linear operator over nodes, one per head, never materialised unless asked."""
+"""``Coupling``: a matrix-free linear operator over nodes, one matrix per head."""
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffusion_mp.couplings.facts import PROMISES, Fact, Promise
-from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.facts import PROMISES, Change, Fact, Promise
 from diffusion_mp.errors import (
     CouplingMismatchError,
     as_device,
@@ -40,36 +40,75 @@ if TYPE_CHECKING:
 LARGE = 1 << 26
 
 
+class LowRankForm(NamedTuple):
+    """diag(e) + U Kᵀ within every graph; closed forms and preconditioners are built from it.
+
+    Attributes:
+        left, right: U and K [N, H, F]; a single head broadcasts.
+        diagonal: e [N, H], ``None`` for zeros.
+        ptr: row boundaries of the graphs, on the CPU; ``None`` is one graph.
+    """
+
+    left: Float[Tensor, "N H F"]
+    right: Float[Tensor, "N H F"]
+    diagonal: Float[Tensor, "N H"] | None = None
+    ptr: Tensor | None = None
+
+    def reweighted(self, row: Tensor | None, column: Tensor | None = None) -> LowRankForm:
+        """diag(r) S diag(c) for r and c [N, H]."""
+        left, right, diagonal = self.left, self.right, self.diagonal
+        if row is not None:
+            row = row.to(left.dtype)
+            left, diagonal = row.unsqueeze(2) * left, None if diagonal is None else row * diagonal
+        if column is not None:
+            column = column.to(right.dtype)
+            right, diagonal = column.unsqueeze(2) * right, None if diagonal is None else diagonal * column
+        return LowRankForm(left, right, diagonal, self.ptr)
+
+    @classmethod
+    def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
+        """The sum of terms over the same graphs, with their features concatenated."""
+        heads = max(term.left.size(1) for term in terms)
+        left, right = (
+            torch.cat([features.expand(-1, heads, -1) for features in side], dim=2)
+            for side in ([term.left for term in terms], [term.right for term in terms])
+        )
+        diagonals = [term.diagonal for term in terms if term.diagonal is not None]
+        diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0) if diagonals else None
+        reaching = [term.ptr for term in terms if term.left.size(2)]
+        return cls(left, right, diagonal, reaching[0] if reaching else None)
+
+
 class Coupling(ABC):
     r"""S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
-    Row i receives, column j sends. A new kind writes two methods, ``_product`` and ``_transpose``, passes its size and
-    promises to ``super().__init__``, and inherits the rest; it overrides ``degree``, ``_at`` and ``to_dense`` where it
-    knows its row sums and entries. One head broadcasts over any number of heads of the values.
+    Row i receives and column j sends. A subclass implements ``_product`` and ``_transpose`` and passes its size and
+    promises to ``super().__init__``. It may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries
+    are known. A single head broadcasts over any number of heads of the values.
 
-    What users pass is checked by the public ``matmul``, ``at`` and ``log_at``; couplings made of others call their
-    ``_product`` and ``_at``, which check nothing again.
+    The public ``matmul``, ``at`` and ``log_at`` check their arguments; composite couplings call ``_product`` and
+    ``_at`` of their parts, which do not.
 
     Args:
         num_nodes: N.
         heads: H.
-        like: any tensor with the coupling's dtype and device; or the coupling that this one is made of, which then
-            answers for ``ptr`` too.
+        like: any tensor with the coupling's dtype and device; or the coupling that this one is made of, which also
+            provides ``ptr`` by default.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
         symmetric: S = Sᵀ for every head.
-        row_stochastic: every row sums to one, except that a row nobody sends to is zero. (There a conservative update
-            leaves the node alone, a residual one shrinks it.)
+        row_stochastic: every row sums to one, except for rows of zeros. (A conservative update leaves such a node
+            unchanged, a residual one shrinks it.)
         nonnegative: no entry is negative.
-        positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which is promised along with it.
-        low_rank: S is a diagonal plus a product of features, all of it (:meth:`low_rank_form`).
-        metric: a function that finds d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` where there is none; for a
-            symmetric S nobody asks it.
+        positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which ``True`` implies.
+        low_rank: :meth:`low_rank_form` represents all of S.
+        metric: a function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` if there is none. It is not
+            called for a symmetric S.
 
-    ``ptr`` and the promises may also be questions, functions without arguments: whoever asks for
-    ``coupling.symmetric`` first has it found out, and nobody pays for what nobody asks (:class:`Fact`).
+    Boundaries and promises may also be functions without arguments. They are called on first access of the attribute,
+    and the result is kept.
 
     Raises:
-        TypeError, ValueError: a size, boundaries or a promise that is none.
+        TypeError, ValueError: a size, boundaries or a promise of another kind.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -87,6 +126,10 @@ class Coupling(ABC):
     low_rank = Fact[bool]()
     _metric = Fact[Tensor | None]()
 
+    # The classes of multiples and sums: algebra.py, which imports this module, sets them.
+    _multiple: ClassVar[Callable[[float | Tensor, Coupling], Coupling]]
+    _sum: ClassVar[Callable[[list[Coupling]], Coupling]]
+
     def __init__(
         self,
         num_nodes: int,
@@ -101,7 +144,7 @@ class Coupling(ABC):
         low_rank: Promise = False,
         metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
-        if not torch.compiler.is_compiling():  # they may be symbols there
+        if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
             if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
                 num_nodes = as_num_nodes(num_nodes)
             if type(heads) is not int or heads < 1:
@@ -112,13 +155,11 @@ class Coupling(ABC):
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        if metric is not None and not callable(metric):
-            check_function(metric, "metric", "that finds the metric, or None")
-        self._questions: dict[str, Callable[[], Any]] = {"_metric": metric or _no_metric}
         #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
         self.quadratic: bool = isinstance(like, Coupling) and like.quadratic
         #: Whether this process has all rows; a solver of a whole system needs them.
         self.whole: bool = not isinstance(like, Coupling) or like.whole
+        self._questions: dict[str, Callable[[], Any]] = {}
         symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
         given = (symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank)
         for name, promise in zip((*PROMISES, "low_rank"), given, strict=True):
@@ -127,7 +168,12 @@ class Coupling(ABC):
             elif callable(promise) and not isinstance(promise, nn.Module):
                 self._questions[name] = promise
             else:
-                check_flags(**{name: promise})  # type: ignore[arg-type]  # refused
+                check_flags(**{name: promise})  # type: ignore[arg-type]  # raises
+        if metric is None:
+            self._metric = None
+        else:
+            check_function(metric, "metric", "that finds the metric, or None")
+            self._questions["_metric"] = metric
         if callable(ptr) and not isinstance(ptr, nn.Module):
             self._questions["ptr"] = ptr
         elif ptr is None and isinstance(like, Coupling):
@@ -135,32 +181,84 @@ class Coupling(ABC):
         else:
             self.ptr = None if ptr is None else row_bounds(ptr, self.num_nodes)
 
-    # ---------------------------------------------------------------- what a kind writes
-
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        """S v for values whose shape was checked and whose heads match."""
+        """S v for values of a checked shape, with at least as many heads as S."""
 
     @abstractmethod
     def _transpose(self) -> Coupling:
         """The operator Sᵀ."""
 
-    # ---------------------------------------------------------------- what it inherits
+    def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
+        """``S @ v``: :meth:`matmul`. With one head, a vector [N] or a state [N, C] is multiplied and returned too."""
+        if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
+            return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
+        return self.matmul(v)
+
+    def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """S v for ``v`` [N, H, D]. A single head on either side broadcasts.
+
+        Layers call this method: under ``torch.compile``, the operator ``@`` would try the tensor on its right first.
+        """
+        self.check(v, "v")
+        return self.product(v)
+
+    def check(self, v: Tensor, name: str) -> None:
+        """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
+        # Every product comes here, so valid values pass in a single expression; the checks below explain the others.
+        if (
+            isinstance(v, Tensor)
+            and v.dim() == 3
+            and v.size(0) == self.num_nodes
+            and (self.heads == 1 or v.size(1) in (1, self.heads))
+            and v.is_floating_point()
+            and v.layout is torch.strided
+            and v.device == self.device
+        ):
+            return
+        check_values(v, self.num_nodes, self.heads, name)
+        check_device(v, name, self.device, "the coupling")
+
+    def product(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """S v for values that were checked before."""
+        return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
+
+    @property
+    def T(self) -> Coupling:
+        """Sᵀ as a coupling; S itself where it is known to be symmetric. (Transposing is cheaper than finding out.)"""
+        return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
+
+    def _ones(self, dtype: torch.dtype | None = None) -> Float[Tensor, "N heads"]:
+        """Ones [N, H], by default in at least float32: a sum over many nodes leaves the range of half precision."""
+        dtype = torch.promote_types(self.dtype, torch.float32) if dtype is None else dtype
+        return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         """Row sums d_i = Σ_j s_ij, by one product with ones."""
-        dtype = torch.promote_types(self.dtype, torch.float32)  # a sum over many nodes leaves the range of half
-        ones = torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)
-        return self._product(ones).squeeze(2)
+        return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
     def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
-        """Row sums as exact as ``dtype``: D − S then maps constants to zero, as it should.
+        """Row sums with the precision of ``dtype``, so that D − S maps constants to zero.
 
-        Row sums that were rounded to fewer digits than somebody works with would be a leak, or a source, of their own.
+        Row sums rounded to fewer digits than the values have would act as a leak or a source.
         """
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
-        return self.matmul(torch.ones(self.num_nodes, self.heads, 1, dtype=dtype, device=self.device)).squeeze(2)
+        return self.matmul(self._ones(dtype).unsqueeze(2)).squeeze(2)
+
+    def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
+        """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
+
+        ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
+        """
+        values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
+        self.check(values, "x")
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        # The form is invariant to a shift of each graph; without its mean, the two terms cancel fewer digits.
+        values = values - mean_rows(values, self.ptr)
+        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
+        squares = (ends * values.square().sum(2)).sum(0)
+        return squares - 2 * (values * (self @ values)).sum((0, 2))
 
     def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
@@ -170,8 +268,8 @@ class Coupling(ABC):
     def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
-        With ``convex``, 2 diag(p) ⪰ D − S, for which the row sums d are enough. Without, diag(p) ⪰ D − S: that takes
-        2d, but d where S is positive semi-definite. A sum adds what its terms say, so only the others count twice.
+        With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is d where S is
+        positive semi-definite and 2d elsewhere. A sum adds the bounds of its terms.
 
         Raises:
             CouplingMismatchError: S does not promise to be symmetric and nonnegative.
@@ -181,7 +279,7 @@ class Coupling(ABC):
         return self.majorized(nothing, convex)[1].squeeze(2)
 
     def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
-        """`laplacian` and `majorant` by one product, for a wide v that an update has checked."""
+        """`laplacian` and `majorant` by one product, for checked values of at least float32."""
         missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
         if missing:
             raise CouplingMismatchError(
@@ -199,65 +297,25 @@ class Coupling(ABC):
         degree = moved[:, :, -1:]
         return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
 
-    def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """``S @ v``: :meth:`matmul`; with one head also of a vector [N] or a state [N, C], which it then gives."""
-        if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
-            return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
-        return self.matmul(v)
-
     @property
     def shape(self) -> torch.Size:
         """[H, N, N], that of :meth:`to_dense`."""
         return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
-    def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """S v; ``v`` is [N, H, D]. A single head on either side broadcasts.
-
-        (What a layer calls: under ``torch.compile`` the operator ``@`` would ask the tensor on its right first.)
-        """
-        self.check(v, "v")
-        return self.product(v)
-
-    def check(self, v: Tensor, name: str) -> None:
-        """Raise unless ``v`` holds values for these nodes, [N, H, D], and lies with the coupling."""
-        # Every product asks: what fits passes at one look, and only what does not is told why.
-        if (
-            isinstance(v, Tensor)
-            and v.dim() == 3
-            and v.size(0) == self.num_nodes
-            and (self.heads == 1 or v.size(1) in (1, self.heads))
-            and v.is_floating_point()
-            and v.layout is torch.strided
-            and v.device == self.device
-        ):
-            return
-        check_values(v, self.num_nodes, self.heads, name)
-        check_device(v, name, self.device, "the coupling")
-
-    def product(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """S v for values that an update has checked."""
-        return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
-
-    @property
-    def T(self) -> Coupling:
-        """Sᵀ, a coupling again; one that is promised to be symmetric is its own. (Turning beats finding out.)"""
-        return self if "symmetric" not in self._questions and self.symmetric else self._transpose()
-
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
 
         Raises:
-            TypeError, ValueError: no pairs [2, E] of nodes that exist.
+            TypeError, ValueError: ``edge_index`` is not a tensor of pairs [2, E] of existing nodes.
         """
         return self._at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """log s_ij of listed pairs; kinds that hold logarithms give them where s_ij itself would underflow."""
+        """log s_ij of listed pairs; finite where s_ij itself underflows, for couplings defined by logarithms."""
         return self._log_at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """Entries of pairs that were checked: one product with a unit vector per distinct source; a kind that knows its
-        entries does it in O(E)."""
+        """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device)
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
@@ -266,8 +324,12 @@ class Coupling(ABC):
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._at(edge_index).log()
 
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        """s_ii [N, H], at the cost of the entries of N pairs."""
+        return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
+
     def to_dense(self) -> Float[Tensor, "heads N N"]:
-        """[H, N, N], the oracle of every test; warns above 2²⁶ entries."""
+        """The dense matrices [H, N, N], the reference in tests; warns above 2²⁶ entries."""
         self._warn_if_large()
         eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
         return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
@@ -281,33 +343,15 @@ class Coupling(ABC):
                 stacklevel=3,
             )
 
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        """s_ii [N, H], what every node couples with itself; as cheap as the entries of N pairs."""
-        return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
-
-    def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
-        """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
-
-        ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
-        """
-        values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
-        self.check(values, "x")
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        # The form does not see a shift of a graph; removing the mean keeps the two terms from cancelling.
-        values = values - mean_rows(values, self.ptr)
-        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
-        squares = (ends * values.square().sum(2)).sum(0)
-        return squares - 2 * (values * (self @ values)).sum((0, 2))
-
     @property
     def metric(self) -> Float[Tensor, "N heads"] | None:
-        """d̄ > 0 with diag(d̄) S symmetric; ``None`` where none is known. Found out when first asked, without gradient.
+        """d̄ > 0 with diag(d̄) S symmetric; ``None`` if none is known. Computed on first access, without gradient.
 
-        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i (*reversible*, as a Markov chain is), so its spectrum is
+        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i (*reversible*, as of a Markov chain), so its spectrum is
         real, and conjugate gradients work in this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
         """
         if self.symmetric:
-            return torch.ones(self.num_nodes, self.heads, dtype=torch.float64, device=self.device)
+            return self._ones(torch.float64)
         with torch.no_grad():
             return None if self._metric is None else self._metric.expand(-1, self.heads)
 
@@ -317,7 +361,7 @@ class Coupling(ABC):
         return self.symmetric or self.metric is not None
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` where there is none.
+        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` if there is none.
 
         It is all of S where ``low_rank`` is promised.
         """
@@ -326,14 +370,14 @@ class Coupling(ABC):
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
-        """f(D̄ − S) v, by a kind that has the eigenvectors of D̄ − S at hand; others answer ``None``.
+        """f(D̄ − S) v where the eigenvectors of D̄ − S are known, otherwise ``None``; updates then iterate.
 
-        ``function`` maps a tensor of eigenvalues to factors, element by element. Updates ask here before they iterate.
+        ``function`` maps a tensor of eigenvalues to factors, elementwise.
         """
         return None
 
     def as_linear_operator(self, head: int = 0) -> LinearOperator:
-        """SciPy's view of one head (float64, N×N): spectra by ``scipy.sparse.linalg.eigsh`` without a matrix."""
+        """One head as a SciPy operator (float64, N×N), for example for ``scipy.sparse.linalg.eigsh``."""
         from scipy.sparse.linalg import LinearOperator
 
         check_kind(head, "head", int, "an integer")
@@ -354,12 +398,10 @@ class Coupling(ABC):
         return LinearOperator(shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype)
 
     def to(self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Coupling:
-        """S in another dtype or on another device, given as to a tensor: ``S.to("cuda")``, ``S.to(torch.float64)``.
+        """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
-        Every tensor it is made of is converted, its parts' too; gradients flow through. Row boundaries stay on the CPU.
+        Every tensor is converted, those of parts included, and gradients flow through. Row boundaries stay on the CPU.
         """
-        from diffusion_mp.couplings.changed import Change
-
         for value in args:
             if isinstance(value, torch.dtype):
                 dtype = value
@@ -372,46 +414,52 @@ class Coupling(ABC):
             place = torch.device("cuda", torch.cuda.current_device())
         if dtype in (None, self.dtype) and place in (None, self.device):
             return self
-        return Change(dtype, place).coupling(self)
+        return self._changed(Change(dtype, place))
 
     def detach(self) -> Coupling:
-        """S with the same entries, cut off from what they were made of: to keep it, and no graph of autograd."""
-        from diffusion_mp.couplings.changed import Change
+        """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
+        return self._changed(Change(detach=True))
 
-        return Change(detach=True).coupling(self)
+    def _changed(self, change: Change) -> Coupling:
+        changed: Coupling = change.keep(self, copy.copy(self))
+        if self.ptr is not None:
+            change.keep(self.ptr, self.ptr)
+        for name, value in vars(self).items():
+            # A metric that was found stays in double precision, whatever the dtype of the coupling.
+            in_double = name == "_metric" and isinstance(value, Tensor)
+            setattr(changed, name, value.to(change.device or value.device) if in_double else change.of(value))
+        changed.dtype = change.dtype or self.dtype
+        changed.device = change.device or self.device
+        return changed
+
+    def _inherited(self, *names: str) -> dict[str, Any]:
+        """Promises of a coupling made of this one, kept where this one keeps them, as arguments of its constructor."""
+        return {name: lambda name=name: getattr(self, name) for name in names}
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
-        from diffusion_mp.couplings.algebra import ScaledCoupling
-
-        return ScaledCoupling(scale, self)
+        return Coupling._multiple(scale, self)
 
     __rmul__ = __mul__
 
     def __neg__(self) -> Coupling:
         return self * -1.0
 
-    def __sub__(self, other: Coupling) -> Coupling:
-        return self + (-other if isinstance(other, Coupling) else other)
-
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
             raise TypeError(f"a coupling can only be added to a coupling; got {describe(other)}.")
-        from diffusion_mp.couplings.algebra import SumCoupling
+        return Coupling._sum([self, other])
 
-        return SumCoupling([self, other])
+    def __sub__(self, other: Coupling) -> Coupling:
+        return self + (-other if isinstance(other, Coupling) else other)
 
     def __repr__(self) -> str:
-        promises = [name for name in PROMISES if vars(self).get(name)]  # what nobody asked for is not found out here
+        promises = [name for name in PROMISES if vars(self).get(name)]  # promises not accessed yet stay unknown
         facts = [f"num_nodes={self.num_nodes}", f"heads={self.heads}", *promises]
         return f"{type(self).__name__}({', '.join(facts)})"
 
 
-def _no_metric() -> None:
-    """No metric is known."""
-
-
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
-    """Raise ``TypeError`` unless a coupling came."""
+    """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
     if not isinstance(coupling, Coupling):
         raise TypeError(
             f"{name} must be a Coupling; got {describe(coupling)}. A diffusivity makes one, D(x, graph); a layer "

@@ -1,4 +1,4 @@
-"""Features that turn functions of a distance into functions of an inner product."""
+"""Features [N, H, F] of receivers and senders: checks, inner products, and functions of distances as such products."""
 
 from __future__ import annotations
 
@@ -6,81 +6,80 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.graph.ops import mean_rows, values_only
+from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.ops import graph_of, mean_rows, values_only
+from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.kernels.unit import unit_vectors
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0
 
 
-def measured_from(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"],
-    ptr: Tensor | None = None,
-    centre: Tensor | None = None,
-    sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
-    """x − c and y − c in at least float32, the same object where x is y; c is ``centre`` or the mean of y in its graph.
+def check_features(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
+    """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device.
 
-    A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not see c, but its rounding grows with the squares. Where they are so
-    large that single precision does not resolve e^{−a·½z²}, with the ``sharpness`` a, the result is in double
-    precision; under torch.compile and other transformations, which know no values, it is not.
+    Return N, H and the query, the first arguments of the constructor of `Coupling`.
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    centre = mean_rows(y.to(dtype), ptr) if centre is None else centre
-    from_centre = _less(x, y, centre, dtype)
-    if sharpness is None or dtype == torch.float64 or not (x.numel() and values_only()) or x.is_meta:
-        return from_centre
-    farthest = max(z.detach().square().sum(2).max() for z in from_centre)
-    return _less(x, y, centre, torch.float64) if bool(sharpness * farthest > 2 * RESOLVED) else from_centre
+    if not (  # valid features pass in a single expression; the checks below explain the others
+        isinstance(query, Tensor)
+        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
+        and query.dim() == 3
+        and query.is_floating_point()
+        and query.layout is key.layout is torch.strided
+        and query.device == key.device
+    ):
+        for name, features in (("query", query), ("key", key)):
+            check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
+        got = f"got {describe(query)} and {describe(key)}."
+        if query.dim() != 3 or query.shape != key.shape:
+            raise ValueError(
+                f"{prefix}query and {prefix}key must both be [num_nodes, heads, features] of one shape; {got}"
+            )
+        if query.dtype != key.dtype:
+            raise TypeError(f"{prefix}query and {prefix}key must have one dtype; {got}")
+        check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+    return query.size(0), query.size(1), query
 
 
-def _less(x: Tensor, y: Tensor, centre: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    less = x.to(dtype) - centre.to(dtype)
-    return less, less if y is x else y.to(dtype) - centre.to(dtype)
+def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
+    """Expand the features [N, H, F] to the heads of the values."""
+    if features[0].size(1) == v.size(1):
+        return features
+    return tuple(t.expand(-1, v.size(1), -1) for t in features)
 
 
-def distance_features(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"] | None = None,
-    ptr: Tensor | None = None,
-    *,
-    centre: Tensor | None = None,
-    sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
-    r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
+def fill_across(pairs: Float[Tensor, "E H"], edge_index: Tensor, ptr: Tensor | None, fill: float) -> Tensor:
+    """Numbers of listed pairs [2, E], with ``fill`` where source and target lie in different graphs."""
+    if ptr is None:
+        return pairs
+    return pairs.masked_fill((graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1), fill)
 
-    So a penalty's f(‖x_i − x_j‖²) is a score of an inner product, exactly and for states of any norm: the
-    DIFFormer-s score 2 − ½z² stays low-rank, and the sigmoid's and the Gaussian's are tiled like any other. (The paper
-    writes 1 + q_i·k_j for it, which is the same for unit vectors only; D8 of docs/errata.md.)
 
-    Args:
-        x, y: vectors of receivers and senders. They are measured from a point amid them, so that what all have in
-            common does not cost the digits of their distances.
-        ptr: row boundaries of a ragged batch, each graph of which has a point of its own; ``None`` is one graph.
-        centre: these points [1 or N, H, D], the same for all rows that meet; by default the means of y.
-        sharpness: a, where e^{−a·½z²} has to be exact: features are in double precision if single does not resolve it.
+def fill_blocks(pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float) -> Float[Tensor, "H R C"]:
+    """Numbers of all pairs, with ``fill`` where their nodes lie in different graphs."""
+    if ptr is None:
+        return pairs
+    member = graph_of(ptr, torch.arange(pairs.size(1), device=pairs.device))
+    return pairs.masked_fill(member[:, None] != member[None, :], fill)
 
-    Returns:
-        q and k in at least float32: the squares leave the range of half precision.
 
-    Examples:
-        >>> query, key = distance_features(q)
-        >>> distance = torch.cdist(q.transpose(0, 1), q.transpose(0, 1))
-        >>> torch.allclose(torch.einsum("ihf,jhf->hij", query, key), -distance.square() / 2, atol=1e-5)
-        True
+def listed_products(query: Tensor, key: Tensor, edge_index: Tensor, ptr: Tensor | None, across: float) -> Tensor:
+    """q_i·k_j of listed pairs, [E, H] with j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs.
+
+    Between graphs nothing bounds a product. It is replaced before a caller takes its exponential, as ∞ · 0 is NaN.
     """
-    x, y = measured_from(x, x if y is None else y, ptr, centre, sharpness)
+    products = sddmm(Graph(query.size(0), edge_index, validate=False).pattern, query, key)
+    return fill_across(products, edge_index, ptr, across)
 
-    def half(z: Tensor) -> Tensor:
-        return -0.5 * z.square().sum(2, keepdim=True)
 
-    one, of_x = x.new_ones(*x.shape[:2], 1), half(x)
-    return torch.cat([x, of_x, one], dim=2), torch.cat([y, one, of_x if y is x else half(y)], dim=2)
+def all_products(query: Tensor, key: Tensor, ptr: Tensor | None, across: float) -> Float[Tensor, "H N N"]:
+    """q_i·k_j of all pairs, ``across`` between graphs."""
+    return fill_blocks(torch.einsum("ihf,jhf->hij", query, key), ptr, across)
 
 
 def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Tensor, Tensor]:
-    """Both with every vector divided by its norm, a zero vector left as it is; the same object where they are."""
+    """Both with every nonzero vector divided by its norm; one object if q is k."""
     unit = unit_vectors(q)
     return unit, unit if k is q else unit_vectors(k)
 
@@ -98,3 +97,69 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
         True
     """
     return torch.cat([features, features.new_full((*features.shape[:2], 1), constant)], dim=2)
+
+
+def measured_from(
+    x: Float[Tensor, "N H D"],
+    y: Float[Tensor, "N H D"],
+    ptr: Tensor | None = None,
+    centre: Tensor | None = None,
+    sharpness: float | Tensor | None = None,
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+    """x − c and y − c in at least float32, one object if x is y; c is ``centre`` or the mean of y in its graph.
+
+    A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
+    is in double precision if the squares are too large for single precision to resolve e^{−a·½z²}, where a is
+    ``sharpness``. Under torch.compile and other transformations, which have no values, it is not.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    point = mean_rows(y.to(dtype), ptr) if centre is None else centre
+
+    def less(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        first = x.to(dtype) - point.to(dtype)
+        return first, first if y is x else y.to(dtype) - point.to(dtype)
+
+    from_centre = less(dtype)
+    if sharpness is None or dtype == torch.float64 or not (x.numel() and values_only()) or x.is_meta:
+        return from_centre
+    farthest = max(z.detach().square().sum(2).max() for z in from_centre)
+    return less(torch.float64) if bool(sharpness * farthest > 2 * RESOLVED) else from_centre
+
+
+def distance_features(
+    x: Float[Tensor, "N H D"],
+    y: Float[Tensor, "N H D"] | None = None,
+    ptr: Tensor | None = None,
+    *,
+    centre: Tensor | None = None,
+    sharpness: float | Tensor | None = None,
+) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
+    r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
+
+    A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, exactly and for states of any norm: the
+    DIFFormer-s score 2 − ½z² stays low-rank, and the sigmoid and the Gaussian are evaluated by tiles. (The paper writes
+    1 + q_i·k_j, which equals it for unit vectors only; D8 of docs/errata.md.)
+
+    Args:
+        x, y: vectors of receivers and senders. They are measured from a point near them, so that a common shift does
+            not cost digits of their distances.
+        ptr: row boundaries of a ragged batch, each graph of which has its own point; ``None`` is one graph.
+        centre: these points [1 or N, H, D], the same for all rows that meet; by default the means of y.
+        sharpness: a, where e^{−a·½z²} must be accurate: features are in double precision if single does not resolve it.
+
+    Returns:
+        q and k in at least float32, as squares leave the range of half precision.
+
+    Examples:
+        >>> query, key = distance_features(q)
+        >>> distance = torch.cdist(q.transpose(0, 1), q.transpose(0, 1))
+        >>> torch.allclose(torch.einsum("ihf,jhf->hij", query, key), -distance.square() / 2, atol=1e-5)
+        True
+    """
+    x, y = measured_from(x, x if y is None else y, ptr, centre, sharpness)
+
+    def half(z: Tensor) -> Tensor:
+        return -0.5 * z.square().sum(2, keepdim=True)
+
+    one, of_x = x.new_ones(*x.shape[:2], 1), half(x)
+    return torch.cat([x, of_x, one], dim=2), torch.cat([y, one, of_x if y is x else half(y)], dim=2)

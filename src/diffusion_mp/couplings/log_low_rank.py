@@ -1,4 +1,4 @@
-"""Low-rank couplings with positive features, given by their logarithms: kernelised softmax and its samples."""
+"""Low-rank couplings with positive features given by their logarithms: kernelised softmax and its samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.inner_products import check_features, same_graph
-from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
+from diffusion_mp.couplings.features import check_features, fill_across, heads_of
+from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph.ops import graph_of
 from diffusion_mp.kernels.log_linear_attention import (
@@ -37,14 +37,14 @@ class LogTerms(NamedTuple):
 
     @property
     def heaviest(self) -> Float[Tensor, "N H 1"]:
-        """The largest log weight of every sender, a constant in double precision; 0 for one of no weight."""
+        """The largest log weight of every sender, in double precision and detached; 0 for a sender of weight zero."""
         return _finite(self.col_shift.detach().double().amax(2, keepdim=True))
 
     def around(self, most: Float[Tensor, "M H F"]) -> LogTerms:
-        """Terms of the same attention, once rows are divided by their sums, whose largest logarithms are zero.
+        """Terms with the same entries after row normalisation, and with logarithms of at most about zero.
 
-        ``most`` is M_r, or one for every node: about max_j (log ψ_jr + max_s b_js) of the graph. What is added here and
-        subtracted there is constant; it is done in double precision.
+        ``most`` is M_r, or one per node: about max_j (log ψ_jr + max_s b_js) of the graph. Constants are moved between
+        the terms in double precision.
         """
         dtype, most = torch.promote_types(self.log_query.dtype, torch.float32), _finite(most)
         log_query = self.log_query.double() + most
@@ -61,7 +61,7 @@ class LogTerms(NamedTuple):
 
 
 def _finite(shift: Tensor) -> Tensor:
-    """Zero in place of −∞, which nothing can be measured from."""
+    """Replace −∞ by zero, since −∞ − (−∞) is NaN."""
     return shift.masked_fill(shift == -torch.inf, 0.0)
 
 
@@ -71,17 +71,17 @@ class LogLowRankCoupling(PooledCoupling):
     The mean of K low-rank couplings that share their features φ = exp(log_query), ψ = exp(log_key) and differ in the
     weights of the senders.
 
-    Everything happens in log space with one shift per feature, sample, head and graph: no feature overflows and no
-    row loses all of its mass, whatever the range of the logarithms. A product costs O(N K F D) time and O(N (F + D))
-    memory, forward and backward: the samples are accumulated.
+    Computed in log space with one shift per feature, sample, head and graph: for any range of the logarithms, no
+    feature overflows and no row vanishes. A product costs O(N K F D) time and O(N (F + D)) memory, forward and
+    backward, as the samples are accumulated.
 
     Args:
         log_query: logarithms of the features of the receivers [N, H, F].
         log_key: logarithms of the features of the senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is one sample without.
+        log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is a single sample with b = 0.
         normalize: divide each row of each sample by its sum; otherwise s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js}.
-        symmetric: a promise about S as it is in the end.
+        symmetric: a promise about S after normalisation.
 
     Raises:
         ValueError: the features are not of one shape [N, H, F] with F ≥ 1, or log_weight does not fit.
@@ -102,7 +102,7 @@ class LogLowRankCoupling(PooledCoupling):
         normalize: bool = True,
         symmetric: bool = False,
     ) -> None:
-        check_features(log_query, log_key, "log_")
+        sizes = check_features(log_query, log_key, "log_")
         check_flags(normalize=normalize)
         if not log_query.size(2):
             raise ValueError(
@@ -119,13 +119,10 @@ class LogLowRankCoupling(PooledCoupling):
                 f"log_weight must be [num_nodes, heads, samples] with {log_key.size(0)} nodes, {log_key.size(1)} heads "
                 f"and a sample at least; got {describe(log_weight)}."
             )
-        nodes, heads = log_query.shape[:2]
-        super().__init__(
-            nodes, heads, log_query, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
-        )
+        super().__init__(*sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key = log_query, log_key
-        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js): shifts of rows and columns. Those of rows that are normalised are
-        # found when entries are asked for; products divide rows by their sums themselves.
+        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js) with shifts of rows and columns. The row shifts that normalise are
+        # computed when entries are needed; products divide rows by their sums instead.
         self.col_shift = log_weight
         self.row_shift: Tensor | None = None
         if not normalize:
@@ -134,13 +131,14 @@ class LogLowRankCoupling(PooledCoupling):
 
     @property
     def terms(self) -> LogTerms:
-        """What entries and the transpose are made of; where rows are normalised with a, and largest logarithms of 0.
+        """Terms of the entries and the transpose, with the row shift a that normalises.
 
-        The sum of two large logarithms, less that of a row, has no digits left: what cancels is taken out before.
+        Before row normalisation, the largest logarithms are shifted to about zero: the difference of large logarithms
+        would lose all digits.
         """
         if self._terms is None:
             given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
-            with torch.enable_grad():  # also where the first who asks needs no gradient
+            with torch.enable_grad():  # kept for later callers, who may need gradients if this one does not
                 self._terms = given if self.row_shift is not None else self._normalized(given)
         return self._terms
 
@@ -160,7 +158,7 @@ class LogLowRankCoupling(PooledCoupling):
         return log_linear_product(log_query, log_key, v, self._given_shift(v), col_shift, self.ptr)
 
     def _given_shift(self, v: Tensor) -> Tensor | None:
-        """a, unless rows are normalised."""
+        """a, or ``None`` for rows that the product normalises."""
         return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -185,17 +183,10 @@ class LogLowRankCoupling(PooledCoupling):
         return transposed
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        if not self.row_stochastic:
-            return super().degree()
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
+        return self._ones() if self.row_stochastic else super().degree()
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        source, target = edge_index
-        log_entries = self.terms.entries(edge_index)
-        if self.ptr is None:
-            return log_entries
-        return log_entries.masked_fill(~same_graph(self.ptr, target, source).unsqueeze(1), -torch.inf)
+        return fill_across(self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._log_at(edge_index).exp()

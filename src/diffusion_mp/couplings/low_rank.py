@@ -1,33 +1,147 @@
-"""Low-rank all-pair couplings: bilinear scores as they are, and the all-one matrix."""
+"""Couplings in O(N), whose product pools a few sums over the senders: low-rank products and linear attention."""
 
 from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
-from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.couplings.pooled import PooledCoupling, Sums, heads_of
-from diffusion_mp.errors import check_flags, floating
+from diffusion_mp.couplings.algebra import IdentityCoupling, SumCoupling
+from diffusion_mp.couplings.base import Coupling, LowRankForm
+from diffusion_mp.couplings.features import (
+    all_products,
+    check_features,
+    heads_of,
+    listed_products,
+    unit_rows,
+    with_constant,
+)
+from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
+from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
-from diffusion_mp.kernels.linear_attention import linear_product
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_product, linear_read
 from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.unit import quotient, reciprocal
 
 
+class Sums(NamedTuple):
+    """Sums over some senders: Σ_j … = ``totals`` · exp(``shift``), with a shift without gradient (``None``: 0).
+
+    Examples:
+        >>> sums = LinearAttentionCoupling(q, k).pool(torch.rand(6, 2, 4))
+        >>> isinstance(sums, Sums)
+        True
+    """
+
+    totals: Tensor
+    shift: Tensor | None = None
+
+    def shifted(self, shift: Tensor | None) -> Tensor:
+        """The totals for another shift, at least as large as this one."""
+        if self.shift is None or shift is None:
+            return self.totals
+        # Sums over no senders have the shift −∞ and totals of zero; −∞ − (−∞) would make them NaN.
+        return self.totals * (self.shift - shift).masked_fill(self.shift == shift, 0.0).exp().to(self.totals)
+
+
+def merged(parts: list[Sums]) -> Sums:
+    """The sums over the senders of all parts.
+
+    Args:
+        parts: results of `PooledCoupling.pool` for parts of the nodes, at least one.
+
+    Examples:
+        >>> first, second = LinearAttentionCoupling(q[:4], k[:4]), LinearAttentionCoupling(q[4:], k[4:])
+        >>> v = torch.rand(6, 2, 4)
+        >>> sums = merged([first.pool(v[:4]), second.pool(v[4:])])  # two halves of the nodes, one after the other
+        >>> torch.allclose(first.read(sums, v[:4]), (LinearAttentionCoupling(q, k) @ v)[:4], atol=1e-6)
+        True
+    """
+
+    def merge(a: Sums, b: Sums) -> Sums:
+        shift = None if a.shift is None or b.shift is None else torch.maximum(a.shift, b.shift)
+        return Sums(a.shifted(shift) + b.shifted(shift), shift)
+
+    return reduce(merge, parts)
+
+
+class PooledCoupling(Coupling):
+    r"""S v in two steps: :meth:`pool` sums over the senders, and each receiver reads these sums (:meth:`read`).
+
+    The sums are a few numbers per head for any number of nodes, and sums over different senders can be merged. Rows may
+    therefore be processed block by block or be distributed over processes. With S^b the coupling made of the rows of
+    block b alone, the rows of S v in block b are
+
+    ```python
+    sums = merged([S_b.pool(v_b) for S_b, v_b in zip(blocks, values)])
+    S_b.read(sums, v_b)
+    ```
+
+    Both steps are differentiable once. They require a single graph and refuse a ragged batch. A subclass implements
+    ``_pool``, ``_read`` and ``block`` in addition to the methods of every coupling; ``check_coupling`` compares them
+    with its entries.
+
+    Args:
+        num_nodes, heads, like, ptr, symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank, metric:
+            as of :class:`Coupling`, for subclasses.
+
+    Examples:
+        >>> S = LinearAttentionCoupling(q, k)
+        >>> v = torch.rand(6, 2, 4)
+        >>> isinstance(S, PooledCoupling), torch.allclose(S.read(S.pool(v), v), S @ v, atol=1e-6)
+        (True, True)
+    """
+
+    @abstractmethod
+    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+        """The sums over the nodes of this coupling as senders."""
+
+    @abstractmethod
+    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        """The rows of the nodes of this coupling as receivers."""
+
+    @abstractmethod
+    def block(self, rows: slice) -> PooledCoupling:
+        """The coupling made of these rows of one graph alone."""
+
+    def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
+        """The sums that receivers read, over the nodes of this coupling as senders with values ``v``.
+
+        Raises:
+            ValueError: the coupling is of a ragged batch.
+        """
+        if self.ptr is not None:
+            raise ValueError(
+                f"pool sums over the nodes of one graph; by its ptr this {type(self).__name__} is of a batch of "
+                f"{self.ptr.numel() - 1}. Take the graphs one by one."
+            )
+        return self._pool(self._by_head(v))
+
+    def read(self, sums: Sums, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+        """S v from the sums over all senders, for the nodes of this coupling as receivers with values ``v``."""
+        return self._read(sums, self._by_head(v))
+
+    def _by_head(self, v: Tensor) -> Tensor:
+        self.check(v, "v")
+        return v.expand(-1, max(v.size(1), self.heads), -1)
+
+
 class LowRankCoupling(PooledCoupling):
     r"""s_ij = q_i·k_j for i, j of one graph, and 0 across graphs; a product costs O(N F D).
+
+    :class:`LinearAttentionCoupling` divides its rows by their sums.
 
     Args:
         query: features q of the receivers [N, H, F].
         key: features k of the senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         symmetric, row_stochastic, nonnegative: promises about S.
-
-    With rows divided by their sums it is a :class:`LinearAttentionCoupling`.
 
     Examples:
         >>> S = LowRankCoupling(q, k)
@@ -45,11 +159,8 @@ class LowRankCoupling(PooledCoupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        check_features(query, key)
         super().__init__(
-            query.size(0),
-            query.size(1),
-            query,
+            *check_features(query, key),
             ptr=ptr,
             symmetric=symmetric,
             row_stochastic=row_stochastic,
@@ -119,7 +230,7 @@ class UniformCoupling(LowRankCoupling):
     ) -> None:
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
-        one = one.to(torch.promote_types(one.dtype, torch.float32))  # a count and its reciprocal are beyond half
+        one = one.to(torch.promote_types(one.dtype, torch.float32))  # a count and its reciprocal may not fit in half
         ptr = row_bounds(ptr, one.size(0))
         query = reciprocal(linear_product(one, one, one, ptr)) if normalize else one
         super().__init__(query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True)
@@ -136,3 +247,118 @@ class UniformCoupling(LowRankCoupling):
     def block(self, rows: slice) -> PooledCoupling:
         size = len(range(*rows.indices(self.num_nodes)))
         return UniformCoupling(size, normalize=self.row_stochastic, dtype=self.dtype, device=self.device)
+
+
+class LinearAttentionCoupling(PooledCoupling):
+    r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
+
+    DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
+    al. 2023b). A product is one operation, O(N F D), that stores neither unit vectors nor row sums. A row whose sum is
+    zero becomes a zero row.
+
+    Args:
+        query: q of the receivers [N, H, F].
+        key: k of the senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        constant: c.
+        own: additional weight of a node in its own row, as a multiple of n.
+        unit: divide every q_i and k_j by its norm.
+        symmetric, nonnegative: promises about the entries of S after normalisation.
+        reversible: the promise that the scores q_i·k_j are symmetric, implied if q and k are one tensor. If S is
+            nonnegative too, it is self-adjoint in the ``metric`` of its row sums.
+
+    Raises:
+        ValueError: query and key are not of one shape [N, H, F].
+
+    Examples:
+        >>> S = LinearAttentionCoupling(q, k, nonnegative=True)
+        >>> torch.allclose(S.degree(), torch.ones(6, 2))  # every row sums to one
+        True
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        *,
+        constant: float = 0.0,
+        own: float = 0.0,
+        unit: bool = False,
+        symmetric: bool = False,
+        nonnegative: bool = False,
+        reversible: bool = False,
+    ) -> None:
+        sizes = check_features(query, key)
+        if type(unit) is not bool or type(reversible) is not bool:
+            check_flags(unit=unit, reversible=reversible)
+        for name, value in (("constant", constant), ("own", own)):
+            # Numbers may be symbolic while tracing.
+            if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):
+                check_number(value, name)
+        terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
+        mutual = reversible or query is key
+        super().__init__(
+            *sizes,
+            ptr=ptr,
+            symmetric=symmetric,
+            row_stochastic=True,
+            nonnegative=nonnegative,
+            low_rank=True,
+            metric=(lambda: _by_entries(query.double(), key.double(), ptr, terms, True, True).metric)
+            if nonnegative and mutual
+            else None,
+        )
+        self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return linear_attention(self.query, self.key, v, self.ptr, **self.terms)
+
+    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+        return Sums(linear_pool(*heads_of(v, self.key), v, Terms(**self.terms)))
+
+    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return linear_read(*heads_of(v, self.query), v, sums.totals, Terms(**self.terms)).values
+
+    def block(self, rows: slice) -> PooledCoupling:
+        return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)
+
+    def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
+        """The same operator, composed of couplings that know their entries."""
+        query, key = self.query.to(dtype or self.dtype), self.key.to(dtype or self.dtype)
+        return _by_entries(query, key, self.ptr, self.terms, self.nonnegative, self.mutual)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        return self._by_entries(dtype).low_rank_form(dtype)
+
+    def _transpose(self) -> Coupling:
+        return self._by_entries().T
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        """1, or 0 for a row whose sum is zero."""
+        with torch.no_grad():
+            return (self._product(self._ones(self.dtype).unsqueeze(2)) != 0).squeeze(2).to(self.dtype)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._by_entries()._at(edge_index)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        return self._by_entries().to_dense()
+
+
+def _by_entries(
+    query: Tensor, key: Tensor, ptr: Tensor | None, terms: dict[str, Any], nonnegative: bool, symmetric: bool
+) -> ReweightedCoupling:
+    """D⁻¹(own n I + c 11ᵀ + QKᵀ), where ``symmetric`` is a promise about the sum in brackets."""
+    constant, own, unit = terms.values()
+    query, key = unit_rows(query, key) if unit else (query, key)
+    pairs: Coupling = LowRankCoupling(
+        with_constant(query, constant), with_constant(key, 1.0), ptr, symmetric=symmetric, nonnegative=nonnegative
+    )
+    if own:
+        like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
+        weight = own * UniformCoupling(query.size(0), ptr, normalize=False, **like).degree()
+        identity = IdentityCoupling(query.size(0), **like)
+        own_rows = ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0)
+        pairs = SumCoupling([own_rows, pairs])
+    return row_normalized(pairs)

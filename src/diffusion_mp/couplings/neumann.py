@@ -1,4 +1,4 @@
-"""The 1-D Laplacian of a sequence: every row couples with its neighbours at a few strides."""
+"""The 1-D Laplacian of a sequence: every position couples with its neighbours at a few strides."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from diffusion_mp.kernels.neumann.reference import stencils
 class NeumannCoupling(Coupling):
     r"""S = Σ_k α_k A_{h_k} with A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right (Zhang & Zhou, Eq. 1, § 3.2).
 
-    Rows are positions, in order. Every row sums to 2Σ_k α_k, so that I + Σ_k α_k Δ_{h_k} = I − (D̄ − S) is
-    ``ExplicitEuler(tau=1)`` on it. A boundary says what the neighbours at stride h are where the sequence ends; the
-    guarantees are Theorems 4.2 and 4.4 and Corollary 4.5 (non-expansive, energy never rises, for Σα_k ≤ ½):
+    Rows are positions, in order. Every row sums to 2Σ_k α_k, so I + Σ_k α_k Δ_{h_k} = I − (D̄ − S) is a step of
+    ``ExplicitEuler(tau=1)``. The boundary defines the neighbours at stride h beyond the ends. The guarantees are
+    Theorems 4.2 and 4.4 and Corollary 4.5: for Σα_k ≤ ½ a step is non-expansive, and the energy never rises.
 
     - ``"symmetric"``: the half-sample extension, x₀ = x₁, x₋₁ = x₂, …, of period 2L. Symmetric, keeps the mean; Δ_h is
-      diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold, at every stride.
-    - ``"replicate"``: the end again and again, as the paper prints. For h > 1 not symmetric: neither mean nor norm are
+      diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold at every stride.
+    - ``"replicate"``: the end is repeated, as the paper prints. Not symmetric for h > 1: neither mean nor norm are
       kept, and Corollary 4.5, which the paper states for it, is false (docs/errata.md, P1).
-    - ``"drop"``: no flow where a neighbour is missing. Symmetric, keeps the mean, non-expansive; but for h > 1 the
-      energy may rise, to 1.5 times what it was.
+    - ``"drop"``: no flow from a missing neighbour. Symmetric, keeps the mean, non-expansive; but for h > 1 the energy
+      may rise, up to 1.5 times.
     - ``"periodic"``: the two ends are neighbours. Symmetric, keeps the mean, non-expansive; but the ends mix, and the
-      energy of a path may rise where that of the cycle falls.
-    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 where there is no x_{i−h}: nothing flows from the future. Not
-      symmetric, and the mean is not kept; for Σα_k ≤ 1 the step is a convex combination, non-expansive in the maximum
-      norm.
+      energy of a path may rise while that of the cycle falls.
+    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 without x_{i−h}: nothing flows from the future. Not symmetric, and
+      the mean is not kept. For Σα_k ≤ 1 a step is a convex combination, non-expansive in the maximum norm.
 
-    With all strides 1 the first three are the same matrix.
+    If all strides are 1, the first three are the same matrix.
 
     Args:
         num_nodes: N.
@@ -43,7 +42,7 @@ class NeumannCoupling(Coupling):
         strides: h_k ≥ 1.
         boundary: one of the five.
         ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
-        nonnegative: the promise that α ≥ 0, which the values of a tensor cannot make.
+        nonnegative: the promise that α ≥ 0.
         transposed: Sᵀ instead of S.
 
     Raises:
@@ -107,8 +106,7 @@ class NeumannCoupling(Coupling):
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
-        """f(D̄ − S) v in O(N D log L), for the symmetric extension (so all strides 1 of a symmetric kind) and periodic
-        sequences."""
+        """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
         if not periodic and self.boundary != "symmetric" and not (self.symmetric and set(self.strides) == {1}):
             return None

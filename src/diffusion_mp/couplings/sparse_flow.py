@@ -1,4 +1,4 @@
-"""Sparse-flow attention: each row is the flow of least energy into its node, most entries of it exactly zero."""
+"""Sparse-flow attention: each row is the flow of least energy into its node, with mostly zero entries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.inner_products import all_products, check_features, listed_products
+from diffusion_mp.couplings.features import all_products, check_features, listed_products
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
-from diffusion_mp.couplings.sparse import SparseCoupling
+from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_positive, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import accumulating
@@ -31,26 +31,24 @@ class SparseFlowCoupling(Coupling):
 
     With resistances r = softmax_j(−q_i·k_j), frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph, and
     thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
-    Σ_j s_ij + μ_i/α = 1. The paper says that there is no closed form, and iterates; this is one (docs/errata.md, S3):
-    no iteration is differentiated, and none has to converge.
+    Σ_j s_ij + μ_i/α = 1. Solving for μ_i directly replaces the iteration of the paper, which states that no closed form
+    exists (docs/errata.md, S3). Nothing has to converge, and no iteration is differentiated.
 
-    For α = ∞ the flow is conserved and rows sum to one; for finite α they sum to 1 − μ_i/α, and a row whose every θ_ij
-    is at least α is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and
-    backward.
+    For α = ∞ the flow is conserved and rows sum to one. For finite α they sum to 1 − μ_i/α, and a row with θ_ij ≥ α for
+    all j is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and backward.
 
-    The potential of a row is measured from the threshold of its best conductor that flows, so conductances of any size
-    cost no digits: rows sum to one (to 1 − μ_i/α) at every spread of the scores, and entries lose what the rounding of
-    the scores costs softmax. Only senders whose frictions are equal to almost the last digit share a flow in a way that
-    is as uncertain as the difference of their frictions.
+    The potential of a row is measured from the threshold of its best conductor that carries flow, so rows sum to one
+    (to 1 − μ_i/α) for any spread of the scores. Entries are as accurate as those of softmax. Only between senders with
+    nearly equal frictions, the division of a flow is as uncertain as the difference of these frictions.
 
     Args:
-        query, key: features q and k of receivers and senders [N, H, F]; a scale 1/√d is part of them.
-        friction_query, friction_key: q̃ and k̃ [N, H, G]; neither for a constant friction f = 1/n.
+        query, key: features q and k of receivers and senders [N, H, F], including a scale such as 1/√d.
+        friction_query, friction_key: q̃ and k̃ [N, H, G]; without both, the friction is constant, f = 1/n.
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         lam: λ ≥ 0, a number or a tensor that broadcasts to [N, H].
         alpha: α > 0, a number (``math.inf`` for conservation) or a tensor that broadcasts to [N, H].
 
-    Gradients flow to every tensor among them.
+    Gradients flow to every tensor among the arguments.
 
     Raises:
         ValueError: features that do not match, one friction feature without the other, λ < 0 or α ≤ 0.
@@ -72,7 +70,7 @@ class SparseFlowCoupling(Coupling):
         lam: float | Tensor,
         alpha: float | Tensor = math.inf,
     ) -> None:
-        check_features(query, key)
+        sizes = check_features(query, key)
         if (friction_query is None) != (friction_key is None):
             raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")
         if friction_query is None or friction_key is None:
@@ -84,12 +82,12 @@ class SparseFlowCoupling(Coupling):
                 f"got {describe(friction_query)}."
             )
         conserved = not isinstance(alpha, Tensor) and alpha == math.inf
-        if not torch.compiler.is_compiling():  # a number may be a symbol there
+        if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
             if not isinstance(lam, Tensor):
                 check_positive(lam, "lam", allow_zero=True)
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
-        super().__init__(query.size(0), query.size(1), query, ptr=ptr, row_stochastic=conserved, nonnegative=True)
+        super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
         (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
         self._features = (q, k, friction_q, friction_k)
         self.lam = self._by_row(lam, "lam", q)
@@ -99,21 +97,19 @@ class SparseFlowCoupling(Coupling):
         self._work, self._support = solved.work, solved.support
 
     def _by_row(self, value: float | Tensor, name: str, like: Tensor) -> Tensor:
-        """A number or tensor as [N, H]."""
+        """Expand a number or tensor to [N, H]."""
         shape = (self.num_nodes, self.heads)
         if not isinstance(value, Tensor):
             return like.new_full(shape, value)
-        sizes = value.shape[::-1]  # broadcasting goes from the last dimension to the first
+        sizes = value.shape[::-1]  # broadcasting aligns the last dimensions
         if len(sizes) > 2 or any(size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)):
             raise ValueError(
                 f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
             )
         return value.to(like).expand(shape)
 
-    # ---------------------------------------------------------------- the operator
-
     def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
-        """S v, or Sᵀ v, for values with the heads of S or, where S has one, any number of them."""
+        """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
         heads = v.size(1)
         q, k, friction_q, friction_k = (t.expand(-1, heads, -1) for t in self._features)
         terms = RowTerms(*(t.expand(-1, heads) for t in self._terms))
@@ -126,12 +122,10 @@ class SparseFlowCoupling(Coupling):
         return _Transposed(self)
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        if not self.row_stochastic:
-            return super().degree()
-        return torch.ones(self.num_nodes, self.heads, dtype=self.dtype, device=self.device)
+        return self._ones(self.dtype) if self.row_stochastic else super().degree()
 
     def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
-        """s and u of listed pairs, the terms of their rows, and which are the best conductor of their row."""
+        """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
         source, target = edge_index
         q, k, friction_q, friction_k = self._features
         s = listed_products(q, k, edge_index, self.ptr, across=-math.inf)
@@ -153,46 +147,43 @@ class SparseFlowCoupling(Coupling):
         terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
         return entries(s, u, terms, terms.best == torch.arange(self.num_nodes, device=s.device)).to(self.dtype)
 
-    # ---------------------------------------------------------------- the circuit
-
     @property
     def potentials(self) -> Float[Tensor, "N heads"]:
-        """μ, the potential at which a unit of flow enters every node (SFi-Former, Eq. 7)."""
+        """μ [N, H], the potential at which a unit of flow enters every node (SFi-Former, Eq. 7)."""
         return self.log_potentials.exp()
 
     def energy(self) -> Float[Tensor, " heads"]:
-        """Σ_i of the least energies of the rows, Eq. 6 or with finite α Eq. 9: Σ_i ½(μ_i + Σ_j θ_ij s_ij).
+        """Total energy of the rows at their minimum, Eq. 6 or for finite α Eq. 9: Σ_i ½(μ_i + Σ_j θ_ij s_ij).
 
-        By r s = μ − θ on the support; without gradients.
+        It follows from r s = μ − θ on the support, and has no gradient.
         """
         return 0.5 * (self.potentials.detach() + self._work).sum(0)
 
     def density(self) -> Float[Tensor, " heads"]:
-        """The fraction of the pairs within graphs whose entry is not zero."""
+        """The fraction of nonzero entries among the pairs within graphs."""
         sizes = torch.tensor([self.num_nodes]) if self.ptr is None else self.ptr.diff()
         return self._support.sum(0) / max(1, int(sizes.square().sum()))
 
     def without_friction(self) -> PairwiseCoupling:
-        """Softmax attention: the flow through the same resistances, conserved and without friction (λ = 0, α = ∞)."""
+        """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
         query, key, *_ = self._features
         return PairwiseCoupling(query, key, self.ptr)
 
     def to_sparse(self) -> SparseCoupling:
-        """The same operator on its support, stored: E entries per head where E pairs flow in some head.
+        """The same operator with stored entries: E per head for E pairs with a flow in some head.
 
-        A product then costs O(E D) instead of O(N² D): worth it for several products where :meth:`density` is well
-        below one tenth. Gradients flow through the stored entries.
+        A product then costs O(E D) instead of O(N² D), which pays for several products if :meth:`density` is well below
+        one tenth. Gradients flow through the stored entries.
         """
         with torch.no_grad():
             edge_index = support(Features(*self._features), self._terms, self.ptr)
         graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
-        return SparseCoupling(
-            graph, self._at(edge_index), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
-        )
+        weight = self._at(edge_index)
+        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)
 
 
 class _Transposed(Coupling):
-    """Sᵀ of a sparse flow, whose row problems stay those of S."""
+    """Sᵀ of a sparse flow, with the potentials of the rows of S."""
 
     def __init__(self, flow: SparseFlowCoupling) -> None:
         super().__init__(flow.num_nodes, flow.heads, flow, nonnegative=True)

@@ -1,8 +1,8 @@
-"""A matrix, or one matrix for every graph of a batch, as a coupling."""
+"""Couplings with stored entries: dense matrices and weighted edges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -12,21 +12,23 @@ from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.facts import Promise
-from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import row_bounds
-from diffusion_mp.graph.ops import graph_of
+from diffusion_mp.graph.ops import entries_at, graph_of, is_symmetric
 from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.spmm import spmm
 
 
 class DenseCoupling(Coupling):
-    r"""s_ij as they are given, row i receives: for matrices of your own, and small graphs; O(N²) time and memory.
+    r"""s_ij as given, where row i receives: for matrices of your own and small graphs; O(N²) time and memory.
 
     Args:
         matrix: S, [N, N] or [H, N, N]; or a list with the block of every graph, [n, n] or [H, n, n].
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``), for a matrix: only the blocks on
-            the diagonal are kept, and what stands beside them must be zero. A list of blocks has its own.
-        symmetric, row_stochastic, nonnegative: promises about S, or ``None`` to look at the entries when somebody asks.
-        positive_semidefinite: a promise too; nobody looks.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``), for a matrix: only the diagonal
+            blocks are kept, and all other entries must be zero. A list of blocks implies its own boundaries.
+        symmetric, row_stochastic, nonnegative: promises about S; ``None`` examines the entries on first access.
+        positive_semidefinite: a promise about S, never examined.
 
     Raises:
         TypeError, ValueError: no matrix, none that is square, blocks of different heads, dtypes or devices, boundaries
@@ -69,18 +71,18 @@ class DenseCoupling(Coupling):
                     f"all blocks must have one number of heads and one dtype; got {describe(first)} and "
                     f"{describe(block)}."
                 )
+
+        def every(examine: Callable[[Tensor], bool], promise: Promise | None) -> Promise:
+            return (lambda: all(examine(block) for block in blocks)) if promise is None else promise
+
         super().__init__(
             sum(block.size(1) for block in blocks),
             first.size(0),
             first,
             ptr=ptr,
-            symmetric=(lambda: all(_is_symmetric(block) for block in blocks)) if symmetric is None else symmetric,
-            row_stochastic=(lambda: all(_sums_to_one(block) for block in blocks))
-            if row_stochastic is None
-            else row_stochastic,
-            nonnegative=(lambda: all(bool((block >= 0).all()) for block in blocks))
-            if nonnegative is None
-            else nonnegative,
+            symmetric=every(_is_symmetric, symmetric),
+            row_stochastic=every(_sums_to_one, row_stochastic),
+            nonnegative=every(lambda block: bool((block >= 0).all()), nonnegative),
             positive_semidefinite=positive_semidefinite,
         )
         self.quadratic = True
@@ -97,9 +99,7 @@ class DenseCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         turned = [block.mT for block in self.blocks]
-        if self.ptr is None:
-            return DenseCoupling(turned[0], nonnegative=self.nonnegative)
-        return DenseCoupling(turned, nonnegative=self.nonnegative)
+        return DenseCoupling(turned[0] if self.ptr is None else turned, nonnegative=self.nonnegative)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -125,19 +125,17 @@ class DenseCoupling(Coupling):
 
 def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
     """A matrix [N, N] or [H, N, N] as [H, N, N]."""
-    check_tensor(matrix, name, "[num_nodes, num_nodes] or [heads, num_nodes, num_nodes]")
+    shape = "[num_nodes, num_nodes] or [heads, num_nodes, num_nodes]"
+    check_tensor(matrix, name, shape)
     square = matrix.unsqueeze(0) if matrix.dim() == 2 else matrix
     if square.dim() != 3 or square.size(1) != square.size(2) or not square.size(0):
-        raise ValueError(
-            f"{name} must be [num_nodes, num_nodes] or [heads, num_nodes, num_nodes]; got {describe(matrix)}."
-        )
+        raise ValueError(f"{name} must be {shape}; got {describe(matrix)}.")
     return square
 
 
 def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor]:
-    """The blocks of the graphs; refused where something stands beside them."""
-    bounds = ptr.tolist()
-    blocks = [matrix[:, start:stop, start:stop] for start, stop in pairwise(bounds)]
+    """The blocks of the graphs. Raise if an entry outside of them is not zero."""
+    blocks = [matrix[:, start:stop, start:stop] for start, stop in pairwise(ptr.tolist())]
     if matrix.is_meta or torch.compiler.is_compiling():
         return blocks
     beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)
@@ -158,7 +156,95 @@ def _is_symmetric(block: Tensor) -> bool:
 
 
 def _sums_to_one(block: Tensor) -> bool:
-    """Whether every row sums to one up to rounding, or is empty."""
+    """Whether every row sums to one up to rounding, or is zero."""
     rows = block.sum(2, dtype=torch.promote_types(block.dtype, torch.float32))
     rounding = 4 * torch.finfo(block.dtype).eps * block.abs().sum(2).to(rows.dtype).clamp(min=1)
     return bool((((rows - 1).abs() <= rounding) | (block == 0).all(2)).all())
+
+
+class SparseCoupling(Coupling):
+    r"""s_ij = Σ of the weights of the edges j → i; multi-edges add up, an isolated node has a zero row.
+
+    Args:
+        graph: the edges.
+        weight: [E] or [E, H] in the order of ``graph.edge_index``; ``None`` takes the graph's own weights.
+        symmetric: a promise; ``None`` examines the entries on first access, in O(E log E). For the graph's own weights,
+            the graph keeps the result, and further couplings of the same graph reuse it.
+        row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
+
+    Attributes:
+        own: whether the weights are the graph's own.
+
+    Raises:
+        TypeError, ValueError: no graph, or weights that do not fit its edges.
+
+    Examples:
+        >>> S = SparseCoupling(graph, torch.ones(12))
+        >>> (S @ x.unsqueeze(1)).shape
+        torch.Size([6, 1, 4])
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weight: Tensor | None = None,
+        *,
+        symmetric: Promise | None = None,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
+        metric: Callable[[], Tensor | None] | None = None,
+    ) -> None:
+        if not isinstance(graph, Graph):
+            check_kind(graph, "graph", Graph, "a Graph")
+        own = weight is None
+        if weight is not None:
+            shape = "[num_edges] or [num_edges, heads]"
+            check_tensor(weight, "weight", shape)
+            check_device(weight, "weight", graph.edges.device, "the graph")
+            if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
+                raise ValueError(f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}.")
+        elif graph.edge_weight is not None:
+            weight = graph.edge_weight
+        else:
+            weight = torch.ones(graph.num_edges, device=graph.edges.device)
+        by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
+
+        def examined() -> bool:
+            return graph.is_symmetric if own else is_symmetric(graph.edges, by_head, graph.num_nodes)
+
+        super().__init__(
+            graph.num_nodes,
+            by_head.size(1),
+            by_head,
+            ptr=lambda: graph.segments,
+            symmetric=examined if symmetric is None else symmetric,
+            row_stochastic=row_stochastic,
+            nonnegative=nonnegative,
+            metric=metric,
+        )
+        self.graph, self.weight, self.own = graph, by_head, own
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return spmm(self.graph.pattern, self.weight, v)
+
+    def _transpose(self) -> Coupling:
+        return SparseCoupling(self.graph.reverse(), self.weight, nonnegative=self.nonnegative)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
+        zeros = total.new_zeros(self.num_nodes, self.heads)
+        return zeros.index_add(0, self.graph.edges[1], total)
+
+    def diagonal(self) -> Float[Tensor, "N heads"]:
+        source, target = self.graph.edges
+        zeros = self.weight.new_zeros(self.num_nodes, self.heads)
+        return zeros.index_add(0, target, self.weight * (source == target).unsqueeze(1))
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        source, target = self.graph.edges
+        dense = self.weight.new_zeros(self.num_nodes, self.num_nodes, self.heads)
+        return dense.index_put((target, source), self.weight, accumulate=True).permute(2, 0, 1)

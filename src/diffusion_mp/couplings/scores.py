@@ -1,8 +1,9 @@
-"""``Score``: a function f of s = −½‖q − k‖² and the coupling that it makes."""
+"""Scores: functions f of s = −½‖q − k‖² and the couplings they define."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,12 +14,10 @@ from torch import Tensor
 
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.distance import DistanceCoupling
 from diffusion_mp.couplings.features import distance_features, measured_from, unit_rows, with_constant
-from diffusion_mp.couplings.linear_attention import LinearAttentionCoupling
-from diffusion_mp.couplings.low_rank import LowRankCoupling
-from diffusion_mp.couplings.pairwise import PairwiseCoupling
-from diffusion_mp.couplings.reweighted import row_normalized
+from diffusion_mp.couplings.low_rank import LinearAttentionCoupling, LowRankCoupling
+from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling
+from diffusion_mp.couplings.weighted import row_normalized
 from diffusion_mp.kernels.pairwise import log_score
 
 _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,9 +33,9 @@ _INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp":
 class Score:
     r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
 
-    For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For all
-    others the two differ, and only one of them has the energy of the paper (docs/errata.md, D8), so ``measure`` says
-    which is meant:
+    For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For
+    other vectors the two differ, and only the distance has the energy of the paper (docs/errata.md, D8). ``measure``
+    selects one of them:
 
     - ``"distance"``: s = −½‖q_i − k_j‖², the score whose penalty is an energy of these very vectors;
     - ``"inner"``: s = q_i·k_j − 1, the published form.
@@ -67,11 +66,11 @@ class Score:
 
     @property
     def sharpness(self) -> float | None:
-        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`; ``None`` where it bends no more than z²."""
+        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`; ``None`` for a linear or constant f."""
         return abs(self.scale) if self.g in ("exp", "sigmoid") else None
 
     def on_sphere(self, radius: float) -> Score:
-        """The score of unit vectors that this one is of vectors of that norm: a (r²s + c) = ar² (s + c/r²)."""
+        """The score of unit vectors that equals this one on vectors of norm r: a (r²s + c) = ar² (s + c/r²)."""
         return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
 
     def coupling(
@@ -86,7 +85,7 @@ class Score:
         nonnegative: bool = True,
         centre: Tensor | None = None,
     ) -> Coupling:
-        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric where q is k.
+        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
 
         ``unit`` divides every q_i and k_j by its norm first; distances are measured from ``centre``, see
         `distance_features`.
@@ -121,20 +120,29 @@ class Score:
             return LowRankCoupling(q, k, ptr, symmetric=symmetric, nonnegative=nonnegative)
         # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
         definite = symmetric and self.g == "exp" and self.scale > 0
-        return PairwiseCoupling(
-            q,
-            k,
-            ptr,
-            self.g,
-            normalize=normalize,
-            symmetric=symmetric,
-            positive_semidefinite=definite,
-            reversible=mutual,
-        )
+        promises = {"symmetric": symmetric, "positive_semidefinite": definite, "reversible": mutual}
+        return PairwiseCoupling(q, k, ptr, self.g, normalize=normalize, **promises)
 
 
-class _OfDistances:
-    """Scores of distances alone; a subclass writes `_pairs`, the coupling before rows are normalised."""
+class _OfDistances(ABC):
+    """Score of a distance alone, with the interface of `Score`."""
+
+    @abstractmethod
+    def __call__(self, s: Tensor) -> Tensor:
+        """f(s), elementwise."""
+
+    @abstractmethod
+    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
+        """The coupling before row normalisation."""
+
+    @property
+    def sharpness(self) -> float | Tensor:
+        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`."""
+        return 1.0
+
+    def log(self, s: Tensor) -> Tensor:
+        """log f(s), elementwise."""
+        return self(s).log()
 
     def coupling(
         self,
@@ -148,26 +156,27 @@ class _OfDistances:
         nonnegative: bool = True,
         centre: Tensor | None = None,
     ) -> Coupling:
-        """As `Score.coupling`; it measures distances, which for unit vectors are what inner products are."""
+        """As `Score.coupling`, always with distances; for unit vectors, both measures agree."""
         if unit:
             (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
         pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, nonnegative)
         return row_normalized(pairs) if normalize else pairs
 
-    @property
-    def sharpness(self) -> float | Tensor:
-        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`."""
-        return 1.0
 
-    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
-        raise NotImplementedError(f"{type(self).__name__} must define _pairs(q, k, ptr, nonnegative).")
+def _bisected(f: Callable[[Tensor], Tensor], value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The s in [low, high] with f(s) = value for an increasing f, elementwise."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = f(middle) > value
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return low
 
 
 class MixtureScore(_OfDistances):
-    """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance; answers what a `Score` does.
+    """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance.
 
-    Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of those
-    of the Gaussians, with all that they promise.
+    Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of the
+    couplings of the Gaussians, and keeps their promises.
     """
 
     g = "mixture"
@@ -176,7 +185,6 @@ class MixtureScore(_OfDistances):
         self.widths, self.weights = widths, weights
 
     def __call__(self, s: Tensor) -> Tensor:
-        """f(s), elementwise."""
         widths, weights = self.widths.to(s.dtype), self.weights.to(s.dtype)
         return (weights * (s.unsqueeze(-1) / widths.square()).exp()).sum(-1)
 
@@ -189,12 +197,7 @@ class MixtureScore(_OfDistances):
     def inverse(self, f: Tensor) -> Tensor:
         """The s ≤ 0 with this f(s), elementwise, by bisection; −∞ where f is zero."""
         low = self.widths.max().to(f.dtype) ** 2 * (f / self.weights.sum()).log().clamp(max=0)
-        high = torch.zeros_like(f)
-        for _ in range(100):
-            middle = (low + high) / 2
-            above = self(middle) > f
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        return low
+        return _bisected(self, f, low, torch.zeros_like(f))
 
     @property
     def sharpness(self) -> float | Tensor:
@@ -212,30 +215,20 @@ class MixtureScore(_OfDistances):
 
 @dataclass(frozen=True)
 class FunctionScore(_OfDistances):
-    """f(z²) of any function of z² = −2s, evaluated tile by tile, O(N²); ``reach`` is how far z² may go."""
+    """f(z²) for any function of z² = −2s with z² ≤ ``reach``, evaluated tile by tile, O(N²)."""
 
     function: Callable[[Tensor], Tensor]
     reach: float = math.inf
     g: Literal["function"] = "function"
 
     def __call__(self, s: Tensor) -> Tensor:
-        """f(s), elementwise."""
         return self.function((-2 * s).clamp(min=0))
-
-    def log(self, s: Tensor) -> Tensor:
-        """log f(s), elementwise."""
-        return self(s).log()
 
     @torch.no_grad()
     def inverse(self, f: Tensor) -> Tensor:
-        """The s ≤ 0 with this f(s), elementwise, by bisection of log(1 − s), for z² up to 10¹²."""
-        low = torch.zeros_like(f)
-        high = torch.full_like(f, math.log1p(min(self.reach, 1e12) / 2))
-        for _ in range(100):
-            middle = (low + high) / 2
-            above = self(-middle.expm1()) > f
-            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-        return -high.expm1()
+        """The s ≤ 0 with this f(s), elementwise, by bisection of −log(1 − s), for z² up to 10¹²."""
+        low = torch.full_like(f, -math.log1p(min(self.reach, 1e12) / 2))
+        return -(-_bisected(lambda t: self(-(-t).expm1()), f, low, torch.zeros_like(f))).expm1()
 
     def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
         return DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)

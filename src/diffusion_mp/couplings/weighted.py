@@ -1,0 +1,351 @@
+"""Couplings with reweighted entries: degree normalisations, couplings without a diagonal, and projections of heads."""
+
+from __future__ import annotations
+
+from typing import Literal, NoReturn
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling, heads_fit
+from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_kind
+from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.stored import SparseCoupling
+from diffusion_mp.errors import CouplingMismatchError, check_device, check_flags, check_tensor, describe
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.unit import inverse_root, reciprocal
+
+
+class ReweightedCoupling(Coupling):
+    r"""s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
+
+    Args:
+        coupling: S.
+        row, column: r and c [N, H]; one head broadcasts; ``None`` stands for ones.
+        row_stochastic, nonnegative: promises about s′.
+        symmetric: a promise about s′, implied if S is symmetric and r and c are the same tensor. If S is positive
+            semi-definite, then so is s′ with that tensor on both sides.
+        positive: the promise that r and c are positive, except for zero rows whose columns are zero too. A ``metric``
+            of S then gives one of s′: for symmetric S, diag(c/r) s′ is symmetric.
+
+    Raises:
+        ValueError: r or c has other nodes than S, or heads that do not match.
+
+    Examples:
+        >>> S = ReweightedCoupling(UniformCoupling(6), row=torch.full((6, 1), 2.0))
+        >>> torch.allclose(S.degree(), torch.full((6, 1), 2.0))
+        True
+    """
+
+    def __init__(
+        self,
+        coupling: Coupling,
+        row: Tensor | None = None,
+        column: Tensor | None = None,
+        *,
+        symmetric: bool = False,
+        row_stochastic: bool = False,
+        nonnegative: bool = False,
+        positive: bool = False,
+    ) -> None:
+        check_coupling_kind(coupling)
+        check_flags(positive=positive)
+        heads = coupling.heads
+        for name, weight in (("row", row), ("column", column)):
+            if weight is None:
+                continue
+            check_tensor(weight, name, "[num_nodes, heads]")
+            check_device(weight, name, coupling.device, "the coupling")
+            if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or not heads_fit(heads, weight.size(1)):
+                raise ValueError(
+                    f"{name} must be [num_nodes, heads] with {coupling.num_nodes} nodes and 1 or {heads} heads, as the "
+                    f"coupling and the other factor; got {describe(weight)}."
+                )
+            heads = max(heads, weight.size(1))
+        super().__init__(
+            coupling.num_nodes,
+            heads,
+            coupling,
+            low_rank=lambda: coupling.low_rank,
+            metric=lambda: _reweighted_metric(coupling, row, column) if positive else None,
+            symmetric=(lambda: row is column and coupling.symmetric) if symmetric is False else symmetric,
+            row_stochastic=row_stochastic,
+            nonnegative=nonnegative,
+            positive_semidefinite=lambda: row is column and coupling.positive_semidefinite,
+        )
+        self.coupling, self.row, self.column = coupling, row, column
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        # At least float32 throughout: the factors and the sums alone leave the range of half precision.
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        inner = wide if self.column is None else self.column.unsqueeze(2).to(wide.dtype) * wide
+        moved = self.coupling._product(inner)
+        return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(v.dtype)
+
+    def _transpose(self) -> Coupling:
+        return ReweightedCoupling(self.coupling.T, self.column, self.row, nonnegative=self.nonnegative)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        if self.column is None:
+            inner = self.coupling.degree()
+        else:
+            inner = self.coupling.matmul(self.column.to(self.dtype).unsqueeze(2)).squeeze(2)
+        return (inner if self.row is None else self.row * inner).expand(-1, self.heads)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        source, target = edge_index
+        entries = self.coupling._at(edge_index)
+        entries = entries if self.row is None else self.row[target] * entries
+        return entries if self.column is None else entries * self.column[source]
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        return None if form is None else form.reweighted(self.row, self.column)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        dense = self.coupling.to_dense()
+        dense = dense if self.row is None else self.row.t().unsqueeze(2) * dense
+        return dense if self.column is None else dense * self.column.t().unsqueeze(1)
+
+
+def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | None) -> Tensor | None:
+    """d̄ c / r, as its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c); in double precision."""
+    metric = coupling.metric
+    if metric is None:
+        return None
+    metric = metric if column is None else metric * column.detach().double()
+    return metric if row is None else torch.where(row == 0, 1.0, metric / row.detach().double())
+
+
+def row_normalized(coupling: Coupling) -> ReweightedCoupling:
+    """D⁻¹S with D the row sums of S; a row whose sum is zero becomes a zero row.
+
+    Args:
+        coupling: S.
+
+    Examples:
+        >>> S = row_normalized(LowRankCoupling(q, k, nonnegative=True))
+        >>> torch.allclose(S.degree(), torch.ones(6, 2))
+        True
+    """
+    degree = reciprocal(coupling.degree())
+    # If entries are nonnegative, a row that sums to zero is zero, and its column too where S is reversible.
+    nonnegative = coupling.nonnegative
+    return ReweightedCoupling(coupling, degree, row_stochastic=True, nonnegative=nonnegative, positive=nonnegative)
+
+
+def averaged(coupling: Coupling, num_nodes: int | None = None) -> Coupling:
+    """s_ij / n with n the number of nodes of the graph of i and j, which turns the sums of S v into means.
+
+    Args:
+        coupling: S, of one graph or a batch.
+        num_nodes: n of one graph, if not all of its nodes are rows of S.
+    """
+    if coupling.ptr is None:
+        return ScaledCoupling(1.0 / max(coupling.num_nodes if num_nodes is None else num_nodes, 1), coupling)
+    sizes = coupling.ptr.diff()
+    root = sizes.clamp(min=1).to(torch.float64).rsqrt().repeat_interleave(sizes, output_size=coupling.num_nodes)
+    weight = root.to(coupling.device, coupling.dtype).unsqueeze(1)
+    return ReweightedCoupling(coupling, weight, weight, nonnegative=coupling.nonnegative)
+
+
+def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
+    r"""D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
+
+    The spectral radius of the result is at most one. Label spreading leaves the diagonal out, which would outweigh the
+    neighbours of a node that mostly couples with itself. A node without neighbours becomes a zero row. Scores of pairs
+    (:class:`PairwiseCoupling`) are normalised in log space, where no row sum under- or overflows.
+
+    Args:
+        coupling: S, nonnegative; the result is symmetric where S is.
+        diagonal: whether to keep s_ii.
+
+    Raises:
+        CouplingMismatchError: S does not promise to be nonnegative, or its rows are divided by their sums already.
+
+    Examples:
+        >>> symmetric_normalized(LowRankCoupling(q, q, symmetric=True, nonnegative=True)).symmetric
+        True
+    """
+    check_coupling_kind(coupling)
+    check_flags(diagonal=diagonal)
+    known = vars(coupling)  # does not trigger an examination of the entries
+    if known.get("row_stochastic") and known.get("symmetric") is False:
+        raise CouplingMismatchError(
+            f"symmetric_normalized takes a coupling before its rows are divided by their sums; got a "
+            f"{type(coupling).__name__} that declares row_stochastic=True. Make it with row_stochastic=False, for "
+            f"instance GaussianDiffusivity(row_stochastic=False)."
+        )
+    if not coupling.nonnegative:
+        raise CouplingMismatchError(
+            f"symmetric_normalized takes the roots of row sums, so entries must not be negative; got a "
+            f"{type(coupling).__name__} that declares nonnegative=False. Unit queries and keys (normalize='row') make "
+            f"the simple score non-negative; the sigmoid, the softmax and the Gaussian always are."
+        )
+    kept = coupling if diagonal else without_diagonal(coupling)
+    if isinstance(kept, PairwiseCoupling) and not kept.normalize:
+        return _same_scores(kept, "symmetric", kept.loops)
+    root = inverse_root(kept.degree())
+    return ReweightedCoupling(kept, root, root, nonnegative=True)
+
+
+def without_diagonal(coupling: Coupling) -> Coupling:
+    """S with s_ii = 0. Loops of edges and of scores of pairs are left out; other diagonals are subtracted.
+
+    Raises:
+        TypeError: ``coupling`` is not a coupling.
+
+    Examples:
+        >>> S = without_diagonal(LowRankCoupling(q, q, symmetric=True))
+        >>> bool((S.to_dense().diagonal(dim1=1, dim2=2).abs() < 1e-6).all())
+        True
+    """
+    check_coupling_kind(coupling)
+    if isinstance(coupling, SumCoupling):
+        return SumCoupling([without_diagonal(term) for term in coupling.terms])
+    if isinstance(coupling, ScaledCoupling):
+        return ScaledCoupling(coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive)
+    if isinstance(coupling, SparseCoupling):
+        source, target = coupling.graph.edges
+        weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
+        symmetric, nonnegative = (lambda: coupling.symmetric), coupling.nonnegative
+        return SparseCoupling(coupling.graph, weight, symmetric=symmetric, nonnegative=nonnegative)
+    if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
+        return _same_scores(coupling, False, loops=False)
+    return OffDiagonalCoupling(coupling)
+
+
+def _same_scores(coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool) -> PairwiseCoupling:
+    """The scores of a coupling that is not normalised, with another normalisation."""
+    scores = coupling.query, coupling.key, coupling.ptr, coupling.score
+    symmetric, definite = coupling.symmetric, coupling.positive_semidefinite and loops
+    return PairwiseCoupling(
+        *scores, normalize=normalize, loops=loops, symmetric=symmetric, positive_semidefinite=definite
+    )
+
+
+class OffDiagonalCoupling(Coupling):
+    """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
+
+    def __init__(self, coupling: Coupling) -> None:
+        promises = coupling._inherited("symmetric", "nonnegative", "low_rank", "metric")
+        super().__init__(coupling.num_nodes, coupling.heads, coupling, **promises)
+        self.coupling = coupling
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
+        return (self.coupling._product(wide) - own * wide).to(v.dtype)
+
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved = self.coupling._majorized(v, convex)[0]  # a Laplacian does not depend on the diagonal
+        degree = self.degree().unsqueeze(2)
+        return moved, degree if convex else 2 * degree
+
+    def _transpose(self) -> Coupling:
+        return OffDiagonalCoupling(self.coupling.T)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        whole = self.coupling.degree()
+        own = self.coupling.diagonal().to(whole.dtype)
+        rest = whole - own
+        # A rest within the rounding of both is zero; a normalisation would amplify it.
+        rounding = 16 * torch.finfo(self.dtype).eps * (whole.abs() + own.abs())
+        return rest.masked_fill(rest.abs() <= rounding, 0.0)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        source, target = edge_index
+        return self.coupling._at(edge_index).masked_fill((source == target).unsqueeze(1), 0.0)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        return None if form is None else form._replace(diagonal=-(form.left * form.right).sum(2))
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        loops = torch.eye(self.num_nodes, dtype=torch.bool, device=self.device)
+        return self.coupling.to_dense().masked_fill(loops, 0.0)
+
+
+class ProjectedCoupling(Coupling):
+    r"""Σ_h W_hᵀ S_h W_h on a state of one head [N, 1, C]: its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖².
+
+    (Remark c of Theorem T1, docs/certified.md.) As it mixes channels, a pair of nodes has no single entry. There are no
+    row sums either, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
+
+    Args:
+        coupling: S, with H heads or one.
+        projection: W [H, D, C].
+
+    Raises:
+        TypeError, ValueError: no coupling, or a projection of another shape.
+
+    Examples:
+        >>> S = ProjectedCoupling(UniformCoupling(6), torch.rand(1, 2, 4))
+        >>> (S @ x.unsqueeze(1)).shape
+        torch.Size([6, 1, 4])
+    """
+
+    def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:
+        check_coupling_kind(coupling)
+        check_tensor(projection, "projection", "[heads, head_channels, channels]")
+        check_device(projection, "projection", coupling.device, "the coupling")
+        if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
+            raise ValueError(
+                f"projection must be [heads, head_channels, channels] with the {coupling.heads} heads of the coupling; "
+                f"got {describe(projection)}."
+            )
+        promises = coupling._inherited("symmetric", "nonnegative", "positive_semidefinite")
+        super().__init__(coupling.num_nodes, 1, coupling, **promises)
+        self.coupling, self.projection = coupling, projection
+
+    def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+        """W and W v of every head in at least float32, and the dtype of v."""
+        if v.size(1) != 1 or v.size(2) != self.projection.size(2):
+            raise ValueError(
+                f"v must be a state of one head with the {self.projection.size(2)} channels that the projection reads; "
+                f"got {describe(v)}."
+            )
+        (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
+        return w, torch.einsum("hdc,nc->nhd", w, wide), dtype
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        with without_autocast(v):
+            w, projected, dtype = self._projected(v)
+            return torch.einsum("hdc,nhd->nc", w, self.coupling.product(projected)).unsqueeze(1).to(dtype)
+
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        with without_autocast(v):
+            # Values without channels stand for the majorant alone; there is nothing to project.
+            if v.size(2):
+                w, projected, _ = self._projected(v)
+            else:
+                w, projected = accumulating(self.projection)[0][0], v.expand(-1, self.coupling.heads, -1)
+            moved, bounds = self.coupling._majorized(projected, convex)
+            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
+            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(2) else v, bound
+
+    def _transpose(self) -> Coupling:
+        return ProjectedCoupling(self.coupling.T, self.projection)
+
+    def degree(self) -> NoReturn:
+        raise self._no("row sums")
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
+        raise self._no("entries")
+
+    def to_dense(self) -> NoReturn:
+        raise self._no("entries")
+
+    def _no(self, what: str) -> CouplingMismatchError:
+        return CouplingMismatchError(
+            f"a ProjectedCoupling has no {what}: it mixes channels, so what a pair of nodes has is a matrix. Ask its "
+            f"`coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
+        )
+
+
+def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
+    """‖W_h‖₂ of every head; NaN for a head with an entry that is not finite, which LAPACK would refuse."""
+    finite = w.isfinite()
+    norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
+    return norms.masked_fill(~finite.all(2).all(1), torch.nan)

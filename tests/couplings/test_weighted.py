@@ -1,0 +1,286 @@
+"""Reweighted, symmetrically normalised and projected couplings against dense matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp import AdjacencyDiffusivity, CouplingMismatchError, GaussianDiffusivity, Graph, SimpleDiffusivity
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    ProjectedCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    distance_features,
+    row_normalized,
+    symmetric_normalized,
+    without_diagonal,
+)
+from diffusion_mp.diffusivities import SymmetricDiffusivity
+from diffusion_mp.energies import GaussianPenalty
+from diffusion_mp.testing import tolerance
+
+DOUBLE = torch.float64
+N, H = 7, 3
+RTOL, ATOL = tolerance("product", DOUBLE)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def low_rank(heads: int) -> LowRankCoupling:
+    return LowRankCoupling(randn(N, heads, 2, seed=1), randn(N, heads, 2, seed=2), torch.tensor([0, 3, 3, 4, 7]))
+
+
+@pytest.mark.parametrize("heads", [1, H])
+@pytest.mark.parametrize("sides", ["row", "column", "both", "neither"])
+def test_reweighting_formula(heads: int, sides: str) -> None:
+    inner = low_rank(heads)
+    row = randn(N, H, seed=3) if sides in ("row", "both") else None
+    column = randn(N, 1, seed=4) if sides in ("column", "both") else None
+    coupling = ReweightedCoupling(inner, row, column)
+    ones = torch.ones(N, coupling.heads, dtype=DOUBLE)
+    r, c = (ones if weight is None else ones * weight for weight in (row, column))
+    expected = torch.einsum("ih,hij,jh->hij", r, inner.to_dense().expand(coupling.heads, -1, -1), c)
+    assert coupling.heads == (H if row is not None else heads)
+    v = randn(N, 1, 2, seed=5)
+    torch.testing.assert_close(coupling.to_dense(), expected, rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(coupling @ v, torch.einsum("hij,jd->ihd", expected, v[:, 0]), rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(coupling.degree(), expected.sum(2).T, rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(coupling.T.to_dense(), expected.transpose(1, 2), rtol=RTOL, atol=ATOL)
+
+
+def test_row_normalized_leaves_an_empty_row_empty() -> None:
+    key = torch.ones(3, 1, 1, dtype=DOUBLE)
+    query = torch.tensor([2.0, 0.0, 5.0], dtype=DOUBLE).view(3, 1, 1).requires_grad_()
+    coupling = row_normalized(LowRankCoupling(query, key, nonnegative=True))
+    assert coupling.row_stochastic
+    assert coupling.nonnegative
+    degree = coupling.degree()
+    torch.testing.assert_close(degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE))
+    (gradient,) = torch.autograd.grad((coupling @ key).sum(), query)
+    assert gradient.isfinite().all()
+
+
+def test_reweighting_keeps_the_promises_of_the_caller() -> None:
+    coupling: Coupling = IdentityCoupling(N, dtype=DOUBLE)
+    weight = randn(N, 1, seed=6)
+    plain = ReweightedCoupling(coupling, weight)
+    assert not any([plain.symmetric, plain.row_stochastic, plain.nonnegative])
+    both = ReweightedCoupling(coupling, weight, weight, symmetric=True, nonnegative=True)
+    assert both.T is both
+    assert both.nonnegative
+
+
+@pytest.mark.parametrize("shape", [(N,), (N + 1, 1), (N, 2), (N, H, 1)])
+@pytest.mark.parametrize("side", ["row", "column"])
+def test_factors_of_another_shape_are_refused(side: str, shape: tuple[int, ...], no_typecheck: None) -> None:
+    with pytest.raises(ValueError, match=rf"{side} must be \[num_nodes, heads\] with 7 nodes .* got a float32 tensor"):
+        ReweightedCoupling(low_rank(H), **{side: torch.ones(shape)})
+
+
+# ---------------------------------------------------------------- D^-½SD^-½, with and without the diagonal
+
+
+PTR = torch.tensor([0, 6, 6, 7, 13])
+LOOP = torch.tensor([[0, 1, 1, 3, 8, 9, 6], [1, 0, 1, 3, 9, 8, 6]])
+
+
+def positive(generator: torch.Generator, heads: int = 2) -> Tensor:
+    return torch.rand(13, heads, 3, generator=generator, dtype=DOUBLE).requires_grad_()
+
+
+COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
+    "gaussian": lambda x: PairwiseCoupling(*distance_features(3 * x), PTR, normalize=False, symmetric=True),
+    "sigmoid": lambda x: PairwiseCoupling(x, x, PTR, "sigmoid", normalize=False, symmetric=True),
+    "low-rank": lambda x: LowRankCoupling(x, x, PTR, symmetric=True, nonnegative=True),
+    "graph": lambda x: SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True),
+    "sum": lambda x: (
+        0.5 * LowRankCoupling(x, x, PTR, symmetric=True, nonnegative=True)
+        + SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True)
+    ),
+    "identity": lambda x: IdentityCoupling(13, dtype=DOUBLE),
+}
+
+
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
+    x = torch.rand(13, 2, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    x[1], x[5] = x[0], x[4]  # the edges of the graph have one weight in both directions
+    bare = without_diagonal(COUPLINGS[name](x))
+    for convex, factor in ((True, 1.0), (False, 2.0)):
+        torch.testing.assert_close(bare.majorant(convex), factor * bare.to_dense().sum(2).T.float().double())
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_symmetric_normalisation_is_the_dense_formula(name: str, diagonal: bool, generator: torch.Generator) -> None:
+    """Values and gradients; empty rows are zero rows."""
+    x = positive(generator)
+    v = torch.randn(13, 2, 3, generator=generator, dtype=DOUBLE)
+    dense = COUPLINGS[name](x).to_dense()
+    if not diagonal:
+        dense = dense * (1 - torch.eye(13, dtype=DOUBLE))
+    degree = dense.sum(2)
+    root = torch.where(degree == 0, 0.0, degree.clamp(min=1e-300).rsqrt())
+    expected = torch.einsum("hij,jhd->ihd", root[:, :, None] * dense * root[:, None, :], v)
+    got = symmetric_normalized(COUPLINGS[name](x), diagonal=diagonal) @ v
+    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
+    if not expected.requires_grad:
+        return
+    weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
+    grads = [torch.autograd.grad((weight * out).sum(), x)[0] for out in (got, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_promises_of_the_symmetric_normalisation(name: str, generator: torch.Generator) -> None:
+    coupling = COUPLINGS[name](positive(generator))
+    for diagonal in (True, False):
+        normalized = symmetric_normalized(coupling, diagonal=diagonal)
+        dense = normalized.to_dense().detach()
+        assert normalized.nonnegative
+        assert not normalized.row_stochastic
+        assert normalized.symmetric == coupling.symmetric == bool(torch.allclose(dense, dense.mT))
+        values = torch.linalg.eigvalsh(0.5 * (dense + dense.mT))
+        if coupling.symmetric:
+            assert values.max() <= 1 + 1e-12
+        assert not normalized.positive_semidefinite or values.min() > -1e-12
+    kernel = PairwiseCoupling(*distance_features(torch.rand(5, 1, 2)), normalize=False, positive_semidefinite=True)
+    assert symmetric_normalized(kernel).positive_semidefinite
+    assert not symmetric_normalized(kernel, diagonal=False).positive_semidefinite
+
+
+def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
+    """Entries of nodes three apart are e^−450, beside a diagonal of one: D^-½SD^-½ is that of a path.
+
+    The last node is alone in its graph, and has a zero row.
+    """
+    q, k = distance_features(3 * torch.arange(8.0).view(8, 1, 1))
+    scores = PairwiseCoupling(100 * q, k, torch.tensor([0, 7, 8]), normalize=False, symmetric=True)
+    coupling = symmetric_normalized(scores, diagonal=False)
+    path = torch.diag(torch.ones(6), 1) + torch.diag(torch.ones(6), -1)
+    root = path.sum(1).rsqrt()
+    expected = torch.zeros(8, 8)
+    expected[:7, :7] = root[:, None] * path * root[None, :]
+    rounding = 4 * 450 * 2**-24  # of exponents around 450
+    for got in (coupling.to_dense()[0], (coupling @ torch.eye(8).unsqueeze(1)).squeeze(1)):
+        torch.testing.assert_close(got, expected, rtol=rounding, atol=0.0)
+    assert not coupling.to_dense()[0, 7].any()
+
+
+def test_rounding_of_a_dominant_diagonal_is_not_normalised(generator: torch.Generator) -> None:
+    """Orthogonal features: all entries off the diagonal are zero but for the rounding of the subtraction."""
+    directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
+    x = (directions * 3 * torch.rand(40, 1, generator=generator)).unsqueeze(1).requires_grad_()
+    coupling = symmetric_normalized(LowRankCoupling(x, x, symmetric=True, nonnegative=True), diagonal=False)
+    out = coupling @ torch.rand(40, 1, 2, generator=generator)
+    assert torch.equal(out, torch.zeros_like(out))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("normalize", [True, "symmetric"])
+def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator: torch.Generator) -> None:
+    """A solver that needs no gradient may be the first to compute the row sums, which the coupling keeps."""
+    x, pairs = torch.rand(5, 1, 3, generator=generator).requires_grad_(), torch.tensor([[0, 1], [2, 0]])
+    grads = []
+    for asks in (False, True):
+        coupling = PairwiseCoupling(x, x, normalize=normalize)
+        if asks:
+            with torch.no_grad():
+                coupling.at(pairs)
+        grads += torch.autograd.grad(coupling.at(pairs).sum(), x)
+    torch.testing.assert_close(*grads)
+
+
+def test_symmetric_normalisation_of_a_graph_is_the_normalised_adjacency(generator: torch.Generator) -> None:
+    edge_index = torch.randint(9, (2, 30), generator=generator)
+    x, graph = torch.rand(9, 2), Graph(9, edge_index, torch.rand(30, generator=generator))
+    for diagonal, loops in ((True, "keep"), (False, "remove")):
+        ours = SymmetricDiffusivity(AdjacencyDiffusivity("sum", direction="undirected"), diagonal)(x, graph)
+        theirs = AdjacencyDiffusivity("sym", direction="undirected", self_loops=loops)(x, graph)
+        torch.testing.assert_close(ours.to_dense(), theirs.to_dense(), **tolerance("entries", x.dtype)._asdict())
+        assert ours.symmetric
+
+
+def test_couplings_without_symmetric_normalisation_are_refused(no_typecheck: None) -> None:
+    x = torch.rand(5, 1, 3)
+    with pytest.raises(CouplingMismatchError, match=r"before its rows are divided .* row_stochastic=False"):
+        symmetric_normalized(PairwiseCoupling(x, x))
+    with pytest.raises(CouplingMismatchError, match=r"nonnegative=False.*normalize='row'"):
+        symmetric_normalized(LowRankCoupling(x, x, symmetric=True))
+    with pytest.raises(ValueError, match=r"GaussianDiffusivity has divided its rows .* row_stochastic=False"):
+        SymmetricDiffusivity(GaussianDiffusivity())
+    with pytest.raises(ValueError, match=r"AdjacencyDiffusivity has divided its rows .* normalization='sum'"):
+        SymmetricDiffusivity(AdjacencyDiffusivity("row"))
+    with pytest.raises(TypeError, match="coupling must be a Coupling"):
+        without_diagonal("S")
+    assert SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False)).symmetric
+
+
+# ---------------------------------------------------------------- projections
+
+
+def matrix(dense: Tensor, w: Tensor) -> Tensor:
+    """Σ_h S_h ⊗ W_hᵀW_h, nodes first."""
+    gram = torch.einsum("hdc,hde->hce", w, w)
+    return sum(torch.kron(s, g) for s, g in zip(dense.expand(len(w), -1, -1), gram, strict=True))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_projected_product_laplacian_and_majorant(heads: int) -> None:
+    """S of three heads, or of one that all projections share; p bounds the Laplacian over nodes and channels."""
+    coupling = GaussianPenalty().coupling(randn(6, heads, 2))
+    w, v = randn(3, 2, 4, seed=1), randn(6, 1, 4, seed=2)
+    projected = ProjectedCoupling(coupling, w)
+    dense = coupling.to_dense()
+    laplacian = matrix(torch.diag_embed(dense.sum(2)) - dense, w)
+    torch.testing.assert_close((projected @ v).flatten(), matrix(dense, w) @ v.flatten())
+    torch.testing.assert_close((projected.T @ v).flatten(), matrix(dense, w) @ v.flatten())
+    torch.testing.assert_close(projected.laplacian(v).flatten(), laplacian @ v.flatten())
+    for convex, factor in ((True, 2.0), (False, 1.0)):
+        p = projected.majorant(convex)
+        assert p.shape == (6, 1)
+        bound = torch.diag(factor * p.flatten().repeat_interleave(4))
+        assert torch.linalg.eigvalsh(bound - laplacian).min() > -1e-12
+
+
+def test_a_sum_with_a_projection_has_a_majorant() -> None:
+    query, projection, state = randn(7, 2, 3).abs(), randn(2, 3, 5), randn(7, 1, 5)
+    projected = ProjectedCoupling(LowRankCoupling(query, query, symmetric=True, nonnegative=True), projection)
+    both = 0.5 * projected + IdentityCoupling(7, dtype=DOUBLE)
+    for convex in (True, False):
+        torch.testing.assert_close(both.majorant(convex), both.majorized(state, convex)[1].squeeze(2))
+
+
+def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> None:
+    one = torch.ones(6, 1, 1, dtype=DOUBLE)
+    projected = ProjectedCoupling(LowRankCoupling(one, one, symmetric=True, nonnegative=True), randn(2, 3, 4))
+    assert projected.symmetric
+    assert projected.nonnegative
+    assert projected.positive_semidefinite
+    with pytest.raises(CouplingMismatchError, match="has no row sums: it mixes channels"):
+        projected.degree()
+    for entries in (projected.to_dense, lambda: projected.at(torch.tensor([[0], [1]]))):
+        with pytest.raises(CouplingMismatchError, match="has no entries: it mixes channels"):
+            entries()
+    with pytest.raises(ValueError, match="v must be a state of one head with the 4 channels that the projection reads"):
+        projected @ randn(6, 1, 5)
+    with pytest.raises(ValueError, match=r"projection must be \[heads, head_channels, channels\]"):
+        ProjectedCoupling(projected.coupling, randn(3, 4))
+
+
+def test_a_projection_of_nan_is_nan() -> None:
+    coupling = GaussianPenalty().coupling(randn(6, 1, 2))
+    lost = ProjectedCoupling(coupling, torch.full((2, 3, 4), torch.nan, dtype=DOUBLE))
+    assert lost.laplacian(randn(6, 1, 4)).isnan().all()
+    assert lost.majorant(False).isnan().all()
