@@ -366,7 +366,7 @@ def public_subclasses(package: ModuleType, base: type) -> set[type]:
 
 
 def test_every_public_coupling_is_listed() -> None:
-    others = {ProjectedCoupling}  # it mixes channels, so it has no matrix over nodes: tests/couplings/test_projected.py
+    others = {ProjectedCoupling}  # it mixes channels, so it has no matrix over nodes: tests/couplings/test_weighted.py
     missing = public_subclasses(couplings, Coupling) - listed_classes(COUPLINGS) - others
     assert not missing, f"add these to COUPLINGS: {missing}"
 
