@@ -45,7 +45,7 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
 )
-from diffusion_mp.couplings.reweighted import averaged
+from diffusion_mp.couplings.weighted import averaged
 from diffusion_mp.energies import (
     Ball,
     Constraint,

@@ -21,7 +21,7 @@ from diffusion_mp import (
     SoftmaxPenalty,
     certify,
 )
-from diffusion_mp.couplings import distance
+from diffusion_mp.couplings import pairwise as distance
 from diffusion_mp.energies import Penalty, Sphere
 from diffusion_mp.testing import assert_energy_descent
 

@@ -21,7 +21,7 @@ from diffusion_mp.couplings import (
     distance_features,
     row_normalized,
 )
-from diffusion_mp.couplings.symmetric import symmetric_normalized
+from diffusion_mp.couplings.weighted import symmetric_normalized
 from diffusion_mp.diffusivities import SGFormerDiffusivity, SimpleDiffusivity
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.couplings.score import FunctionScore
+from diffusion_mp.couplings.scores import FunctionScore
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.errors import check_function, check_kind, check_number, check_tensor, describe
 

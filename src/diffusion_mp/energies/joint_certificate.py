@@ -17,8 +17,7 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
 )
-from diffusion_mp.couplings.projected import spectral_norms
-from diffusion_mp.couplings.reweighted import averaged
+from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.certificate import Certificate
 from diffusion_mp.energies.constraints import Ball, Constraint
 from diffusion_mp.energies.function import find_flaw

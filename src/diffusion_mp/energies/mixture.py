@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings.score import MixtureScore
+from diffusion_mp.couplings.scores import MixtureScore
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.errors import check_kind, check_place, check_positive, check_tensor
 from diffusion_mp.kernels.precision import exp_limit

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, Score
-from diffusion_mp.couplings.score import FunctionScore, MixtureScore
+from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import (
     State,

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ProjectedCoupling, ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.projected import spectral_norms
-from diffusion_mp.couplings.reweighted import averaged
+from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.energies import (
     Ball,

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.base import LowRankForm
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of
 

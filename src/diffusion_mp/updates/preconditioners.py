@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.base import LowRankForm
 from diffusion_mp.updates.closed_forms import LowRankInverse
 from diffusion_mp.updates.linear_solve import Operator
 
