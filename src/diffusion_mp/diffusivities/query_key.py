@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -76,10 +77,13 @@ class QueryKeyDiffusivity(Diffusivity):
             if projection == "separate":
                 self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
 
-    def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
+    def queries_and_keys(
+        self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True, origin: Tensor | None = None
+    ) -> Features:
         """q and k as the attention sees them; the same object where they are equal.
 
-        ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself.
+        ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself. ``origin``: keys are
+        those of x − origin.
         """
         if self.projection is not None or self.channels not in (None, x.size(1)):
             check_state(x, channels=self.channels, module=self)
@@ -87,10 +91,13 @@ class QueryKeyDiffusivity(Diffusivity):
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
             q = k = x.unflatten(1, (self.heads, -1))
+            if origin is not None:
+                k = (x - origin).unflatten(1, (self.heads, -1))
         else:
             q = k = self.query(x).unflatten(1, (self.heads, -1))
-            if self.projection == "separate":
-                k = self.key(x).unflatten(1, (self.heads, -1))
+            if self.projection == "separate" or origin is not None:
+                key = self.key if self.projection == "separate" else self.query
+                k = key(x if origin is None else x - origin).unflatten(1, (self.heads, -1))
         if self.normalize == "row" and unit:
             return unit_rows(q, k)
         if self.normalize == "frobenius":
@@ -100,6 +107,22 @@ class QueryKeyDiffusivity(Diffusivity):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
+
+
+def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
+    """The smallest row of every node's graph, [N, C], or [1, C] for one graph; without gradient.
+
+    For keys of a softmax, which a shift of all of them does not change. The difference of a row from one that is no
+    larger has its digits, and equal rows differ by zero, however a product of matrices rounds them.
+    """
+    x = x.detach()
+    size = x.abs().amax(1).nan_to_num(nan=math.inf)
+    if graph.is_single:
+        return x[size.argmin(0, keepdim=True)] if x.size(0) else x
+    batch, number = graph.batch.to(x.device), torch.arange(x.size(0), device=x.device)
+    least = size.new_zeros(graph.num_graphs).scatter_reduce(0, batch, size, "amin", include_self=False)
+    others = number.masked_fill(size > least[batch], x.size(0))
+    return x[number.new_zeros(graph.num_graphs).scatter_reduce(0, batch, others, "amin", include_self=False)[batch]]
 
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
