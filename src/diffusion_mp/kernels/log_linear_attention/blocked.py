@@ -40,7 +40,7 @@ SLACK = 40.0
 
 
 class Bound(NamedTuple):
-    """M_sr = m_r + β_s. Logarithms may be large and close together, so factors take differences to m and β."""
+    """M_sr = m_r + ρ_r + β_s. Logarithms may be large and close together, so factors take differences to one by one."""
 
     chosen: slice
     """The samples that it is for: all, or one."""
@@ -50,6 +50,8 @@ class Bound(NamedTuple):
     """β, [B, 1, K]."""
     total: int
     """How many samples there are."""
+    rest: Tensor | None = None
+    """ρ, [B, 1, F]; ``None`` is zero."""
 
 
 class Factor:
@@ -154,6 +156,7 @@ def pool(senders: Senders) -> Pooled:
     of = Senders(*(x.transpose(0, 1) for x in senders))
     bounds = _bounds(of)
     shifts = [bound.features.double() + bound.samples.double().transpose(1, 2) for bound in bounds]
+    shifts = [shift if bound.rest is None else shift + bound.rest for shift, bound in zip(shifts, bounds, strict=True)]
     return Pooled(_joined([_pool(of, bound) for bound in bounds]), torch.cat(shifts, 1).unsqueeze(3))
 
 
@@ -250,7 +253,7 @@ def _bounds(senders: Senders) -> list[Bound]:
     for s in range(count):
         chosen = slice(s, s + 1)
         most = (keys + shifts[:, :, chosen]).amax(1, keepdim=True)
-        found.append(Bound(chosen, features + most, samples[:, :, chosen], count))
+        found.append(Bound(chosen, features, samples[:, :, chosen], count, most))
     return found
 
 
@@ -358,14 +361,18 @@ def _pool_backward(by_senders: Senders, by_sums: Sums, senders: Senders, bound: 
 def _sending(senders: Senders, rows: slice, bound: Bound) -> Factor:
     """B of a block, as w and e ≤ 1."""
     keys = senders.log_k[:, rows] - bound.features
+    if bound.rest is not None:
+        keys -= bound.rest
     top = keys.amax(2, keepdim=True)
     shift = senders.col_shift[:, rows, bound.chosen] - bound.samples
-    return Factor(shift.add_(top).exp_(), keys.sub_(top).exp_())
+    return Factor(shift.add_(top).clamp_max_(0.0).exp_(), keys.sub_(top).exp_())
 
 
 def _receiving(receivers: Receivers, sums: Sums, rows: slice, bound: Bound) -> tuple[Factor, Tensor | None]:
     """A of a block, as x and f ≤ 1, and L [B, n, K] where no shifts are given."""
     queries = receivers.log_q[:, rows] + bound.features
+    if bound.rest is not None:
+        queries += bound.rest
     top = queries.amax(2, keepdim=True)
     features = queries.sub_(top).exp_()
     top = top + bound.samples
