@@ -35,7 +35,10 @@ def exp_limit(dtype: torch.dtype) -> float:
     return 0.8 * math.log(torch.finfo(dtype).max)
 
 
-def exp_(x: Tensor) -> Tensor:
-    """e^x in place, cut off at :func:`exp_limit` on both sides: an underflow takes a hundred times as long."""
+def exp_(x: Tensor, most: float = math.inf) -> Tensor:
+    """e^x in place, cut off at :func:`exp_limit` on both sides: an underflow takes a hundred times as long.
+
+    ``most``: the largest exponent where that is known, and rounding may exceed it.
+    """
     limit = exp_limit(x.dtype)
-    return x.clamp_(-limit, limit).exp_()
+    return x.clamp_(-limit, min(limit, most)).exp_()

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
-from diffusion_mp.kernels.sparse_flow.solve import units
+from diffusion_mp.kernels.sparse_flow.solve import unit_limit, units
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
@@ -108,9 +108,9 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
     above = (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
-    return (s + terms.a + terms.lift * (above < 0) + driven.masked_fill(~flows, 1.0).log()).masked_fill(
-        ~flows, -math.inf
-    )
+    # Nobody who flows conducts more than the best, however an s that is computed anew is rounded.
+    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(max=unit_limit(s.dtype))
+    return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
@@ -146,7 +146,7 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     nu_of_one = torch.where(lam > 0, nu / lam, (log_c + log_f).clamp(max=limit).exp()).detach()
     nu = lam * nu_of_one * (log_c + log_f - (log_c + log_f).detach()).exp()
     # On the support Σ_j z_j + μ/α = 1 is linear in ρ, with z_j = through ρ − dammed.
-    through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=limit).exp()
+    through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=unit_limit(s.dtype)).exp()
     above = (u - w).masked_fill(~active, 0.0).scatter(2, best, 0.0).expm1()
     dammed = through * nu * above
     slope = (through.sum(2, keepdim=True) + leak * (unit - log_c).exp()).masked_fill(idle, 1.0)

@@ -87,7 +87,7 @@ def solve(
         weight = candidates.add_(rows.spread(a))
         if bool(lift.any()):
             weight += torch.lt(u, rows.spread(w)) * rows.spread(lift)
-        exp_(weight)
+        exp_(weight, unit_limit(s.dtype))  # nobody who flows conducts more than o
         # Above any ρ is as good as 2.
         highest = (2 / nu).log1p().clamp(max=limit)
         threshold = exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))

@@ -20,7 +20,7 @@ from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.precision import accumulating, exp_, exp_limit
 from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
-from diffusion_mp.kernels.sparse_flow.solve import solve
+from diffusion_mp.kernels.sparse_flow.solve import solve, unit_limit
 
 # Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
@@ -116,7 +116,7 @@ class _Entries:
         s.add_(a)
         if bool(lift.any()):
             s += torch.lt(self.above, 0) * lift
-        self.through = exp_(s)
+        self.through = exp_(s, unit_limit(s.dtype))
         if mask is not None:
             self.through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
 
