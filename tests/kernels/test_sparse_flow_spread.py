@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, localcontext
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +166,33 @@ def test_a_best_conductor_that_its_friction_closes() -> None:
         for name in ("tiled", "edges", "reference"):
             z, _ = SOLVERS[name][0](s, u, lam, leak)
             torch.testing.assert_close(z[0].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+@pytest.mark.parametrize(
+    ("s", "u"), [((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)), ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11))]
+)
+def test_a_threshold_that_the_rounding_of_the_scores_hides(name: str, s: Any, u: Any) -> None:
+    """The best conductor has all the friction, and the two others flow below a potential of 1/4."""
+    s, u = (torch.tensor([x] * 3, requires_grad=True) for x in (s, u))
+    z, _ = SOLVERS[name][0](s, u, torch.ones(3, 1), torch.zeros(3, 1))
+    torch.testing.assert_close(z, torch.tensor([[0.5, 0.0, 0.5]] * 3))
+    grads = torch.autograd.grad(z @ torch.tensor([1.0, 1.0, 3.0]), (s, u), torch.ones(3))
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+@pytest.mark.parametrize("score", [100.0, -300.0, 1e8, 1e16])
+def test_a_node_to_which_nothing_flows_has_finite_gradients(name: str, score: float) -> None:
+    """Alone in its graph its friction is 1, more than α; where it is less all flows."""
+    for lam, flow in ((1.0, 0.0), (0.01, 0.9)):
+        leaves = [torch.full((1, 1), value, requires_grad=True) for value in (score, -score, lam, 10.0)]
+        z, log_mu = SOLVERS[name][0](*leaves)
+        expected = (1 - lam * 10) / 11 if flow else 0.0
+        torch.testing.assert_close(z, torch.full((1, 1), expected))
+        grads = torch.autograd.grad((z + log_mu).sum(), leaves)
+        assert all(grad.isfinite().all() for grad in grads)
+        assert grads[0].abs().max() < 1e-6  # a softmax of one
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])

@@ -192,7 +192,7 @@ def sparse_flow_support(
         return stack(entries[order], absent).t().unflatten(0, (nodes, heads))
 
     log_c = rows(s + resistance[target], -torch.inf)
-    log_theta = rows(lam[target].log() + u - friction[target], 0.0)
+    log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
     active = sparse_flow.flowing(log_c, log_theta, leak.unsqueeze(2))
     best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(2)
     entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))

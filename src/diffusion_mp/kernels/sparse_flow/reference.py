@@ -129,31 +129,34 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
 
 def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
     """The rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is none."""
-    resistance = (-s).masked_fill(s == -math.inf, -math.inf).logsumexp(2, keepdim=True)
-    friction = u.logsumexp(2, keepdim=True)
+    none, limit = s == -math.inf, exp_limit(s.dtype)
+    resistance, friction = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
+    # Not s + M and u − U, of which nothing is left where the scores are large.
+    log_c = -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
+    log_f = u.log_softmax(2).masked_fill(none, -math.inf)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
-    limit = exp_limit(s.dtype)
+    thetas = lam * log_f.exp()
     with torch.no_grad():
-        active = flowing(s + resistance, lam.log() + u - friction, leak)
+        active = flowing(log_c, lam.log() + log_f, leak)
         # With a closed entry more, since there is no largest of none.
         best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2, keepdim=True)
     idle = ~active.any(2, keepdim=True)
-    s_best, w = s.gather(2, best), u.gather(2, best)
-    log_c, log_f = s_best + resistance, w - friction
-    unit, lift, rise, nu = units((log_c + lam.log() + log_f).detach())
-    a, w = unit - s_best, w + rise
+    theta, w, log_c, log_f = (x.gather(2, best) for x in (thetas, u, log_c, log_f))
+    log_drag = log_c + log_f
+    unit, lift, rise, nu = units((log_drag + lam.log()).detach())
+    a, w = unit - s.gather(2, best), w + rise
     # ν moves as γ = c_o θ_o does, also where λ is 0.
-    nu_of_one = torch.where(lam > 0, nu / lam, (log_c + log_f).clamp(max=limit).exp()).detach()
-    nu = lam * nu_of_one * (log_c + log_f - (log_c + log_f).detach()).exp()
+    nu_of_one = torch.where(lam > 0, nu / lam, log_drag.clamp(max=limit).exp()).detach()
+    nu = lam * nu_of_one * (log_drag - log_drag.detach()).exp()
     # On the support Σ_j z_j + μ/α = 1 is linear in ρ, with z_j = through ρ − dammed.
     through = (s + a + lift * (u < w)).masked_fill(~active, -math.inf).clamp(max=unit_limit(s.dtype)).exp()
     above = (u - w).masked_fill(~active, 0.0).scatter(2, best, 0.0).expm1()
     dammed = through * nu * above
     slope = (through.sum(2, keepdim=True) + leak * (unit - log_c).exp()).masked_fill(idle, 1.0)
-    rho = (1 - leak * lam * log_f.exp() + dammed.sum(2, keepdim=True)) / slope
+    rho = (1 - leak * theta + dammed.sum(2, keepdim=True)) / slope
     with torch.no_grad():
         drag = (nu * through + dammed).scatter(2, best, 0.0).sum(2, keepdim=True)
-        work = (lam * (u - friction).exp() * (through * rho - dammed)).sum(2, keepdim=True)
+        work = (thetas * (through * rho - dammed)).sum(2, keepdim=True)
         last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(2, keepdim=True)
         after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(2, keepdim=True)
         opened = rho > nu * (after - w).clamp(max=limit).expm1()  # by the rounding of w

@@ -78,7 +78,7 @@ def solve(
         best = rows.best(candidates)
         s_best, u_best = rows.at(s, best).clamp_min(info.min / 8), rows.at(u, best)
         log_c = resistance + s_best
-        unit, lift, rise, nu = units(log_c + log_lam + u_best - friction)
+        unit, lift, rise, nu = units(log_c + log_lam + (u_best - friction))
         w = u_best + rise
         # Not w − U, whose rounding may be more than all of it.
         log_f = torch.where(rise > 0, nu.log() - log_c - log_lam, u_best - friction)

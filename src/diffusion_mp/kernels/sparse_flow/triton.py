@@ -137,7 +137,7 @@ def _potentials(
         level = tl.where(some, level, 0.0)
 
         log_c = resistance + level
-        log_drag = log_c + log_lam + us - friction
+        log_drag = log_c + log_lam + (us - friction)
         unit = tl.minimum(tl.maximum(log_drag, 0.0), UNIT)
         lifts = tl.maximum(log_drag - UNIT, 0.0)
         # The tensor stands first: with the constant first, the interpreter of Triton 3.7 makes a constant of the sum.
