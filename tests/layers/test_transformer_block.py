@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from diffusion_mp.layers.transformer_block import SelfAttention, TransformerBlock
+from diffusion_mp.layers.sequences import SelfAttention, TransformerBlock
 from diffusion_mp.testing.laws import seeded
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()

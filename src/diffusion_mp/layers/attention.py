@@ -1,7 +1,7 @@
-"""The layers of the papers with attention over all pairs: each only chooses a diffusivity and an update.
+"""Published layers with attention over all pairs; each chooses a diffusivity and an update.
 
-Their options are those of the diffusivity, of the update and of :class:`DiffusionConv`, where they are explained. For
-another choice give :class:`DiffusionConv` or :class:`MultiHeadConv` a diffusivity of your own.
+Their options are documented at the diffusivity, the update and :class:`DiffusionConv` that they are passed to. Pass
+another diffusivity to :class:`DiffusionConv` or :class:`MultiHeadConv` for other combinations.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     AdjacencyEnhancedDiffusivity,
     AllPairDiffusivity,
+    Diffusivity,
     EdgeSparseFlowDiffusivity,
     GaussianDiffusivity,
     GraphAugmentedDiffusivity,
@@ -33,7 +34,6 @@ from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
-from diffusion_mp.layers.multi_head_conv import MultiHeadConv
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport
 
 TAU = 0.5
@@ -46,37 +46,85 @@ KERNELS: dict[str, type[AllPairDiffusivity]] = {
 }
 
 
+class MultiHeadConv(DiffusionConv):
+    r"""x′ = W_O ‖_h S^h W_V^h x, plus x with ``residual``: one step of size 1, its heads concatenated and mixed by W_O.
+
+    Args:
+        in_channels, diffusivity, heads: as in :class:`DiffusionConv`.
+        out_channels: channels after W_O; equal to ``in_channels`` with ``residual``.
+        head_channels: channels of the values of each head.
+        residual: add x.
+        bias: add a bias in W_O.
+        options: further options of :class:`DiffusionConv` (``dropout``, ``validate``).
+
+    Examples:
+        >>> softmax = SoftmaxDiffusivity(4, projection="separate", heads=2)
+        >>> MultiHeadConv(4, 8, softmax, heads=2, head_channels=5)(x).shape
+        torch.Size([6, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        diffusivity: Diffusivity,
+        heads: int = 1,
+        *,
+        head_channels: int,
+        residual: bool = False,
+        bias: bool = True,
+        **options: Any,
+    ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads, head_channels=head_channels)
+        check_flags(residual=residual, bias=bias)
+        if residual and in_channels != out_channels:
+            raise ValueError(
+                f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
+                f"{out_channels}. Or pass residual=False."
+            )
+        update = ExplicitEuler(1.0, "residual")
+        super().__init__(in_channels, head_channels, diffusivity, update, heads, concat=True, bias=False, **options)
+        self.out_channels, self.residual = out_channels, residual
+        self.mix = nn.Linear(heads * head_channels, out_channels, bias=bias)
+
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        return x + self.mix(out) if self.residual else self.mix(out)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
+
+
 class DIFFormerConv(DiffusionConv):
     r"""One propagation layer of DIFFormer (Wu, Wipf & Yan 2025, Eqs. 54–63), heads averaged (Eq. 62).
 
     - ``graph="sum"`` (Eqs. 61–63, the default): x′ = (1 − τ) x + τ (Ŝ + Ã) v, the residual form;
     - ``graph="mean"`` (Eq. 24): x′_i = (1 − ½τ Σ_j(ŝ_ij + ã_ij)) x_i + ½τ Σ_j (ŝ_ij + ã_ij) v_j, the conservative form;
-    - ``graph=None``: x′ = (1 − τ) x + τ Ŝ v (Eq. 17), whatever edges come.
+    - ``graph=None``: x′ = (1 − τ) x + τ Ŝ v (Eq. 17); edges are not read.
 
-    The first two are different updates, which the paper takes for one (docs/errata.md, D3). Without observed edges all
-    three are Eq. 17.
+    The first two are different updates, although the paper equates them (docs/errata.md, D3). Without observed edges
+    all three are Eq. 17.
 
-    Where in- and output have the same channels, the defaults are those of the layer inside :class:`DIFFormer`: the
-    state itself propagates and is kept. Where they differ, a map of the values has to change them, with a bias as in
-    PyG.
+    If input and output have the same channels, the defaults are those of the layers of :class:`DIFFormer`: the state
+    itself propagates and is kept. Otherwise W_V changes the channels, and a bias is added as in PyG.
 
     Args:
         in_channels, out_channels, heads: as in :class:`DiffusionConv`.
-        kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``, or a
-            `Penalty`, whose f it then is.
-        projection, normalize: of the attention, see :class:`AllPairDiffusivity`.
-        tau, beta, leak: of the update, see :class:`ExplicitEuler`.
-        update: another one, which has its own step size, source and leak.
-        graph: how observed edges enter.
+        kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``, or the
+            `Penalty` with δ′ = f.
+        projection, normalize: see :class:`AllPairDiffusivity`.
+        tau, beta, leak: see :class:`ExplicitEuler`.
+        update: replaces the explicit step, with its own step size, source and leak.
+        graph: how observed edges enter, see above.
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
-        transform, keep, bias: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias for channels that
-            stay, as Eq. 63 prints it; W_V, ``"values"`` and a bias for others.
-        options: further ones of :class:`DiffusionConv` (``concat``, ``dropout``, …).
-        qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
-        graph_weight: w: (1 − w) Ŝ + w Ã in the update that ``graph`` names; by default both count 1, or both ½.
+        transform, keep, bias: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias if input and
+            output have the same channels (Eq. 63); otherwise W_V, ``"values"`` and a bias.
+        concat: see :class:`DiffusionConv`.
+        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+        graph_weight: w in (1 − w) Ŝ + w Ã, in the update chosen by ``graph``; by default both weights are 1, or ½.
         direction, degrees: of the graph term, see :class:`AdjacencyDiffusivity`.
+        options: further options of :class:`DiffusionConv` (``dropout``, ``steps``, …).
 
-    The released code is this layer with other options: docs/released.md.
+    The options of the released code are listed in docs/released.md.
 
     Examples:
         >>> DIFFormerConv(4, 8, kernel="simple", tau=0.5)(x, edge_index).shape
@@ -149,26 +197,26 @@ class NodeFormerConv(MultiHeadConv):
     r"""One layer of NodeFormer (Wu et al. 2022; slides, Algorithm 1 and "Input Graphs as Relational Bias").
 
     z_u = W_O ‖_h [ Σ_v s^h_uv v^h_v + Σ_p σ(b_ph) Σ_v (A^p)_uv v^h_v ],  v = W_V x, with the kernelised
-    Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 of the coupling S + Σ_p σ(b_p) A^p.
-    Without observed edges it is attention alone, where the released code needs a graph to run at all.
+    Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 with the coupling S + Σ_p σ(b_p) A^p.
+    Without observed edges only the attention remains; the released code requires a graph.
 
-    The defaults are those that train well with few labels, in this layer and in :class:`NodeFormer`. The slides have
+    The defaults train well with few labels, here and in :class:`NodeFormer`. The slides have
     ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10`` (docs/errata.md, N11).
 
     Args:
         in_channels, heads: as in :class:`DiffusionConv`.
         out_channels: channels after W_O, and of every head unless ``head_channels`` is given.
-        head_channels: of queries, keys and values.
-        relational_bias: how observed edges are added: ``"sym"`` or ``"row"``, normalised by degrees, as the released
-            code has it, ``"sum"``, the plain sum of the slides, or ``None``.
-        hops: P, how far the bias reaches.
-        projection, tau, logits, num_samples: of the attention, see :class:`KernelizedSoftmaxDiffusivity`.
+        head_channels: channels of queries, keys and values.
+        relational_bias: how observed edges are added: ``"sym"`` or ``"row"``, normalised by degrees as in the released
+            code; ``"sum"``, the plain sum of the slides; or ``None``.
+        hops: P, the largest power of A.
+        projection, tau, logits, num_samples: see :class:`KernelizedSoftmaxDiffusivity`.
         bias, dropout, validate: as in :class:`MultiHeadConv`.
+        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+        powers, gate: see :class:`RelationalBias`.
         attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``num_features``, ``generator``, …).
-        qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
-        powers, gate: of the bias of the edges, see :class:`RelationalBias`.
 
-    The released code is this layer with other options: docs/released.md.
+    The options of the released code are listed in docs/released.md.
 
     Examples:
         >>> NodeFormerConv(4, 8, heads=2)(x, edge_index).shape
@@ -202,52 +250,38 @@ class NodeFormerConv(MultiHeadConv):
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
-        softmax = KernelizedSoftmaxDiffusivity(
-            in_channels,
-            heads=heads,
-            projection=projection,
-            head_channels=None if projection is None else width,
-            bias=qkv_bias and projection is not None,
-            tau=tau,
-            logits=logits,
-            num_samples=num_samples,
-            **attention,
-        )
+        if projection is not None:
+            attention |= {"head_channels": width, "bias": qkv_bias}
+        attention |= {"projection": projection, "tau": tau, "logits": logits, "num_samples": num_samples}
+        coupled: Diffusivity = KernelizedSoftmaxDiffusivity(in_channels, heads=heads, **attention)
         edges = RelationalBias(heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate)
-        super().__init__(
-            in_channels,
-            out_channels,
-            softmax if relational_bias is None else GraphAugmentedDiffusivity(softmax, edges),
-            heads,
-            head_channels=width,
-            bias=bias,
-            dropout=dropout,
-            validate=validate,
-            value_bias=qkv_bias,
-        )
+        if relational_bias is not None:
+            coupled = GraphAugmentedDiffusivity(coupled, edges)
+        mixing: dict[str, Any] = {"head_channels": width, "bias": bias, "value_bias": qkv_bias}
+        super().__init__(in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing)
 
 
 class SFiConv(MultiHeadConv):
     r"""x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h with the sparse flow S (SFi-Former, Eq. 11).
 
     Ã = D^-½ (A + I) D^-½, and γ > 0 is learnable. Without observed edges the bracket is S^h alone. With ``lam=0`` S is
-    softmax attention, and this is a layer of DFi-Former; that and ``adjacency=False`` is multi-head attention.
+    softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
 
     Args:
         in_channels, heads: as in :class:`DiffusionConv`.
-        out_channels: channels after W_O; those of x with ``residual``.
-        head_channels: of queries, keys and values; by default ``out_channels / heads``.
-        hops: let flow come only from nodes at most so many edges away (:class:`EdgeSparseFlowDiffusivity`, O(E));
-            ``None``: from all.
-        adjacency: the term Ã; ``False`` leaves it out, and (1 + γ)⁻¹ γ with it.
-        gamma, self_loops: γ at the start, and of Ã; see :class:`AdjacencyEnhancedDiffusivity`.
-        projection: of the attention.
-        residual: add x; ``False`` gives the change only, as :class:`GPSBlock` needs it.
+        out_channels: channels after W_O; equal to ``in_channels`` with ``residual``.
+        head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
+        hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)); ``None``
+            for all pairs.
+        adjacency: include Ã; ``False`` replaces (1 + γ)⁻¹ [Ã + γ S^h] by S^h.
+        gamma, self_loops: initial γ, and self-loops of Ã; see :class:`AdjacencyEnhancedDiffusivity`.
+        projection: of the attention, see :class:`SparseFlowDiffusivity`.
+        residual: add x; ``False`` returns the change alone, as :class:`GPSBlock` expects.
         bias, dropout, validate: as in :class:`MultiHeadConv`.
         attention: further options of :class:`SparseFlowDiffusivity` (``lam``, ``alpha``, ``friction``, …).
 
     Raises:
-        TypeError, ValueError: channels that do not fit, or as in the diffusivities.
+        TypeError, ValueError: channels or options do not fit.
 
     Examples:
         >>> SFiConv(4, 4, heads=2)(x, edge_index).shape
@@ -281,40 +315,31 @@ class SFiConv(MultiHeadConv):
                 f"heads must divide out_channels; got {heads} heads, {out_channels} channels. Or pass head_channels."
             )
         width = out_channels // heads if head_channels is None else head_channels
-        shared: dict[str, Any] = {"heads": heads, "projection": projection}
-        shared["head_channels"] = None if projection is None else width
+        attention |= {"heads": heads, "projection": projection, "head_channels": None if projection is None else width}
         if hops is None:
-            flow = SparseFlowDiffusivity(in_channels, **shared, **attention)
+            flow = SparseFlowDiffusivity(in_channels, **attention)
         else:
-            flow = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **shared, **attention)
+            flow = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **attention)
         enhanced = AdjacencyEnhancedDiffusivity(flow, gamma=gamma, self_loops=self_loops)
-        super().__init__(
-            in_channels,
-            out_channels,
-            enhanced if adjacency else flow,
-            heads,
-            head_channels=width,
-            residual=residual,
-            bias=bias,
-            dropout=dropout,
-            validate=validate,
-        )
+        coupled = enhanced if adjacency else flow
+        mixing: dict[str, Any] = {"head_channels": width, "residual": residual, "bias": bias}
+        super().__init__(in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing)
 
 
 class SGFormerConv(DiffusionConv):
     r"""Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾, heads averaged (slides, "SGFormer"; Wu et al. 2023b).
 
     Node by node, with v = W_V x: z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z⁽⁰⁾_i.
-    Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x itself by default; β = 1 leaves it out, which is
-    the attention of PyG's ``SGFormerAttention``.
+    Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x by default. With β = 1 it drops out, and the
+    layer is PyG's ``SGFormerAttention``.
 
     Args:
-        in_channels, out_channels, heads: as in :class:`DiffusionConv`; in- and output have the same channels.
+        in_channels, out_channels, heads: as in :class:`DiffusionConv`; input and output have the same channels.
         beta: β in (0, 1].
-        projection, normalize: of the attention, see :class:`SGFormerDiffusivity`.
+        projection, normalize: see :class:`SGFormerDiffusivity`.
         transform, bias: see :class:`DiffusionConv`.
-        options: further ones of :class:`DiffusionConv` (``concat``, ``dropout``, ``validate``, …).
-        qkv_bias: biases of W_Q, W_K and W_V, of those that there are.
+        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+        options: further options of :class:`DiffusionConv` (``concat``, ``dropout``, ``validate``, …).
 
     Raises:
         TypeError, ValueError: β does not lie in (0, 1], or as in :class:`DiffusionConv`.
@@ -347,16 +372,14 @@ class SGFormerConv(DiffusionConv):
             raise ValueError(
                 f"beta must lie in (0, 1], the attention beside 1 - beta of the initial state; got {beta}."
             )
+        biased = qkv_bias and projection is not None
+        attention = SGFormerDiffusivity(
+            in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased
+        )
         super().__init__(
             in_channels,
             out_channels,
-            SGFormerDiffusivity(
-                in_channels,
-                heads=heads,
-                projection=projection,
-                normalize=normalize,
-                bias=qkv_bias and projection is not None,
-            ),
+            attention,
             teleport(1 - beta),
             heads if transform else 1,
             transform=transform,

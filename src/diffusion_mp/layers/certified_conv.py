@@ -36,39 +36,39 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
+from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
 class CertifiedConv(KnowsPyGNames, nn.Module):
     r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
-    Whatever β, λ, μ > 0 have been learned, F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
-    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md). n is the number of nodes of the graph of i and j, so
-    that λ weighs what a node hears of the others on average, in graphs of any size. H is the ``source`` of the call, δ
-    the penalty with δ′ = f, w_i the row sums of W, and p_i the majorant of a `CertifiedStep`, which this is one of;
-    :meth:`energy` gives F. A state that is not in C is projected onto it first.
+    For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
+    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md); :meth:`energy` returns it. n is the number of nodes
+    of the graph, so that λ weighs a mean over its nodes. H is the ``source`` of the call, δ the penalty with δ′ = f,
+    w_i the row sums of W, and p_i the majorant of `CertifiedStep`. States outside C are projected onto it first.
 
     Args:
-        channels: C, of the state and the result.
-        penalty: δ or its name; ``None``: no attention, Σ_ij δ is not there.
-        heads: H. They cut the channels, and each has a C and an attention of its own, unless there are projections.
-        projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ for a learned W_h [channels / H, channels], divided by
-            max(1, ‖W_h‖₂), and all move the state, which is whole, together; ``None``: none.
-        constraint, radius: C of every row of a head; see `CertifiedStep`.
-        beta, lam, mu: β, λ, μ > 0 at the start; they are learned.
-        graph: A, a diffusivity that is symmetric and nonnegative. One that reads a state reads the source, so that A
-            stays as it is from step to step. ``True``: D^-½AD^-½ of the graph's symmetric part, which is all that the
-            energy sees of it; ``False``: edges are not read. It is left out where no edges were observed.
+        channels: channels of the state and the result.
+        penalty: δ or its name; ``None`` leaves out the attention, the sum over δ.
+        heads: H; they cut the channels, and each head has its own constraint and attention, unless there are
+            projections.
+        projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ with a learned W_h [channels / H, channels], divided by
+            max(1, ‖W_h‖₂), and all heads move the uncut state together.
+        constraint, radius: C, the constraint on every row of a head; see `CertifiedStep`.
+        beta, lam, mu: initial β, λ, μ > 0; they are learned.
+        graph: A, a symmetric and nonnegative diffusivity, which is evaluated at the source, so that A is the same in
+            every step. ``True``: D^-½AD^-½ of the symmetric part of the graph, the only part in the energy; ``False``:
+            edges are not read. Without observed edges the term is left out.
 
     Shapes:
         - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; source: [N, channels], x by default; beside: a
-          coupling of the same nodes, symmetric and nonnegative, that stands beside A.
+          symmetric and nonnegative coupling of the same nodes that is added to A.
         - output: [N, channels].
 
     Raises:
-        TypeError, ValueError: an option or the input does not fit; a penalty that is not concave everywhere in C.
-        CouplingMismatchError: A does not promise to be symmetric and nonnegative.
+        TypeError, ValueError: an option or an input does not fit, or the penalty is not concave everywhere in C.
+        CouplingMismatchError: A does not declare that it is symmetric and nonnegative.
 
     Examples:
         >>> h = 0.1 * x
@@ -125,7 +125,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
             nn.init.uniform_(self.weight, -bound, bound)
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew; β, λ and μ go back to their initial values."""
+        """Reset every parameter; β, λ and μ return to their initial values."""
         for child in (self.attention, self.graph_term, self.lam, self.mu, self.beta):
             if child is not None:
                 child.reset_parameters()
@@ -143,7 +143,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         return_coupling: bool = False,
         **others: Any,
     ) -> Tensor | tuple[Tensor, Coupling]:
-        """The next state, and with ``return_coupling`` the operator W that was used."""
+        """Return the next state, and with ``return_coupling`` the coupling W."""
         refuse_inputs(self, others)
         check_flags(return_coupling=return_coupling)
         check_kind(beside, "beside", (Coupling, NoneType), "a Coupling of the same nodes, or None")
@@ -159,14 +159,14 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         return (out, coupling) if return_coupling else out
 
     def _begin(self, x: Float[Tensor, "N C"], source: Tensor | None) -> tuple[Float[Tensor, "N H D"], Tensor]:
-        """The state in C by head, and the source, which is this state if none was given."""
+        """The projected state by head, and the source, by default the projected state."""
         state = self.update.constraint.project(self.by_head(x))
         return state, state.flatten(1) if source is None else source
 
     def coupling(
         self, state: Float[Tensor, "N H D"], graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
     ) -> Coupling:
-        """W at a state by head (:meth:`by_head`) of this graph, with this source."""
+        """Return W at a state by head (:meth:`by_head`)."""
         terms: list[Coupling] = []
         fixed = self._fixed(source, graph, beside)
         if fixed is not None:
@@ -186,7 +186,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         return terms[0] if len(terms) == 1 else SumCoupling(terms)
 
     def energy(self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None) -> JointEnergy:
-        """F, for states by head (:meth:`by_head`) of this graph with this source."""
+        """Return F, a function of states by head (:meth:`by_head`)."""
         return JointEnergy(
             None if self.attention is None else self.attention.penalty,
             1.0 if self.lam is None else self.lam(),
@@ -211,7 +211,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         source: Tensor | None = None,
         beside: Coupling | None = None,
     ) -> Certificate:
-        """That no step raises F from this state (`certify_step`); without x, from a random one."""
+        """Certify that no step raises F from this state (`certify_step`), or without x from a random one."""
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T1", math.nan, broken)
@@ -237,10 +237,10 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
     def at_rest(
         self, graph: Graph, source: Float[Tensor, "N C"], beside: Coupling | None = None
     ) -> Float[Tensor, "N C"] | None:
-        """Where the steps come to rest, (β + μL)⁻¹ βH, if there is neither attention nor constraint; else ``None``.
+        """Return the limit of the steps, (β + μL)⁻¹ βH, without attention and constraint; otherwise ``None``.
 
-        By the eigenvectors of L where A has them (``Coupling.laplacian_function``), else by `Equilibrium`, which needs
-        all rows at hand.
+        It uses the eigenvectors of L where A has them (``Coupling.laplacian_function``), else `Equilibrium`, which
+        needs all rows in one process.
         """
         if self.attention is not None or not isinstance(self.update.constraint, Unconstrained):
             return None
@@ -254,24 +254,24 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         return None if rest is None else rest.flatten(1)
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
-        """A state as the step and the energy take it: cut into heads, or whole where heads have projections."""
+        """Reshape a state to [N, H, D], the input of the step and the energy; H = 1 with projections."""
         return x.unflatten(1, (self.heads, -1))
 
     @property
     def beta(self) -> Positive:
-        """What makes β."""
+        """The module that computes β."""
         return cast("Positive", self.update.beta)
 
     @property
     def projection(self) -> Float[Tensor, "H D C"] | None:
-        """The projections as they are used, of norm one at most, in float32 at least: rounding may lengthen them."""
+        """The projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
         if self.weight is None:
             return None
         wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return wide / spectral_norms(wide).clamp(min=1)[:, None, None]
 
     def _fixed(self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None) -> Coupling | None:
-        """A, what stands beside it, or both."""
+        """A, ``beside``, or their sum."""
         if self.graph_term is None or graph.edge_index is None:
             return beside
         edges: Coupling = self.graph_term(source, graph)
@@ -282,10 +282,10 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
 
 
 class AllPairs(Diffusivity):
-    """Ω = (f(‖z_i − z_j‖²))_ij of a penalty, head by head, for states within a constraint.
+    """Ω = (f(‖z_i − z_j‖²))_ij of a penalty, head by head, for states in a constraint.
 
     Raises:
-        ValueError: states of the constraint may be further apart than the penalty allows.
+        ValueError: the constraint allows squared distances beyond the domain of the penalty.
     """
 
     depends_on = "rows"
@@ -303,11 +303,11 @@ class AllPairs(Diffusivity):
                 f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
             )
         self.of_pairs, self.heads, self.projected = penalty, heads, projection is not None
-        self.step = (update,)  # a tuple: as a module its parameters would be in the state dict twice
+        self.step = (update,)  # in a tuple, so that its parameters are not registered twice
 
     @property
     def penalty(self) -> Penalty:  # type: ignore[override]
-        """δ; one that is learned is a module, which the attribute of the class would hide."""
+        """δ. A property, since ``Diffusivity.penalty`` would hide a learned δ, which is a submodule."""
         return self.of_pairs
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -316,11 +316,11 @@ class AllPairs(Diffusivity):
 
     @property
     def within(self) -> Constraint:
-        """What confines the rows that the penalty sees: a projection of norm one takes a sphere into its ball."""
+        """The constraint on the input of the penalty: a projection of norm one maps a sphere into its ball."""
         constraint = self.step[0].constraint
         return Ball(constraint.diameter / 2) if self.projected and not constraint.convex else constraint
 
 
 def _penalty(penalty: Penalty | str, dim: int) -> Penalty:
-    """The penalty of that name, for heads of so many channels; or itself."""
+    """Return the penalty, or make the one of that name for heads with ``dim`` channels."""
     return SoftmaxPenalty(dim) if penalty == "softmax" else get_penalty(penalty)

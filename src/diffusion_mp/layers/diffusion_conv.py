@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import NoneType
 from typing import Any, Literal
 
@@ -12,7 +13,8 @@ from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.energies import Certificate
+from diffusion_mp.energies import Certificate, certify
+from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -29,62 +31,61 @@ from diffusion_mp.errors import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.dropout import dropout
-from diffusion_mp.layers.bipartite import between
-from diffusion_mp.layers.certificates import layer_certificate, why_uncertified
 from diffusion_mp.layers.features import ValueLinear, check_features
-from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
+from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
 class DiffusionConv(KnowsPyGNames, nn.Module):
     r"""State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
-    With h the feature transformation W_V, per head, and the explicit update:
+    With the linear map h = W_V, per head, and the explicit update:
     x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.
 
     Args:
-        in_channels: channels of x; -1 for those of the first call, where only W_V looks at x.
-        out_channels: channels of a head's values.
-        diffusivity: says who influences whom.
+        in_channels: channels of x; -1 to take them from the first call, where W_V alone reads x.
+        out_channels: channels of the values of each head.
+        diffusivity: computes the coupling from the state and the graph.
         update: moves the state; ``ExplicitEuler(0.5)`` by default.
-        heads: H. One head, here or in the diffusivity, is shared by all.
+        heads: H. A single head, of the layer or of the diffusivity, broadcasts against several.
         concat: concatenate the heads to [N, H · out_channels] instead of averaging them to [N, out_channels].
-        transform: W_V; without it the state itself propagates and in- and output have the same channels.
-        bias: add a bias at the end.
-        keep: what the update conserves beside the propagated values: ``"values"``, h(x) (Eq. 22; any channels), or
-            ``"state"``, x (Eq. 63; in- and output have the same channels).
-        reads: what the diffusivity looks at: ``"state"``, x; ``"values"``, h(x), as GAT does and as Proposition 9
-            needs, which the layer as printed does not do (docs/errata.md, D23); or ``"features"``, others that stay
-            as they are while the state moves (inputs, positions) and come with every call.
-        steps: how often the update is applied with the one coupling inferred (the K of SGC and APPNP).
-        dropout: on the propagated values only; never on what the diffusivity reads or the update keeps.
-        validate: look for NaN and infinity in x at every call, which takes a pass over it.
-        value_bias: h(x) = W_V x + b_V, with ``transform``.
+        transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
+        bias: add a bias to the output.
+        keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22; any channels), or ``"state"``, x
+            (Eq. 63; input and output have the same channels).
+        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires,
+            unlike the layer as printed (docs/errata.md, D23); or ``"features"``, passed with every call and constant
+            while the state moves (inputs, positions).
+        steps: number of updates with the same coupling (the K of SGC and APPNP).
+        dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
+        validate: check x for NaN and infinity at every call, which takes a pass over it.
+        value_bias: h(x) = W_V x + b_V; needs ``transform``.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
-          batch: [N], sorted; source: [N, channels of the output], by default the state the first step starts from;
-          features: [N, F], with ``reads="features"`` and only there; edge_attr: [E, edge_dim], for a diffusivity that
-          reads features of edges; previous: [N, in_channels], the x of the step before, for updates of two steps
-          (``StateUpdate.takes_previous``).
-        - x of nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to
-          the second, where the coupling is of observed edges, without degrees of both ends and without added loops.
+          batch: [N], sorted.
+        - source: [N, channels of the output], by default the state that the first step starts from; features: [N, F],
+          if and only if ``reads="features"``; edge_attr: [E, edge_dim], for diffusivities that read edge features;
+          previous: [N, in_channels], the x of the step before, for updates with ``StateUpdate.takes_previous``.
+        - x between nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the
+          first to the second. The coupling must be one of observed edges, without symmetric normalisation and
+          without added self-loops.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
     Raises:
-        TypeError, ValueError: the input does not fit; a sentence says what came and what was expected.
+        TypeError, ValueError: an option or an input does not fit.
 
     Examples:
         >>> diffusivity = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
         >>> conv = DiffusionConv(4, 8, diffusivity, ExplicitEuler(tau=0.5))
         >>> conv(x, edge_index).shape
         torch.Size([6, 8])
-        >>> out, S = conv(x, edge_index, return_coupling=True)  # S @ v is the propagation that was used
+        >>> out, S = conv(x, edge_index, return_coupling=True)  # S @ v propagates values v as the layer did
     """
 
     is_diffusion_layer = True
     sparse_features = False
-    """Whether x may be sparse: so a model says of its first layer, where W_V alone looks at the features."""
+    """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
 
     def __init__(
         self,
@@ -105,12 +106,12 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        lazy = found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
                 f"in_channels must be one integer, got {describe(in_channels)}: states of two kinds of nodes pass "
                 f"through the same W_V, and have the same channels. Put a Linear before the layer where they have not."
             )
+        lazy = found_later(in_channels) and keep == "values" and (transform or out_channels == -1)
         check_counts(heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels}))
         check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
         check_choice(keep, "keep", ["values", "state"])
@@ -138,38 +139,15 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         self.dropout, self.validate = dropout, validate
         self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
-        self.value = (
-            ValueLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
-            if transform
-            else None
-        )
+        self.value: ValueLinear | None = None
+        if transform:
+            self.value = ValueLinear(in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot")
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
-    @property
-    def why_uncertified(self) -> str | None:
-        """What keeps every theorem from this layer, as a sentence; ``None`` where the state decides."""
-        return why_uncertified(self)
-
-    def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        features: Tensor | None = None,
-    ) -> Certificate:
-        """What a theorem says of this step at a state, as `certify` asks; the source plays no part in it."""
-        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
-        return layer_certificate(self, x, graph, features)
-
     def reset_parameters(self) -> None:
-        """Draw every parameter anew; the bias is zero."""
-        self.diffusivity.reset_parameters()
-        reset(self.update)
-        if self.value is not None:
-            self.value.reset_parameters()
+        """Reset every parameter, in the order of the constructor; the bias becomes zero."""
+        for child in self.children():
+            reset(child)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -188,10 +166,10 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         return_attention_weights: bool | None = None,
         **others: Any,
     ) -> Any:
-        """The next state, and with ``return_coupling`` the operator S that was used: ``S @ v`` is the propagation.
+        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
 
-        With ``return_attention_weights`` also the pair of the edges [2, E] that S is of, added self-loops among them,
-        and their entries [E, H], as in PyG; an observed loop that another one replaced is there with entry 0.
+        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG. The edges
+        include added self-loops; an observed self-loop that was replaced is listed with entry 0.
         """
         if others:
             refuse_inputs(self, others)
@@ -214,17 +192,15 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
-        state = values if self.value is None or self.keep == "values" else self._by_head(x)
         before = None if previous is None else self._previous(previous)
-        out = self._evolve(state, values, coupling, self._source(state, source), before)
-        out = self.output(self._join(out), x)
+        out = self.output(self._evolve(x, values, coupling, source, before), x)
+        results = [out, coupling] if return_coupling else [out]
         if return_attention_weights:
-            pairs = attention_weights(self, coupling)
-            return (out, coupling, pairs) if return_coupling else (out, pairs)
-        return (out, coupling) if return_coupling else out
+            results.append(_attention_weights(self, coupling))
+        return tuple(results) if len(results) > 1 else out
 
     def _find_channels(self, x: Tensor) -> None:
-        """They are those of ``x``; what is no state is refused a moment later."""
+        """Take ``in_channels`` from ``x`` [N, C]; anything else is refused by the checks that follow."""
         if isinstance(x, Tensor) and x.dim() == 2:
             if self.value is None:
                 self.in_channels = self.out_channels = self.head_channels = x.size(1)
@@ -233,8 +209,12 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
                     self.value.initialize_parameters(self.value, (x,))
                 self.in_channels = self.value.in_channels
 
+    def _by_head(self, x: Tensor) -> Tensor:
+        """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
+        return x.unflatten(1, (-1, self.head_channels)) if self.concat else x.unsqueeze(1)
+
     def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
-        """What the diffusivity looks at."""
+        """The input of the diffusivity."""
         if (self.reads == "features") != (features is not None):
             came = "none came" if features is None else f"features came with reads={self.reads!r}"
             raise ValueError(
@@ -247,7 +227,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         return features
 
     def _previous(self, previous: Tensor) -> Tensor:
-        """What propagated one step earlier."""
+        """The values of the step before."""
         if not self.update.takes_previous:
             raise ValueError(
                 f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
@@ -257,43 +237,83 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         return self._by_head(previous) if self.value is None else self.value(previous).unflatten(1, (self.heads, -1))
 
     def _evolve(
-        self, state: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None, previous: Tensor | None
+        self, x: Tensor, values: Tensor, coupling: Coupling, source: Tensor | None, previous: Tensor | None
     ) -> Tensor:
+        """The state [N, C] after all steps."""
+        state = values if self.value is None or self.keep == "values" else self._by_head(x)
+        if source is not None:
+            check_state(source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self)
+            check_device(source, "source", state.device, "x")
+            source = self._by_head(source)
+        elif self.update.beta:
+            source = state
         for _ in range(self.steps):
             moving = dropout(values, self.dropout) if self.dropout and self.training else values
             options = {"previous": previous} if self.update.takes_previous else {}
             state, previous = self.update(state, coupling, moving, source, **options), values
             values = state
-        return state
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        """A state [N, C] as values: cut into heads if they are concatenated again, else shared by all of them."""
-        return x.unflatten(1, (-1, self.head_channels)) if self.concat else x.unsqueeze(1)
-
-    def _join(self, out: Tensor) -> Tensor:
         if self.concat:
-            return out.flatten(1)
-        return out.squeeze(1) if out.size(1) == 1 else out.mean(1)
-
-    def _source(self, state: Tensor, source: Tensor | None) -> Tensor | None:
-        """The source by head; by default where the layer starts from."""
-        if source is not None:
-            channels = state.size(2) * (state.size(1) if self.concat else 1)
-            check_state(source, "source", channels, module=self)
-            check_device(source, "source", state.device, "x")
-            return self._by_head(source)
-        return state if self.update.beta else None
+            return state.flatten(1)
+        return state.squeeze(1) if state.size(1) == 1 else state.mean(1)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
-        """What happens to the new state [N, C] at the end: the bias. Named layers add to it, some from ``x``."""
+        """Finish the new state ``out`` [N, C] of the input ``x``: add the bias. Subclasses extend it."""
         return out if self.bias is None else out + self.bias
+
+    @property
+    def why_uncertified(self) -> str | None:
+        """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
+        name, diffusivity = type(self).__name__, self.diffusivity
+        if not isinstance(self.update, ExplicitEuler):
+            by = type(self.update).__name__
+            return f"{name} moves the state by {by}, and they are about ExplicitEuler (CertifiedConv has Theorem T1)."
+        if self.value is not None:
+            return f"{name} transforms what it propagates; transform=False moves the state itself."
+        if self.bias is not None:
+            return f"{name} adds a bias to the new state; bias=False leaves it out."
+        if type(self).output is not DiffusionConv.output:
+            return f"{name} adds terms of its own to the new state."
+        if diffusivity.heads > 1 and not self.concat:
+            return f"{name} takes the mean of {diffusivity.heads} heads, each of which has an energy of its own."
+        if diffusivity.penalty is None and not diffusivity.symmetric and diffusivity.depends_on != "nothing":
+            return f"{type(diffusivity).__name__}: {diffusivity.why_no_penalty}"
+        return None
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Certificate:
+        """Return the `Certificate` of one step at this input; ``source`` does not affect it.
+
+        Theorem 7 applies where the coupling is that of a penalty, Theorem 1 to any other symmetric coupling.
+        """
+        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        update, diffusivity = self.update, self.diffusivity
+        tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
+        why = self.why_uncertified or broken_parameter(self)
+        if why is None and graph is None:
+            why = "that depends on the state and the graph: pass them, certify(model, data)."
+        if why is not None or x is None or graph is None or not isinstance(update, ExplicitEuler):
+            return Certificate.refused("Theorems 1 and 7", tau, why or "")
+        known = diffusivity.penalty is not None and not diffusivity.needs_graph and self.reads != "features"
+        if known and self.steps == 1:
+            return certify(diffusivity, x, tau, form=update.form, leak=update.leak, ptr=graph.segments)
+        coupling = diffusivity(x if features is None else features, graph)
+        return certify(coupling, None, tau, form=update.form, leak=update.leak)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, keep={self.keep!r}, reads={self.reads!r}"
 
 
-def attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Tensor]:
-    """The edges [2, E] and entries [E, H] of a coupling that has them one by one; refused for any other."""
+def _attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Tensor]:
+    """The edges [2, E] and entries [E, H] of a coupling that stores its entries."""
     if not isinstance(coupling, SparseCoupling):
         raise ValueError(
             f"return_attention_weights needs a coupling that holds its entries one by one; that of "

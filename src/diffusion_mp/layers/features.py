@@ -1,13 +1,17 @@
-"""Features [N, C] that may be sparse, and the linear maps that take them."""
+"""Node features before the first layer: linear maps of dense or sparse features, and Laplacian eigenvectors."""
 
 from __future__ import annotations
 
+from types import NoneType
+
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_fits, check_state, describe, found_later
+from diffusion_mp.errors import check_counts, check_fits, check_kind, check_mask, check_state, describe, found_later
 from diffusion_mp.graph.cache import cached_by
 from diffusion_mp.graph.ops import values_only
 from diffusion_mp.graph.pattern import Compressed, Pattern
@@ -17,7 +21,7 @@ SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 def check_features(x: Tensor, name: str = "x", *, channels: int, module: nn.Module) -> None:
-    """Raise unless ``x`` is a state [N, channels], or a sparse matrix in its place, that fits ``module``."""
+    """Raise unless ``x`` is a dense state or a sparse matrix [N, channels] that fits ``module``."""
     if not isinstance(x, Tensor) or x.layout not in SPARSE:
         check_state(x, name, channels, module=module)
         return
@@ -34,7 +38,7 @@ def check_features(x: Tensor, name: str = "x", *, channels: int, module: nn.Modu
 
 
 def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b from what a sparse x stores, [N, out_channels] and dense; differentiable by W and b."""
+    """Return x Wᵀ + b, dense [N, out_channels], for a sparse x; differentiable by W and b."""
     x = x if x.layout is torch.sparse_csr else x.to_sparse_csr()
     bounds, column = x.crow_indices(), x.col_indices()
 
@@ -48,32 +52,100 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class FeatureLinear(nn.Linear):
-    """torch's linear layer, for features."""
+    """``torch.nn.Linear`` that also takes sparse features."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b, dense."""
+        """Return x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
 
 class ValueLinear(Linear):
-    """PyG's linear layer, for features; with -1 for those of the first call."""
+    """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b, dense."""
+        """Return x Wᵀ + b, dense."""
         return super().forward(x) if x.layout is torch.strided else sparse_linear(x, self.weight, self.bias)
 
 
 def input_linear(in_channels: int, out_channels: int) -> FeatureLinear | ValueLinear:
-    """What a model begins with; -1 for the channels of the first call."""
+    """Return the input map of a model; ``in_channels=-1`` takes them from the first call."""
     return (ValueLinear if found_later(in_channels) else FeatureLinear)(in_channels, out_channels)
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
-    """The channels of a module that was built with -1: of weights it has loaded, or else of ``x``, if that is a state.
+    """Return the input channels of a module that was built with -1.
 
-    A linear layer of PyG's is the first that such a module has, and what it begins with.
+    They are those of loaded weights, or else of ``x`` [N, C]; -1 if ``x`` is no matrix. The first ``ValueLinear`` of
+    such a module is its input map.
     """
     first = next((part for part in module.modules() if isinstance(part, ValueLinear)), None)
     if first is not None and not is_lazy(first.weight):
         return first.in_channels
     return x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else -1
+
+
+class LaplacianEncoder(nn.Module):
+    r"""p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
+
+    A DeepSet over eigenvectors. The encoder "DeepSet" of GraphGPS (Rampášek et al. 2022) sums φ(v_ir, λ_r) instead and
+    trains on random signs. Both φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be
+    flat around v = 0. Masked entries are left out of the sum, so padding does not change the encoding.
+
+    Args:
+        out_channels: channels of the encoding (16 in SFi-Former, Table 5).
+        hidden_channels: channels between φ and ρ; ``2 * out_channels`` by default.
+
+    Shapes:
+        eigenvectors, eigenvalues, mask: [N, k] as :class:`AddLaplacianPE` stores them, any k. Missing eigenvalues are
+        zero; without mask all entries are valid. Output: [N, out_channels].
+
+    Raises:
+        TypeError, ValueError: a number of channels below 1, or shapes that differ.
+
+    Examples:
+        >>> vectors, values, valid = torch.rand(6, 2), torch.rand(6, 2), torch.ones(6, 2, dtype=torch.bool)
+        >>> LaplacianEncoder(8)(vectors, values, valid).shape
+        torch.Size([6, 8])
+    """
+
+    references = ("lim2023signnet",)
+
+    def __init__(self, out_channels: int, hidden_channels: int | None = None) -> None:
+        super().__init__()
+        check_counts(out_channels=out_channels)
+        hidden = 2 * out_channels if hidden_channels is None else hidden_channels
+        check_counts(hidden_channels=hidden)
+        self.out_channels, self.hidden_channels = out_channels, hidden
+        self.phi = nn.Sequential(nn.Linear(2, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.rho = nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels))
+
+    def reset_parameters(self) -> None:
+        """Reset every parameter, in the order of the constructor."""
+        reset(self.phi)
+        reset(self.rho)
+
+    def forward(
+        self,
+        eigenvectors: Float[Tensor, "N R"],
+        eigenvalues: Float[Tensor, "N R"] | None = None,
+        mask: Bool[Tensor, "N R"] | None = None,
+    ) -> Float[Tensor, "N C"]:
+        """Return the encoding of every node."""
+        check_state(eigenvectors, "eigenvectors", module=self)
+        values = torch.zeros_like(eigenvectors) if eigenvalues is None else eigenvalues
+        check_state(values, "eigenvalues", module=self)
+        check_kind(mask, "mask", (Tensor, NoneType), "a bool tensor of the shape of eigenvectors")
+        for name, other in (("eigenvalues", values), ("mask", mask)):
+            if other is not None and other.shape != eigenvectors.shape:
+                raise ValueError(
+                    f"{name} must have the shape {list(eigenvectors.shape)} of eigenvectors; got {list(other.shape)}."
+                )
+        both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(torch.stack([-eigenvectors, values], -1))
+        if mask is not None:
+            check_mask(mask, eigenvectors)
+            both = both.masked_fill(~mask.unsqueeze(-1), 0.0)
+        encoded: Tensor = self.rho(both.sum(dim=1))
+        return encoded
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

@@ -1,29 +1,25 @@
-"""The well-known GNN layers as one step of a diffusion: each only chooses a diffusivity and an update.
+"""Classical GNN layers as one step of a diffusion; each chooses a diffusivity and an update.
 
 Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``, whose weights ``from_pyg``
-brings; where the two differ, the docstring of the layer begins with it. All are the *residual* form
-x′ = (1 − τ) x + τ S v. The paper derives some of them from the conservative Eq. (6), which has Σ_j s_ij in the place of
-the 1 and is another layer (docs/errata.md, D4).
+converts. Differences are stated at the beginning of a docstring. All layers are the *residual* form
+x′ = (1 − τ) x + τ S v. The paper derives some of them from the conservative Eq. (6), which has Σ_j s_ij in place of
+the 1 and is a different layer (docs/errata.md, D4).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.inits import glorot, reset
+from torch.nn.parameter import is_lazy
+from torch_geometric.nn.dense import Linear
+from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, GATDiffusivity, IdentityDiffusivity
-from diffusion_mp.errors import (
-    check_counts,
-    check_flags,
-    check_kind,
-    check_number,
-    check_positive,
-    check_probability,
-)
+from diffusion_mp.errors import check_counts, check_flags, check_kind, check_number, check_positive, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
@@ -32,12 +28,12 @@ from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
 
 
 def _propagate() -> ExplicitEuler:
-    """x′ = S v."""
+    """The update x′ = S v."""
     return ExplicitEuler(1.0, "residual")
 
 
 def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) -> AdjacencyDiffusivity:
-    """Â = D^-½ (A + I) D^-½, with degrees as PyG has them; not normalised, A alone."""
+    """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
     check_flags(normalize=normalize)
     if self_loops is None:
         self_loops = "remaining" if normalize else "keep"
@@ -45,13 +41,13 @@ def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) 
 
 
 class MLPConv(DiffusionConv):
-    """x′ = W x + b: no node sees another.
+    """x′ = W x + b, without any coupling between nodes.
 
     Args:
-        in_channels, out_channels: of x and x′.
+        in_channels, out_channels: channels of x and x′.
         bias: add b.
 
-    Shapes: x [N, in_channels] → [N, out_channels]; edges may be given and play no part.
+    Shapes: x [N, in_channels] → [N, out_channels]; edges are accepted and not read.
 
     Examples:
         >>> MLPConv(4, 8)(x).shape
@@ -65,12 +61,12 @@ class MLPConv(DiffusionConv):
 class GCNConv(DiffusionConv):
     r"""x′ = Â W x + b, Â = D^-½ (A + I) D^-½ (Kipf & Welling 2017; Example 1 with τ = 1).
 
-    Of parallel self-loops with weights PyG takes one; here they count with their mean.
+    Of parallel weighted self-loops PyG takes one; here their mean counts.
 
     Args:
-        in_channels, out_channels: of x and x′; -1 for the ``in_channels`` of the first call.
-        normalize: ``False``: A in the place of Â.
-        self_loops: see ``Graph.with_self_loops``; by default ``"remaining"``, without ``normalize`` ``"keep"``.
+        in_channels, out_channels: channels of x and x′; ``in_channels=-1`` takes them from the first call.
+        normalize: divide by degrees; with ``False`` Â is A.
+        self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``.
         bias: add b.
 
     Examples:
@@ -79,6 +75,7 @@ class GCNConv(DiffusionConv):
     """
 
     references = ("kipf2017gcn",)
+    pyg_weights: ClassVar = {"lin.weight": "value.weight"}
 
     def __init__(
         self,
@@ -93,11 +90,11 @@ class GCNConv(DiffusionConv):
 
 
 class SGConv(DiffusionConv):
-    r"""x′ = Â^K W x + b (Wu et al. 2019); one step unless K says more, as in PyG.
+    r"""x′ = Â^K W x + b (Wu et al. 2019).
 
     Args:
         in_channels, out_channels, self_loops, bias: as in :class:`GCNConv`.
-        K: how many steps.
+        K: number of steps; 1 by default, as in PyG.
 
     Examples:
         >>> SGConv(4, 8, K=2)(x, edge_index).shape
@@ -105,28 +102,23 @@ class SGConv(DiffusionConv):
     """
 
     references = ("wu2019sgc",)
+    pyg_weights: ClassVar = {"lin.weight": "value.weight", "lin.bias": "bias"}
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        K: int = 1,
-        *,
-        self_loops: SelfLoops | None = None,
-        bias: bool = True,
+        self, in_channels: int, out_channels: int, K: int = 1, *, self_loops: SelfLoops | None = None, bias: bool = True
     ) -> None:
         check_counts(K=K)
         super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), _propagate(), bias=bias, steps=K)
 
 
 class GINConv(DiffusionConv):
-    r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019): the coupling (1 + ε) I + A.
+    r"""x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
 
     Args:
-        in_channels: channels of x; -1 for those of the first call.
-        mlp: what is applied to the sum.
-        eps: ε at the start.
-        train_eps: learn it.
+        in_channels: channels of x; -1 takes them from the first call.
+        mlp: module that is applied to the sum.
+        eps: initial ε.
+        train_eps: learn ε.
 
     Examples:
         >>> GINConv(4, torch.nn.Linear(4, 8))(x, edge_index).shape
@@ -134,6 +126,7 @@ class GINConv(DiffusionConv):
     """
 
     references = ("xu2019gin",)
+    pyg_weights: ClassVar = {"nn.": "mlp."}
 
     def __init__(
         self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
@@ -150,36 +143,80 @@ class GINConv(DiffusionConv):
         super().__init__(in_channels, in_channels, diffusivity, _propagate(), transform=False, bias=False)
         self.mlp = cast("nn.Module", mlp)
 
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        reset(self.mlp)
-
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return self.mlp(out)
+
+    def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        found = super().convert_from_pyg(state, prefix)
+        if isinstance(self.mlp, nn.Sequential):
+            self._place_linear_maps(found, prefix)
+        eps = found.pop("eps", None)
+        if eps is not None:
+            scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
+            if isinstance(scale, Tensor):
+                found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
+            elif abs(float(eps) + 1 - scale) > 1e-6:
+                raise ValueError(
+                    f"eps is {float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it. "
+                    f"Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
+                )
+        return found
+
+    def _place_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Rename ``lins.k`` of PyG's ``MLP`` to the k-th linear map of ``mlp``."""
+        keys = [key for key in state if key.startswith("mlp.lins.")]
+        if keys and any(key.startswith("mlp.norms.") for key in state):
+            raise ValueError(
+                f"{prefix}nn.norms are norms inside the MLP of a layer, for which DiffusionGNN has no place. Build "
+                f"PyG's GIN without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
+            )
+        linear = [name for name, part in self.mlp.named_children() if isinstance(part, (nn.Linear, Linear))]
+        places = dict(self.named_parameters())
+        for key in keys:
+            number, name = key.removeprefix("mlp.lins.").split(".")
+            ours = f"mlp.{linear[int(number)]}.{name}" if int(number) < len(linear) else ""
+            here = places.get(ours)
+            if here is None or not (is_lazy(here) or here.shape == state[key].shape):
+                raise ValueError(
+                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here "
+                    f"{'there is none' if here is None else list(here.shape)}. The last MLP of PyG's GIN has the "
+                    f"widths hidden, out, out; that of DiffusionGNN hidden, hidden, out. They agree where the model "
+                    f"has a jk, or as many hidden_channels as out_channels."
+                )
+            state[ours] = state.pop(key)
 
 
 class GATConv(DiffusionConv):
     r"""x′_i = Σ_j α_ij W x_j + b with GAT's attention α (Veličković et al. 2018).
 
-    The third argument of a call is an ``edge_weight``, a prior that α_ij is proportional to; in PyG it is the features
-    of the edges, which here come by name, ``edge_attr=``.
+    The third argument of a call is ``edge_weight``, a prior to which α_ij is proportional. In PyG it is the edge
+    features, which here are passed by name, ``edge_attr=``.
 
     Args:
-        in_channels: of x; -1 for that of the first call.
-        out_channels: per head.
+        in_channels: channels of x; -1 takes them from the first call.
+        out_channels: channels per head.
         heads, concat: as in :class:`DiffusionConv`.
-        negative_slope, self_loops, edge_dim: of α, see :class:`GATDiffusivity`.
+        negative_slope, self_loops, edge_dim: see :class:`GATDiffusivity`.
         dropout: rate on the entries α, as in PyG.
         residual: add W_R x.
-        value_dropout: rate on the values W x, which is the ``dropout`` of other layers.
+        value_dropout: rate on the values W x, the ``dropout`` of other layers.
         options: ``bias`` and ``validate`` of :class:`DiffusionConv`.
 
     Examples:
-        >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads stand side by side
+        >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads are concatenated
         torch.Size([6, 16])
     """
 
     references = ("velickovic2018gat",)
+    pyg_weights: ClassVar = {
+        "lin.weight": "value.weight",
+        "lin_src.weight": "value.weight",
+        "lin_dst.weight": "value.weight",
+        "att_src": "diffusivity.att_src",
+        "att_dst": "diffusivity.att_dst",
+        "att_edge": "diffusivity.att_edge",
+        "lin_edge.weight": "diffusivity.edge.weight",
+    }
 
     def __init__(
         self,
@@ -199,24 +236,13 @@ class GATConv(DiffusionConv):
         check_counts(out_channels=out_channels, heads=heads)
         check_flags(concat=concat, residual=residual)
         check_probability(value_dropout, "value_dropout")
-        attention = GATDiffusivity(
-            heads * out_channels,
-            heads,
-            negative_slope=negative_slope,
-            self_loops=self_loops,
-            edge_dim=edge_dim,
-            dropout=dropout,
-        )
+        entries: dict[str, Any] = {"negative_slope": negative_slope, "self_loops": self_loops, "edge_dim": edge_dim}
+        attention = GATDiffusivity(heads * out_channels, heads, dropout=dropout, **entries)
         options |= {"concat": concat, "reads": "values", "dropout": value_dropout}
         super().__init__(in_channels, out_channels, attention, _propagate(), heads, **options)
         self.edge_dim = edge_dim
         total = heads * out_channels if concat else out_channels
         self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if self.res is not None:
-            self.res.reset_parameters()
 
     def forward(
         self,
@@ -226,7 +252,7 @@ class GATConv(DiffusionConv):
         batch: Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        """As in :class:`DiffusionConv`; what stands in the place of PyG's ``edge_attr`` is not taken for weights."""
+        """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
         if self.edge_dim is not None and edge_weight is not None and inputs.get("edge_attr") is None:
             raise ValueError(
                 "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
@@ -239,17 +265,17 @@ class GATConv(DiffusionConv):
 
 
 class APPNPConv(DiffusionConv):
-    r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times, or without end (Klicpera et al. 2019: APPNP, PPNP).
+    r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
 
-    The limit α (I − (1 − α) S)⁻¹ x^(0) is an :class:`Equilibrium`. It is a readout for any model, of this library or
-    not: what the model says of every node is spread as far as α lets it, and the model is trained through it.
+    The limit is α (I − (1 − α) S)⁻¹ x^(0), which :class:`Equilibrium` computes. Both serve as a readout that spreads
+    the predictions of any model over the graph and is differentiable.
 
     Args:
-        channels: of x.
-        K: how many steps, or ``None`` for the limit, which an :class:`Equilibrium` finds: it says what S has to be.
-        alpha: α, the share of x^(0); 0 < α < 1 for the limit.
-        diffusivity: gives S; Â by default.
-        options: further ones of :class:`DiffusionConv`, such as ``reads="features"``.
+        channels: channels of x.
+        K: number of steps, or ``None`` for the limit; :class:`Equilibrium` states what it requires of S.
+        alpha: α, the weight of x^(0); 0 < α < 1 for the limit.
+        diffusivity: computes S; Â by default.
+        options: further options of :class:`DiffusionConv`, such as ``reads="features"``.
 
     Examples:
         >>> APPNPConv(4, K=10, alpha=0.1)(x, edge_index).shape
@@ -276,10 +302,10 @@ class GCNIIConv(DiffusionConv):
     r"""x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
 
     Args:
-        channels: of x and x^(0), which is passed as ``source``.
+        channels: channels of x and of x^(0), which is passed as ``source``.
         alpha: α.
         theta, layer: θ and l; without them β_l = 1.
-        normalize, self_loops: of Â, as in :class:`GCNConv`.
+        normalize, self_loops: as in :class:`GCNConv`.
 
     Examples:
         >>> GCNIIConv(4, alpha=0.1, theta=0.5, layer=1)(x, edge_index, source=x).shape
@@ -287,6 +313,7 @@ class GCNIIConv(DiffusionConv):
     """
 
     references = ("chen2020gcnii",)
+    pyg_weights: ClassVar = {"weight1": "weight", "weight2": "weight"}
 
     def __init__(
         self,

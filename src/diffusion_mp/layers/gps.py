@@ -1,0 +1,243 @@
+"""Layers on states of nodes and edges: ``GatedGCNConv``, and ``GPSBlock`` with attention beside it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import NoneType
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+from torch_geometric.nn import BatchNorm
+from torch_geometric.nn.inits import reset
+
+from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_edge_rows,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_probability,
+    check_state,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
+
+Norm = Literal["batch", "layer"] | None
+
+
+class EdgeLayer(KnowsPyGNames, nn.Module, ABC):
+    """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
+
+    Shapes:
+        - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, channels] in the order of
+          ``edge_index``, or ``None``.
+        - output: x′ [N, channels], or the pair (x′, e′) if ``edge_attr`` is given; with ``return_coupling`` the
+          coupling is appended.
+
+    Raises:
+        TypeError, ValueError: an option or an input does not fit.
+    """
+
+    def __init__(self, channels: int, dropout: float) -> None:
+        super().__init__()
+        check_counts(channels=channels)
+        check_probability(dropout, "dropout")
+        self.in_channels = self.out_channels = channels
+        self.dropout = dropout
+
+    @abstractmethod
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
+        """Return the next states of nodes and of edges, and the coupling, for checked inputs."""
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        return_coupling: bool = False,
+        **others: Any,
+    ) -> Any:
+        """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
+        refuse_inputs(self, others)
+        check_flags(return_coupling=return_coupling)
+        check_state(x, channels=self.in_channels, module=self)
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        if edge_attr is not None:
+            check_state(edge_attr, "edge_attr", self.in_channels, module=self)
+            check_edge_rows(edge_attr, graph.num_edges)
+        out, edges, coupling = self.step(x, graph, edge_attr)
+        results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
+        return out if len(results) == 1 else tuple(results)
+
+    def reset_parameters(self) -> None:
+        """Reset every parameter, in the order of the constructor, and every running statistic."""
+        for child in self.children():
+            reset(child)
+
+
+def make_norm(norm: Norm, channels: int) -> nn.Module:
+    """Return a batch or a layer normalisation, or for ``None`` the identity.
+
+    ``"batch"`` uses running statistics in evaluation, and in training for fewer than two rows, which have no variance.
+    Otherwise the output for one graph depends on the other graphs of its batch.
+    """
+    check_choice(norm, "norm", ["batch", "layer", None])
+    if norm == "batch":
+        return BatchNorm(channels, allow_single_element=True)
+    return nn.Identity() if norm is None else nn.LayerNorm(channels)
+
+
+class GatedGCNConv(EdgeLayer):
+    r"""Residual gated graph convolution with edge features (Bresson & Laurent 2017; Dwivedi et al. 2023, Section 3).
+
+    h′_i = h_i + ReLU(BN(A h_i + Σ_j η_ij ∘ B h_j)),  η_ij = a_ij σ(ê_ij) / (Σ_l a_il σ(ê_il) + ε),
+    ê_ij = C e_ij + D h_i + E h_j,  e′_ij = e_ij + ReLU(BN(ê_ij)),
+
+    where j runs over the senders of i and all linear maps have a bias. The gates are a coupling with one head per
+    channel; the weight a_ij is the multiplicity of its edge. Without senders the sum is 0; without ``edge_attr``
+    C e_ij is 0.
+
+    Args:
+        channels: channels of nodes and edges, of input and output.
+        norm: BN: ``"batch"``, ``"layer"`` or ``None``.
+        residual: add h_i and e_ij.
+        dropout: rate on the terms that are added to h_i and e_ij.
+        eps: ε.
+
+    Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
+
+    Examples:
+        >>> nodes, edges = GatedGCNConv(4)(x, edge_index, edge_attr=torch.rand(12, 4))
+        >>> nodes.shape, edges.shape
+        (torch.Size([6, 4]), torch.Size([12, 4]))
+    """
+
+    references = ("bresson2017gatedgcn", "dwivedi2023benchmarking")
+
+    def __init__(
+        self, channels: int, *, norm: Norm = "batch", residual: bool = True, dropout: float = 0.0, eps: float = 1e-6
+    ) -> None:
+        super().__init__(channels, dropout)
+        check_positive(eps, "eps")
+        check_flags(residual=residual)
+        self.residual, self.eps = residual, eps
+        self.own, self.value, self.edge, self.target, self.source = (nn.Linear(channels, channels) for _ in range(5))
+        self.node_norm, self.edge_norm = make_norm(norm, channels), make_norm(norm, channels)
+
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
+        if graph.edge_index is None:
+            raise ValueError(
+                "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
+                "observed), or choose a layer with attention over all pairs."
+            )
+        source, target = graph.edge_index
+        logits = self.target(x).index_select(0, target) + self.source(x).index_select(0, source)
+        if edge_attr is not None:
+            logits = logits + self.edge(edge_attr)
+        gates = self._gates(logits, graph)
+        moved = self._next(x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm)
+        return moved, None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm), gates
+
+    def _gates(self, logits: Tensor, graph: Graph) -> Coupling:
+        # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.
+        gate = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+        if graph.edge_weight is not None:
+            gate = gate * graph.weights(gate).unsqueeze(1)
+        total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
+        return ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
+
+    def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
+        change = dropout(relu(norm(change)), self.dropout, self.training)
+        return state + change if self.residual else change
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, residual={self.residual}, dropout={self.dropout}"
+
+
+class GPSBlock(EdgeLayer):
+    r"""One layer of GraphGPS (Rampášek et al. 2022, Eqs. 3–8), the frame of SFi-Former.
+
+    x_M = Norm(local(x, e, A)),  x_T = Norm(x + Dropout(attention(x, A))),  z = x_M + x_T,
+    x′ = Norm(z + FFN(z)),  FFN(z) = Dropout(W₂ Dropout(ReLU(W₁ z))) with twice the channels between.
+
+    Without observed edges, or without ``local``, z = x_T; without ``attention`` z = x_M. A call returns the coupling of
+    the attention, or without attention that of ``local``.
+
+    Args:
+        channels: channels of the state.
+        local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any other layer of this
+            library on ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
+        attention: layer of this library on ``channels`` that returns the change of the state, such as
+            ``SFiConv(..., residual=False)``.
+        norm: ``"batch"``, ``"layer"`` or ``None``.
+        dropout: rate of all dropouts above; the layers have their own.
+
+    Shapes: as in :class:`EdgeLayer`; ``edge_index`` may be ``None`` if there is ``attention``.
+
+    Raises:
+        TypeError, ValueError: neither layer is given, or an option or an input does not fit.
+
+    Examples:
+        >>> block = GPSBlock(8, local=GatedGCNConv(8), attention=SFiConv(8, 8, heads=2))
+        >>> nodes, edges = block(torch.rand(6, 8), edge_index, edge_attr=torch.rand(12, 8))
+        >>> nodes.shape, edges.shape
+        (torch.Size([6, 8]), torch.Size([12, 8]))
+    """
+
+    references = ("rampasek2022gps",)
+
+    def __init__(
+        self,
+        channels: int,
+        local: nn.Module | None = None,
+        attention: nn.Module | None = None,
+        *,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(channels, dropout)
+        if local is None and attention is None:
+            raise ValueError("GPSBlock needs local or attention, or both; got neither.")
+        for name, layer in (("local", local), ("attention", attention)):
+            check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
+            sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
+            if sizes != [channels, channels]:
+                raise ValueError(f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}.")
+        self.local, self.attention = local, attention
+        self.local_norm = None if local is None else make_norm(norm, channels)
+        self.attention_norm = None if attention is None else make_norm(norm, channels)
+        widen, narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+        self.ffn = nn.Sequential(widen, nn.ReLU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout))
+        self.norm = make_norm(norm, channels)
+
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> tuple[Tensor, Tensor | None, Coupling]:
+        total, edges, coupling = x.new_zeros(()), edge_attr, cast("Coupling", None)
+        # Without edges and attention, local runs all the same and raises the error about missing edges.
+        needed = graph.edge_index is not None or self.attention is None
+        if self.local is not None and self.local_norm is not None and needed:
+            if isinstance(self.local, GatedGCNConv):
+                moved, *carried, coupling = self.local(x, graph, edge_attr=edge_attr, return_coupling=True)
+                edges = carried[0] if carried else None
+            else:
+                moved, coupling = self._residual(self.local, x, graph)
+            total = total + self.local_norm(moved)
+        if self.attention is not None and self.attention_norm is not None:
+            moved, coupling = self._residual(self.attention, x, graph)
+            total = total + self.attention_norm(moved)
+        return self.norm(total + self.ffn(total)), edges, coupling
+
+    def _residual(self, layer: nn.Module, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling]:
+        """Return x + Dropout(layer(x, A)) and the coupling of the layer."""
+        change, coupling = layer(x, graph, return_coupling=True)
+        return x + dropout(change, self.dropout, self.training), coupling
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, dropout={self.dropout}"

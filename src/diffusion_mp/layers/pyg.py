@@ -1,0 +1,265 @@
+"""Interoperation with PyG: its names of options and inputs, its weights, and its pairs of states."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
+from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
+from diffusion_mp.errors import check_flags, check_integer_pairs, check_kind, check_range, check_state, describe, plain
+
+#: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
+AS_ALWAYS: dict[str, tuple[object, ...]] = {
+    "aggr": ("add", "sum"),
+    "aggr_kwargs": (None,),
+    "cached": (True, False),
+    "decomposed_layers": (1,),
+    "fill_value": ("mean",),
+    "flow": ("source_to_target",),
+    "improved": (False,),
+    "node_dim": (-2, 0),
+    "shared_weights": (True,),
+}
+
+#: The way out for an option of PyG's that is refused.
+OPTIONS: dict[str, str] = {
+    "act": "Put the activation around the layer; DiffusionGNN takes act.",
+    "add_self_loops": "A diffusivity of edges takes them, self_loops='remaining' (True) or 'keep' (False), and can be "
+    "passed where there is a diffusivity=.",
+    "aggr": "A coupling adds up what its entries weigh; the mean is DiffusionConv with AdjacencyDiffusivity('row').",
+    "cached": "What is found out about a graph is kept with it, for as long as it is the same; leave it out.",
+    "concat": "There is one head.",
+    "decomposed_layers": "Leave it out.",
+    "dropout": "Put torch.nn.functional.dropout around the layer.",
+    "edge_dim": "GATConv, GatedGCN, GPS and SFiFormer read features of edges.",
+    "fill_value": "A self-loop has the mean of the features of the edges that reach its node; for others pass the "
+    "loops with your edges, and self_loops='keep'.",
+    "flow": "Edges point from the sender to the receiver; the other way round pass edge_index.flip(0).",
+    "heads": "There is one head; GATConv has several.",
+    "improved": "For loops of weight 2 pass what torch_geometric.utils.add_remaining_self_loops gives for (edge_index, "
+    "edge_weight, 2.0) to a layer with self_loops='keep'.",
+    "jk": "DiffusionGNN takes jk.",
+    "nn": "It is called mlp, and stands after in_channels: GINConv(in_channels, mlp).",
+    "node_dim": "Nodes are the rows of x; transpose it.",
+    "norm": "Put the norm around the layer; DiffusionGNN takes norm.",
+    "normalize": "Without degrees a coupling is AdjacencyDiffusivity('sum'), to be passed where there is a "
+    "diffusivity=, as in DiffusionConv.",
+    "residual": "Add the state yourself, x + layer(x, edge_index); GATConv and MultiHeadConv take residual.",
+    "self_loops": "A diffusivity of edges takes self_loops, and can be passed where there is a diffusivity=.",
+    "shared_weights": "One matrix serves the propagated and the initial state.",
+}
+
+#: The way out for an input of PyG's that is refused.
+INPUTS: dict[str, str] = {
+    "batch_size": "It is batch that says which graph a node belongs to.",
+    "edge_attr": "GATConv(edge_dim=…), DiffusionGNN(conv='gat', edge_dim=…), GatedGCN, GPS and SFiFormer read features "
+    "of edges; one number an edge is its edge_weight.",
+    "num_sampled_edges_per_hop": "Nothing is trimmed; leave it out.",
+    "num_sampled_nodes_per_hop": "Nothing is trimmed; leave it out.",
+    "post_step": "Labels are clamped to [0, 1] after every step.",
+    "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
+    "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
+    "at these edges, S.to_dense() all of them.",
+    "size": "Pass the states of both ends as the pair (x_src, x_dst), which says the sizes, to GINConv or GATConv.",
+    "x_0": "It is called source, and comes by name: layer(x, edge_index, source=x_0).",
+}
+
+
+class KnowsPyGNames:
+    """Mixin whose subclasses take the options of PyG's classes, or refuse them with the way out."""
+
+    pyg_weights: ClassVar[Mapping[str, str]] = {}
+    """PyG's name of a parameter, or with a dot at the end of a module → the name here."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _translated(cls.__init__)  # type: ignore[method-assign]
+
+    def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        """Rename the parameters of PyG's layer; ``prefix`` is its path, for messages."""
+        found: dict[str, Tensor] = {}
+        source: dict[str, str] = {}
+        for key, value in state.items():
+            fits = (name for name in self.pyg_weights if key == name or (name.endswith(".") and key.startswith(name)))
+            theirs = next(fits, "")
+            ours = self.pyg_weights[theirs] + key.removeprefix(theirs) if theirs else key
+            if ours in found and (value.shape != found[ours].shape or not torch.equal(value, found[ours])):
+                raise ValueError(
+                    f"{type(self).__name__} has one matrix, {ours}, where the state has two that differ: "
+                    f"{prefix}{source[ours]} and {prefix}{key}."
+                )
+            found[ours], source[ours] = value, key
+        return found
+
+
+class UnknownOptionError(TypeError):
+    """An option that a class does not take; ``name`` is its name here."""
+
+    def __init__(self, kind: type, name: str, given: Mapping[str, Any]) -> None:
+        self.name = name
+        typed = "add_self_loops" if name == "self_loops" and name not in given else name
+        super().__init__(f"{kind.__name__} takes no {typed}. {OPTIONS.get(typed) or _taken(kind)}")
+
+
+def _translated(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that takes PyG's names, and raises `UnknownOptionError` for those that it does not know."""
+
+    @wraps(init)
+    def __init__(self: object, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **_ours(options))
+        except UnknownOptionError as error:  # of a layer that was to be built with these options
+            raise UnknownOptionError(type(self), error.name, options) from None
+        except TypeError as error:
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown is None:
+                raise
+            raise UnknownOptionError(type(self), unknown[1], options) from None
+
+    return __init__
+
+
+def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by their names here, without those in `AS_ALWAYS`."""
+    found = {
+        name: value
+        for name, value in options.items()
+        if name not in AS_ALWAYS or not any(value is same or value == same for same in AS_ALWAYS[name])
+    }
+    loops = found.pop("add_self_loops", None)
+    if loops is not None:
+        check_flags(add_self_loops=loops)
+        if "self_loops" in found:
+            raise ValueError("add_self_loops and self_loops say the same thing; pass one of them.")
+        found["self_loops"] = "remaining" if loops else "keep"
+    return found
+
+
+def _taken(kind: type) -> str:
+    parameters = list(signature(kind).parameters.values())
+    names = [parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
+    further = " and the options its documentation names" if len(names) < len(parameters) else ""
+    return f"It takes {', '.join(names)}{further}."
+
+
+def refuse_inputs(module: object, inputs: Mapping[str, Any]) -> None:
+    """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
+    for name, value in inputs.items():
+        if name not in INPUTS or value is not None:
+            way_out = INPUTS.get(name, f"It takes {', '.join(signature(module.forward).parameters)}.")  # type: ignore[attr-defined]
+            raise TypeError(f"a call of {type(module).__name__} takes no {name}. {way_out}")
+
+
+def refuse_proxy(module: object, x: object) -> None:
+    """Raise where torch.fx traces a model, as PyG's ``to_hetero`` does."""
+    if isinstance(x, fx.Proxy):
+        raise TypeError(
+            f"{type(module).__name__} looks at its input, which torch.fx can not trace, so PyG's to_hetero can not "
+            f"rewrite it. Pass data.to_homogeneous(); or put layers that take a pair of states into PyG's HeteroConv, "
+            f"such as GATConv(…, self_loops='keep')."
+        )
+
+
+def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a state dict of PyG's layers to one that ``module`` loads, with the same outputs.
+
+    GCNConv, SGConv, GINConv, GATConv and GCNIIConv (PyG's GCN2Conv) are converted, alone or inside a module that has
+    them under the same names as PyG's module. :class:`DiffusionGNN` has the names of PyG's ``GCN``, ``GAT`` and ``GIN``
+    (``GIN`` without norm, and with a jk or equal numbers of hidden and output channels). Other names are kept.
+
+    Args:
+        module: module of this library, built with the same options as PyG's.
+        state: state dict of PyG's module.
+
+    Raises:
+        TypeError: ``module`` or ``state`` is of another type.
+        ValueError: weights that the layer has no parameter for: two different matrices for the two ends of an edge (GAT
+            between nodes of two kinds) or in a GCN2Conv; norms or other widths in the MLP of a GINConv; another ε
+            than that of a GINConv that does not learn it.
+
+    Examples:
+        >>> from torch_geometric import nn as pyg
+        >>> theirs, ours = pyg.GCNConv(4, 8), GCNConv(4, 8)
+        >>> ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
+        <All keys matched successfully>
+    """
+    check_kind(module, "module", nn.Module, "a module with layers of this library")
+    check_kind(state, "state", Mapping, "a state dict, names with tensors")
+    for name, value in state.items():
+        check_kind(value, f"state[{name!r}]", Tensor, "a tensor")
+    found = dict(state)
+    for path, layer in module.named_modules():
+        if isinstance(layer, KnowsPyGNames):
+            prefix = f"{path}." if path else ""
+            theirs = {key.removeprefix(prefix): found.pop(key) for key in list(found) if key.startswith(prefix)}
+            found |= {prefix + key: value for key, value in layer.convert_from_pyg(theirs, prefix).items()}
+    return found
+
+
+#: Diffusivities that add no edges and divide by no degrees.
+HARMLESS = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
+
+
+def between(layer: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any) -> Any:
+    """Call ``layer`` on the pair x = (x_src, x_dst), with edges from the first to the second; return the rows of x_dst.
+
+    Raises:
+        TypeError, ValueError: the inputs are no pair of states with edges between them, or the coupling or the update
+            of ``layer`` treats all nodes alike.
+    """
+    kind = type(layer).__name__
+    if len(x) != 2:
+        raise TypeError(f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}.")
+    _check_couples_edges(layer, kind)
+    senders, receivers = x
+    check_state(senders, "x_src", None if layer.in_channels == -1 else layer.in_channels)
+    check_state(receivers, "x_dst", senders.size(1))
+    edges: Any = plain(edge_index)
+    check_kind(edges, "edge_index", Tensor, "a tensor [2, num_edges] where x is the pair (x_src, x_dst)")
+    check_integer_pairs(edges, "edge_index")
+    if edges.numel() and not torch.compiler.is_compiling():
+        check_range(edges[0], "edge_index[0]", senders.size(0))
+        check_range(edges[1], "edge_index[1]", receivers.size(0))
+    for name in ("batch", "source", "features", "previous"):
+        if inputs.get(name) is not None:
+            raise ValueError(f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst).")
+    first = senders.size(0)
+    shift = edges.new_tensor([[0], [first]]).long()
+    results = layer(torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
+    if isinstance(results, Tensor):
+        return results[first:]
+    out, *further = results
+    return out[first:], *((pairs[0] - shift, pairs[1]) if isinstance(pairs, tuple) else pairs for pairs in further)
+
+
+def _check_couples_edges(layer: Any, kind: str) -> None:
+    """Raise unless the layer takes one step with a coupling of the given edges alone."""
+    for part in layer.diffusivity.modules():
+        if not isinstance(part, Diffusivity) or isinstance(part, HARMLESS):
+            continue
+        if not part.needs_graph or part.depends_on not in ("nothing", "edges"):
+            raise ValueError(
+                f"{kind} couples all pairs of nodes, and got the pair (x_src, x_dst) of two kinds. Pass one state, "
+                f"data.to_homogeneous(), or take an edge layer: GINConv, or GATConv(self_loops='keep')."
+            )
+        if isinstance(part, AdjacencyDiffusivity) and part.normalization == "sym":
+            raise ValueError(
+                f"{kind} divides by the degrees of both ends, which nodes of two kinds have not; got the pair "
+                f"(x_src, x_dst). Take DiffusionConv with AdjacencyDiffusivity('row'), GINConv, or "
+                f"GATConv(self_loops='keep')."
+            )
+        if getattr(part, "self_loops", None) != "keep":
+            raise ValueError(
+                f"{kind} adds self-loops, and a sender is no receiver where x is the pair (x_src, x_dst). Build it "
+                f"with self_loops='keep' (add_self_loops=False)."
+            )
+    if layer.steps > 1:
+        raise ValueError(f"{kind} takes {layer.steps} steps, and only receivers move where x is (x_src, x_dst).")

@@ -1,0 +1,349 @@
+"""Sequences: ``PDEDiffusion1d``, and a Transformer block with sites where it may be placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_mask,
+    check_probability,
+    check_sequences,
+    check_state,
+    describe,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.updates import ExplicitEuler, StateUpdate
+
+
+class PDEDiffusion1d(nn.Module):
+    r"""x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
+
+    Position by position, x′_i = x_i + Σ_k α_k (x_{i−h_k} − 2x_i + x_{i+h_k}); the boundary condition defines x beyond
+    the ends. The tokens of a row form one sequence, wherever its padding stands, and padded positions are unchanged.
+
+    Args:
+        channels: C.
+        heads: H; cuts the channels for ``per="head"``.
+        per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
+        update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
+        norm: LayerNorm after the step (Eq. 16). The guarantees hold for the step without it, unlike the paper states
+            (docs/errata.md, P5).
+        batch_first: sequences are [B, L, C]; with ``False`` [L, B, C], the default of PyTorch's attention.
+        options: options of :class:`NeumannDiffusivity` (``strides``, ``boundary``, ``alpha``, ``budget``).
+
+    Shapes:
+        - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], the sorted sequence index of rows.
+          key_padding_mask: [B, L] in place of the mask (True: padding), as in PyTorch's attention.
+        - output: that of x. The coupling is over the B·L rows, sequence by sequence, with tokens before padding.
+
+    Raises:
+        TypeError, ValueError: an option or an input does not fit.
+
+    Examples:
+        >>> smooth = PDEDiffusion1d(4, strides=(1, 2))
+        >>> smooth(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
+        torch.Size([3, 10, 4])
+    """
+
+    is_diffusion_layer = True
+    references = ("zhangwhere",)
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 1,
+        per: Literal["layer", "head", "channel"] = "layer",
+        update: StateUpdate | None = None,
+        norm: bool = False,
+        batch_first: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_counts(channels=channels, heads=heads)
+        check_flags(norm=norm, batch_first=batch_first)
+        check_choice(per, "per", ["layer", "head", "channel"])
+        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        if channels % heads:
+            raise ValueError(f"heads must divide channels={channels}; got {heads}.")
+        self.in_channels = self.out_channels = channels
+        self.batch_first = batch_first
+        self.diffusivity = NeumannDiffusivity({"layer": 1, "head": heads, "channel": channels}[per], **options)
+        self.update = ExplicitEuler(1.0) if update is None else update
+        self.norm = nn.LayerNorm(channels) if norm else None
+
+    @property
+    def alpha(self) -> Float[Tensor, "K sets"]:
+        """α_k of every stride and set."""
+        return self.diffusivity.alpha
+
+    def reset_parameters(self) -> None:
+        """Reset α and the norm to their initial values."""
+        self.diffusivity.reset_parameters()
+        if self.norm is not None:
+            self.norm.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        return_coupling: bool = False,
+    ) -> Tensor | tuple[Tensor, Coupling]:
+        """Return the next state, and with ``return_coupling`` the coupling."""
+        check_flags(return_coupling=return_coupling)
+        name = "mask" if key_padding_mask is None else "key_padding_mask"
+        mask = mask if key_padding_mask is None else _not_padding(key_padding_mask, mask)
+        self._check(x, mask, batch, name)
+        if x.dim() == 2:
+            out, coupling = self._step(x, Graph.coerce(x, batch=batch))
+        elif self.batch_first:
+            out, coupling = self._stacked(x, mask)
+        else:
+            out, coupling = self._stacked(x.transpose(0, 1), mask)
+            out = out.transpose(0, 1)
+        out = out if self.norm is None else self.norm(out)
+        return (out, coupling) if return_coupling else out
+
+    def _stacked(
+        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L C"], Coupling]:
+        """The step of stacked sequences; a masked row is split into two, its tokens and its padding."""
+        size, length = x.shape[:2]
+        if mask is None:
+            out, coupling = self._step(x.flatten(0, 1), Graph(size * length, ptr=length * torch.arange(size + 1)))
+            return out.view_as(x), coupling
+        order, ptr = tokens_first(mask)
+        kept = mask.unsqueeze(2)
+        rows = torch.where(kept, x, 0.0).flatten(0, 1)  # 0·NaN in the gradient of α would not be 0
+        moved, coupling = self._step(rows.index_select(0, order), Graph(rows.size(0), ptr=ptr))
+        moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
+        return torch.where(kept, moved, x), coupling
+
+    def _step(self, x: Float[Tensor, "N C"], graph: Graph) -> tuple[Float[Tensor, "N C"], Coupling]:
+        coupling = self.diffusivity(x, graph)
+        return self.update(x.unflatten(1, (self.diffusivity.heads, -1)), coupling).flatten(1), coupling
+
+    def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None, name: str) -> None:
+        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
+            raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
+        if x.dim() == 3:
+            check_sequences(x, None, self.in_channels, self.norm)
+            self._check_mask(x if self.batch_first else x.transpose(0, 1), mask, name)
+            if batch is not None:
+                raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
+            return
+        check_state(x, channels=self.in_channels, module=self.norm)
+        if mask is not None:
+            raise ValueError(f"{name} goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
+
+    def _check_mask(self, x: Tensor, mask: Tensor | None, name: str) -> None:
+        turned = isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]
+        if turned and self.batch_first:
+            raise ValueError(
+                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
+                f"[length, batch, channels], build the layer with batch_first=False."
+            )
+        check_mask(mask, x, name)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}"
+
+
+def _not_padding(key_padding_mask: Tensor, mask: Tensor | None) -> Tensor:
+    """The mask of tokens, from PyTorch's mask of padding."""
+    if mask is not None:
+        raise ValueError("mask and key_padding_mask say the same thing, one is the inverse of the other; pass one.")
+    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+        raise TypeError(
+            f"key_padding_mask must be a bool tensor, true where there is padding; got {describe(key_padding_mask)}."
+        )
+    return ~key_padding_mask
+
+
+def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:
+    """Return the order of the B·L rows that puts tokens before padding, and the ends of these runs [2B + 1]."""
+    size, length = mask.shape
+    start = length * torch.arange(size, device=mask.device)
+    # Distinct keys, since ONNX has no stable sort.
+    keys = mask.logical_not().long() * length + torch.arange(length, device=mask.device)
+    order = keys.argsort(dim=1) + start.unsqueeze(1)
+    ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
+    return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()
+
+
+#: Function of (site, channels) that makes the module at that site, called as ``module(state, mask)``.
+Place = Callable[[str, int], nn.Module]
+
+
+class NoDiffusion(nn.Module):
+    """The identity, with the calling convention of diffusion layers on sequences."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return x."""
+        return x
+
+
+def nowhere(site: str, channels: int) -> nn.Module:
+    """The default :data:`Place`, without diffusion at any site."""
+    return NoDiffusion()
+
+
+class SelfAttention(nn.Module):
+    r"""𝒜(x) = W_O ‖_h A_h(x) W_V^h x + b, A_h(x) = softmax(q_hk_hᵀ/√D) (Vaswani et al. 2017, Eqs. 1 and 3).
+
+    It has two sites: ``"values"``, the values [B, L, C] before attention, and ``"heads"``, just before W_O, where the
+    heads of a token form the sequence, [B · L, H, D].
+
+    Args:
+        channels: C of input and output.
+        heads: H, a divisor of C.
+        causal: a position receives only from itself and earlier positions.
+        dropout: rate on the attention weights.
+        place: makes the modules at the sites; the identity by default.
+
+    Shapes:
+        x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions send nothing. Their input must be finite;
+        their output is finite and meaningless.
+
+    Raises:
+        TypeError, ValueError: an option or the input does not fit.
+    """
+
+    references = ("vaswani2017attention",)
+    is_self_attention = True
+
+    def __init__(
+        self, channels: int, heads: int = 8, *, causal: bool = False, dropout: float = 0.0, place: Place = nowhere
+    ) -> None:
+        super().__init__()
+        check_counts(channels=channels, heads=heads)
+        check_probability(dropout, "dropout")
+        check_flags(causal=causal)
+        if channels % heads:
+            raise ValueError(f"heads must divide the channels; got {heads} heads and {channels} channels.")
+        self.channels, self.heads, self.causal, self.dropout = channels, heads, causal, dropout
+        self.project = nn.Linear(channels, 3 * channels)
+        self.on_values = place("values", channels)
+        self.on_heads = place("heads", channels // heads)
+        self.mix = nn.Linear(channels, channels)
+
+    def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
+        """Return the state after attention."""
+        check_sequences(x, mask, self.channels, self)
+        query, key, value = self.project(x).chunk(3, -1)
+        heads = scaled_dot_product_attention(
+            self._by_head(query),
+            self._by_head(key),
+            self._by_head(self.on_values(value, mask)),
+            attn_mask=None if mask is None else self._senders(mask),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+        )
+        return self._join(heads)
+
+    def weights(
+        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B H L length"]:
+        """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
+        check_sequences(x, mask, self.channels, self)
+        query, key, _ = self.project(x).chunk(3, -1)
+        scores = self._by_head(query) @ self._by_head(key).transpose(2, 3) / (self.channels // self.heads) ** 0.5
+        everybody = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return scores.masked_fill(~self._senders(everybody if mask is None else mask), -torch.inf).softmax(-1)
+
+    def frozen(self, x: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
+        weights = self.weights(x, mask)
+
+        def route(y: Tensor) -> Tensor:
+            value = self.on_values(self.project(y).chunk(3, -1)[2], mask)
+            return self._join(weights @ self._by_head(value))
+
+        return route
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Reshape [B, L, C] to [B, H, L, D]."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def _join(self, heads: Tensor) -> Tensor:
+        """Mix the heads [B, H, L, D] to [B, L, C]."""
+        batch, length = heads.size(0), heads.size(2)
+        tokens = heads.transpose(1, 2).flatten(0, 1)
+        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(0, (batch, length))
+
+    def _senders(self, mask: Tensor) -> Tensor:
+        """The mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
+        tokens = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
+        if not self.causal:
+            return tokens
+        square = torch.ones(mask.size(1), mask.size(1), dtype=torch.bool, device=mask.device)
+        return (tokens & square.tril()) | torch.eye(mask.size(1), dtype=torch.bool, device=mask.device)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
+
+
+class TransformerBlock(nn.Module):
+    r"""x ← x + 𝒜(LN(x)), x ← x + MLP(LN(x)), with four sites around these (Zhang & Zhou, Table 1).
+
+    With 𝒮_s for the module at site s, x̂ = 𝒮_attention(x + 𝒜(LN(𝒮_norm(x)))) and
+    x′ = 𝒮_block(𝒮_mlp(x̂ + MLP(LN(𝒮_norm(x̂))))). The sites ``"mlp"`` and ``"block"`` coincide, as in the table.
+    Two more sites are inside :class:`SelfAttention`.
+
+    Args:
+        channels, heads, causal, place: see :class:`SelfAttention`.
+        mlp_channels: hidden channels of the MLP.
+        dropout: rate on the attention weights, on the hidden units of the MLP, and on both changes of the state.
+
+    Shapes: as in :class:`SelfAttention`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int = 8,
+        *,
+        mlp_channels: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        place: Place = nowhere,
+    ) -> None:
+        super().__init__()
+        check_counts(mlp_channels=mlp_channels)
+        self.dropout = dropout
+        self.before_attention_norm = place("norm", channels)
+        self.attention_norm = nn.LayerNorm(channels)
+        self.attention = SelfAttention(channels, heads, causal=causal, dropout=dropout, place=place)
+        self.after_attention = place("attention", channels)
+        self.before_mlp_norm = place("norm", channels)
+        self.mlp_norm = nn.LayerNorm(channels)
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, mlp_channels), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_channels, channels)
+        )
+        self.after_mlp = place("mlp", channels)
+        self.after_block = place("block", channels)
+
+    def forward(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L C"]:
+        """Return the next state."""
+        routed = self.attention(self.attention_norm(self.before_attention_norm(x, mask)), mask)
+        x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
+        changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))
+        x = self.after_mlp(x + dropout(changed, self.dropout, self.training), mask)
+        return self.after_block(x, mask)
