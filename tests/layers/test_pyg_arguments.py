@@ -184,8 +184,12 @@ def test_weights_that_have_no_place_are_refused() -> None:
     net.load_state_dict(mp.from_pyg(net, old))
     with pytest.raises(ValueError, match=r"eps is 0.5 in the state and 0 in the layer.*eps=0.5"):
         mp.from_pyg(mp.GINConv(C, mlp()), pyg.GINConv(mlp(), eps=0.5).state_dict())
-    with pytest.raises(ValueError, match=r"GCNIIConv has one matrix"):
-        mp.from_pyg(mp.GCNIIConv(C), pyg.GCN2Conv(C, 0.1, shared_weights=False).state_dict())
+    theirs, ours = pyg.GCN2Conv(C, 0.1, shared_weights=False), mp.GCNIIConv(C)
+    with pytest.raises(ValueError, match=r"GCNIIConv has one matrix, weight, .* weight1 and weight2"):
+        mp.from_pyg(ours, theirs.state_dict())
+    with torch.no_grad():
+        theirs.weight2.copy_(theirs.weight1)
+    assert torch.equal(mp.from_pyg(ours, theirs.state_dict())["weight"], theirs.weight1)
 
 
 @pytest.mark.parametrize(
