@@ -37,7 +37,7 @@ def calls() -> Iterator[list[str]]:
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize(
     ("layer", "most_calls", "most_files", "most_moves"),
-    [(mp.DIFFormerConv(16, 16), 102, 25, 53), (mp.CertifiedConv(16), 183, 31, 105)],
+    [(mp.DIFFormerConv(16, 16), 102, 25, 53), (mp.CertifiedConv(16), 183, 30, 105)],
     ids=["DIFFormerConv", "CertifiedConv"],
 )
 def test_a_layer_takes_few_calls(layer, most_calls, most_files, most_moves, train, no_typecheck):

@@ -176,7 +176,10 @@ def test_weights_within_a_module_are_found_by_their_path() -> None:
 def test_weights_that_have_no_place_are_refused() -> None:
     theirs = pyg.GATConv((C, C), 4)
     ours = mp.GATConv(C, 4)
-    with pytest.raises(ValueError, match=r"GATConv has one matrix, value.weight, where the state has two that differ: lin_src.weight and lin_dst"):
+    with pytest.raises(
+        ValueError,
+        match=r"GATConv has one matrix, value.weight, where the state has two that differ: lin_src.weight and lin_dst",
+    ):
         mp.from_pyg(ours, theirs.state_dict())
     old = {f"conv.{name}": value for name, value in theirs.state_dict().items()}
     old["conv.lin_dst.weight"] = old["conv.lin_src.weight"]  # as versions before 2.4 wrote what was one matrix
