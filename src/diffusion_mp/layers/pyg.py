@@ -88,9 +88,8 @@ class KnowsPyGNames:
         found: dict[str, Tensor] = {}
         source: dict[str, str] = {}
         for key, value in state.items():
-            fits = (name for name in self.pyg_weights if key == name or (name.endswith(".") and key.startswith(name)))
-            theirs = next(fits, "")
-            ours = self.pyg_weights[theirs] + key.removeprefix(theirs) if theirs else key
+            known = [name for name in self.pyg_weights if key == name or (name[-1] == "." and key.startswith(name))]
+            ours = self.pyg_weights[known[0]] + key.removeprefix(known[0]) if known else key
             if ours in found and (value.shape != found[ours].shape or not torch.equal(value, found[ours])):
                 raise ValueError(
                     f"{type(self).__name__} has one matrix, {ours}, where the state has two that differ: "

@@ -192,17 +192,12 @@ def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[T
 Place = Callable[[str, int], nn.Module]
 
 
-class NoDiffusion(nn.Module):
-    """The identity, with the calling convention of diffusion layers on sequences."""
+class NoDiffusion(nn.Identity):
+    """The identity, with the calling convention of diffusion layers on sequences; as a :data:`Place` at every site."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return x."""
         return x
-
-
-def nowhere(site: str, channels: int) -> nn.Module:
-    """The default :data:`Place`, without diffusion at any site."""
-    return NoDiffusion()
 
 
 class SelfAttention(nn.Module):
@@ -230,7 +225,7 @@ class SelfAttention(nn.Module):
     is_self_attention = True
 
     def __init__(
-        self, channels: int, heads: int = 8, *, causal: bool = False, dropout: float = 0.0, place: Place = nowhere
+        self, channels: int, heads: int = 8, *, causal: bool = False, dropout: float = 0.0, place: Place = NoDiffusion
     ) -> None:
         super().__init__()
         check_counts(channels=channels, heads=heads)
@@ -323,7 +318,7 @@ class TransformerBlock(nn.Module):
         mlp_channels: int,
         causal: bool = False,
         dropout: float = 0.0,
-        place: Place = nowhere,
+        place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
         check_counts(mlp_channels=mlp_channels)
