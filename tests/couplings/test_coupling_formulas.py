@@ -304,7 +304,7 @@ def test_products_with_half_precision_values_accumulate_in_float32() -> None:
         ((torch.ones(3, 4),), r"matrix must be \[num_nodes, num_nodes\] or"),
         (([],), "must hold a block at least"),
         (([torch.ones(2, 2), torch.ones(2, 3, 3)],), "one number of heads and one dtype"),
-        (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks says itself"),
+        (([torch.ones(2, 2)], torch.tensor([0, 2])), "a list of blocks implies its own boundaries"),
         ((torch.ones(3, 3), torch.tensor([0, 2, 3])), "4 entries there are not"),
         ((torch.ones(3, 3), torch.tensor([0, 2, 4])), "ptr"),
     ],

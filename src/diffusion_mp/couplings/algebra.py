@@ -18,7 +18,7 @@ from diffusion_mp.errors import check_device, check_flags, check_kind, check_ten
 class IdentityCoupling(Coupling):
     """s_ij = 1 if i = j, else 0: every node couples with itself only (an MLP; Wu, Wipf & Yan 2025, Table 1).
 
-    Its ``ptr`` makes every node a graph of its own, so in a sum, the boundaries are those of the other terms.
+    In its ``ptr`` every node is a separate graph, so the boundaries of a sum are those of the other terms.
 
     Args:
         num_nodes: N.

@@ -324,7 +324,7 @@ class LinearAttentionCoupling(PooledCoupling):
         return LinearAttentionCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms)
 
     def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
-        """The same operator, composed of couplings that know their entries."""
+        """The same operator, composed of couplings with explicit entries."""
         query, key = self.query.to(dtype or self.dtype), self.key.to(dtype or self.dtype)
         return _by_entries(query, key, self.ptr, self.terms, self.nonnegative, self.mutual)
 

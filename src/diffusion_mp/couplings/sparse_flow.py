@@ -29,7 +29,7 @@ from diffusion_mp.kernels.sparse_flow import (
 class SparseFlowCoupling(Coupling):
     r"""Row i is argmin_z ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² (SFi-Former, Eqs. 6, 8 and 9).
 
-    With resistances r = softmax_j(−q_i·k_j), frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph, and
+    Resistances are r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph. With
     thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
     Σ_j s_ij + μ_i/α = 1. Solving for μ_i directly replaces the iteration of the paper, which states that no closed form
     exists (docs/errata.md, S3). Nothing has to converge, and no iteration is differentiated.

@@ -54,7 +54,7 @@ class DenseCoupling(Coupling):
     ) -> None:
         if isinstance(matrix, (list, tuple)):
             if ptr is not None:
-                raise ValueError("ptr goes with one matrix of all nodes; a list of blocks says itself what a graph is.")
+                raise ValueError("ptr goes with one matrix of all nodes; a list of blocks implies its own boundaries.")
             if not matrix:
                 raise ValueError("matrix must hold a block at least; got an empty list.")
             blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
