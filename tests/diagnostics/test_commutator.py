@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.diagnostics import commutator
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.transformer_block import SelfAttention
+from diffusion_mp.layers.sequences import SelfAttention
 from diffusion_mp.testing.laws import seeded
 
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 0]]).bool()

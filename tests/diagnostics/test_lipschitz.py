@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffusion_mp import ConvergenceError, SigmoidDiffusivity
 from diffusion_mp.diagnostics import lipschitz
-from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.layers.sequences import TransformerBlock
 from diffusion_mp.testing.laws import seeded
 
 

@@ -170,7 +170,8 @@ def test_a_best_conductor_that_its_friction_closes() -> None:
 
 @pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
 @pytest.mark.parametrize(
-    ("s", "u"), [((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)), ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11))]
+    ("s", "u"),
+    [((-6.8e9, 3.6e9, -6.8e9), (-2.7e9, 1.0e9, -2.7e9)), ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11))],
 )
 def test_a_threshold_that_the_rounding_of_the_scores_hides(name: str, s: Any, u: Any) -> None:
     """The best conductor has all the friction, and the two others flow below a potential of 1/4."""

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_mask, check_tensor, describe
-from diffusion_mp.layers.pde_diffusion import tokens_first
+from diffusion_mp.layers.sequences import tokens_first
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:

@@ -18,7 +18,7 @@ from diffusion_mp.errors import check_counts, check_flags, check_probability, fo
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers.features import channels_at_first, check_features, input_linear
-from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs, refuse_proxy
+from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs, refuse_proxy
 from diffusion_mp.models.heads import Head, Task, check_no_pairs, output_layers
 from diffusion_mp.updates import CertifiedStep
 

@@ -14,8 +14,8 @@ from diffusion_mp.errors import check_choice, check_counts, check_kind, check_po
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
-from diffusion_mp.layers.edge_layer import Norm, make_norm
 from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import GraphModel, Record, recorded
 from diffusion_mp.models.heads import Task, output_layers
 from diffusion_mp.updates import teleport

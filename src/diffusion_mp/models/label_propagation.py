@@ -21,7 +21,7 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs
+from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import teleport, teleport_limit
 
 # Classes that nobody is labelled with, beyond one per node: more is a wrong number, and costs memory.

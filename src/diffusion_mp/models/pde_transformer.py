@@ -24,7 +24,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
+from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import Pooling, pooled
 

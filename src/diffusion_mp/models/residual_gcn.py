@@ -9,8 +9,8 @@ from torch_geometric.nn.inits import reset
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers import GCNConv
-from diffusion_mp.layers.edge_layer import make_norm
 from diffusion_mp.layers.features import input_linear
+from diffusion_mp.layers.gps import make_norm
 
 
 class ResidualGCN(nn.Module):

@@ -14,7 +14,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_edge_rows, che
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers import LaplacianEncoder
-from diffusion_mp.layers.pyg_names import refuse_inputs, refuse_proxy
+from diffusion_mp.layers.pyg import refuse_inputs, refuse_proxy
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded, with_every_gradient
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
 from diffusion_mp.models.heads import HEADS, Head, Task
