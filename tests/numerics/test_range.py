@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from diffusion_mp.diffusivities import (
     EdgeDiffusivity,
     GATDiffusivity,
     GaussianDiffusivity,
+    KernelizedSoftmaxDiffusivity,
     MixtureDiffusivity,
     PenaltyDiffusivity,
     SigmoidDiffusivity,
@@ -35,10 +36,12 @@ from diffusion_mp.energies import FunctionPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
 from diffusion_mp.kernels.unit import quotient, reciprocal, unit_vectors
-from diffusion_mp.layers import DiffusionConv, GatedGCNConv
+from diffusion_mp.layers import DiffusionConv, GatedGCNConv, SFiConv
 from diffusion_mp.models import SFiFormer, full_graph_inference
 from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from test_conformance import LAYERS
 
 HALVES = (torch.bfloat16, torch.float16)
 SINGLE = tolerance("product", torch.float32)._asdict()
@@ -314,6 +317,69 @@ def test_a_whole_model_in_half_precision(dtype: torch.dtype, generator: torch.Ge
     torch.testing.assert_close(
         model.to(dtype)(x.to(dtype), edges).float(), expected, **tolerance("layer", dtype)._asdict()
     )
+
+
+# ---------------------------------------------------------------- every layer and model
+
+# Graphs of five nodes, one, none, seven, one, none and three.
+MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
+
+
+def at_the_ends(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """States of order one and the graph of every node: one node, several graphs, equal rows, and rows of every size."""
+    x = randn(17, 4, generator=generator)
+    yield x[:1], MEMBER[:1]
+    yield x, MEMBER
+    yield x[MEMBER], MEMBER
+    yield x.index_fill(0, torch.arange(0, 17, 2), 1.0), 0 * MEMBER
+    yield x * torch.logspace(-8, 0, 17).unsqueeze(1), MEMBER
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "certified" not in name])
+def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch.Generator) -> None:
+    """Values and all gradients."""
+    build, options = LAYERS[name]
+    pairs = torch.randint(17, (2, 100), generator=generator)
+    for state, member in at_the_ends(generator):
+        edges = pairs[:, (pairs < len(state)).all(0)]
+        edges = edges[:, member[edges[0]] == member[edges[1]]] if options.get("edges", True) else None
+        for scale in (1e-30, 1e-10, 30.0, 1e4, 1e8):
+            with seeded(0):
+                layer = build().eval()
+            x = (scale * state).requires_grad_()
+            out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
+            (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
+            grads = {"x": x.grad, **{leaf: parameter.grad for leaf, parameter in layer.named_parameters()}}
+            assert out.isfinite().all(), scale
+            assert not [leaf for leaf, grad in grads.items() if grad is not None and not grad.isfinite().all()], scale
+
+
+@pytest.mark.parametrize("projection", ["separate", "tied", None])
+@pytest.mark.parametrize("options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str)
+def test_equal_rows_flow_equally_at_any_size(projection: Any, options: Any, generator: torch.Generator) -> None:
+    """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
+    with seeded(0):
+        layer = SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options)
+    everybody = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
+    edges = everybody[:, MEMBER[everybody[0]] == MEMBER[everybody[1]]]
+    for scale in (1.0, 1e3, 1e5, 1e8):
+        x = (scale * randn(17, 6, generator=generator))[MEMBER]
+        with torch.no_grad():
+            out = layer(x, edges, batch=MEMBER)
+        for rows in out.split(MEMBER.bincount().tolist()):
+            assert not len(rows) or (rows - rows[0]).abs().max() <= 1e-5 * out.abs().max()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> None:
+    """w·k of a billion beside ½‖k‖² of a billion times as much: their sum has no digit of the former."""
+    generator = torch.Generator().manual_seed(seed)
+    diffusivity = KernelizedSoftmaxDiffusivity(64, num_samples=0, generator=generator)
+    x = (1e8 * randn(40, 64, generator=generator)).requires_grad_()
+    ones = diffusivity(x) @ torch.ones(40, 1, 1)
+    torch.testing.assert_close(ones, torch.ones_like(ones))
+    (grad,) = torch.autograd.grad(ones.sum(), x)
+    assert grad.isfinite().all()
 
 
 # ---------------------------------------------------------------- long steps

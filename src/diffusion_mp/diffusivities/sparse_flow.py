@@ -20,9 +20,10 @@ from diffusion_mp.kernels.spmm import sddmm
 
 
 class FrictionAttention(nn.Module):
-    """q̃ = W̃_Q x/√d and k̃ = W̃_K x, but for a shift: frictions are attention scores with projections of their own (SFi-Former, § 3.3).
+    """q̃ = W̃_Q x/√d and k̃ = W̃_K x: frictions are attention scores with projections of their own (SFi-Former, § 3.3).
 
-    A module in its place takes (x, graph) and returns q̃ and k̃ [N, H, G] likewise.
+    Keys are those of x − o with a row o of each graph: a shift of all of them changes no friction, and equal rows have
+    equal ones however they are rounded. A module in its place takes (x, graph) and returns q̃ and k̃ [N, H, G] likewise.
 
     Args:
         channels: C of the state.
