@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_kind
-from diffusion_mp.errors import check_device, check_flags, check_kind, check_tensor, describe, floating
+from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
 
 
 class IdentityCoupling(Coupling):
@@ -106,7 +106,9 @@ class ScaledCoupling(Coupling):
             row_stochastic=one and (lambda: coupling.row_stochastic),
             nonnegative=positive and (lambda: coupling.nonnegative),
             positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
-            **coupling._inherited("symmetric", "low_rank", "metric"),
+            symmetric=lambda: coupling.symmetric,
+            low_rank=lambda: coupling.low_rank,
+            metric=lambda: coupling.metric,
         )
         self.scale, self.coupling, self._positive = scale, coupling, positive
 
@@ -158,14 +160,18 @@ class SumCoupling(Coupling):
     """
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
-        check_kind(terms, "terms", Iterable, "a sequence of couplings")
+        if not isinstance(terms, Iterable):
+            raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
         flat: list[Coupling] = []
+        heads = 1
         for term in terms:
-            check_coupling_kind(term, "every one of terms")
+            if not isinstance(term, Coupling):
+                check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
+            heads = max(heads, term.heads)
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
-        nodes, heads = flat[0].num_nodes, max(term.heads for term in flat)
+        nodes, dtype = flat[0].num_nodes, flat[0].dtype
         for term in flat:
             if term.num_nodes != nodes:
                 raise ValueError(
@@ -173,6 +179,7 @@ class SumCoupling(Coupling):
                 )
             if term.heads not in (1, heads):
                 raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in flat]}.")
+            dtype = torch.promote_types(dtype, term.dtype)
         super().__init__(
             nodes,
             heads,
@@ -187,7 +194,7 @@ class SumCoupling(Coupling):
         )
         self.quadratic = any(term.quadratic for term in flat)
         self.whole = all(term.whole for term in flat)
-        self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
+        self.dtype = dtype
         self.terms: list[Coupling] = flat
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -296,8 +303,14 @@ class PolynomialCoupling(Coupling):
                 f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
                 f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
             )
-        heads, promises = max(coupling.heads, by_head.size(1)), coupling._inherited("symmetric", "metric")
-        super().__init__(coupling.num_nodes, heads, coupling, nonnegative=nonnegative, **promises)
+        super().__init__(
+            coupling.num_nodes,
+            max(coupling.heads, by_head.size(1)),
+            coupling,
+            symmetric=lambda: coupling.symmetric,
+            nonnegative=nonnegative,
+            metric=lambda: coupling.metric,
+        )
         self.coupling, self.coefficients = coupling, by_head
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -172,7 +172,8 @@ class Coupling(ABC):
         if metric is None:
             self._metric = None
         else:
-            check_function(metric, "metric", "that finds the metric, or None")
+            if not callable(metric):
+                check_function(metric, "metric", "that finds the metric, or None")
             self._questions["_metric"] = metric
         if callable(ptr) and not isinstance(ptr, nn.Module):
             self._questions["ptr"] = ptr
@@ -431,10 +432,6 @@ class Coupling(ABC):
         changed.dtype = change.dtype or self.dtype
         changed.device = change.device or self.device
         return changed
-
-    def _inherited(self, *names: str) -> dict[str, Any]:
-        """Promises of a coupling made of this one, kept where this one keeps them, as arguments of its constructor."""
-        return {name: lambda name=name: getattr(self, name) for name in names}
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
         return Coupling._multiple(scale, self)

@@ -229,8 +229,15 @@ class OffDiagonalCoupling(Coupling):
     """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
 
     def __init__(self, coupling: Coupling) -> None:
-        promises = coupling._inherited("symmetric", "nonnegative", "low_rank", "metric")
-        super().__init__(coupling.num_nodes, coupling.heads, coupling, **promises)
+        super().__init__(
+            coupling.num_nodes,
+            coupling.heads,
+            coupling,
+            symmetric=lambda: coupling.symmetric,
+            nonnegative=lambda: coupling.nonnegative,
+            low_rank=lambda: coupling.low_rank,
+            metric=lambda: coupling.metric,
+        )
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -295,8 +302,14 @@ class ProjectedCoupling(Coupling):
                 f"projection must be [heads, head_channels, channels] with the {coupling.heads} heads of the coupling; "
                 f"got {describe(projection)}."
             )
-        promises = coupling._inherited("symmetric", "nonnegative", "positive_semidefinite")
-        super().__init__(coupling.num_nodes, 1, coupling, **promises)
+        super().__init__(
+            coupling.num_nodes,
+            1,
+            coupling,
+            symmetric=lambda: coupling.symmetric,
+            nonnegative=lambda: coupling.nonnegative,
+            positive_semidefinite=lambda: coupling.positive_semidefinite,
+        )
         self.coupling, self.projection = coupling, projection
 
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
