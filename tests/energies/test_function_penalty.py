@@ -21,7 +21,7 @@ from diffusion_mp import (
     SoftmaxPenalty,
     certify,
 )
-from diffusion_mp.couplings import pairwise as distance
+from diffusion_mp.couplings import pairwise
 from diffusion_mp.energies import Penalty, Sphere
 from diffusion_mp.testing import assert_energy_descent
 
@@ -90,7 +90,7 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     results = []
     for entries in (1 << 20, 50):  # one tile a graph, and tiles of three rows
-        monkeypatch.setattr(distance, "TILE_ENTRIES", entries)
+        monkeypatch.setattr(pairwise, "TILE_ENTRIES", entries)
         coupling = DistanceCoupling(lambda z2: 1 / (1 + scale * z2), q, k, PTR)
         out = coupling @ v
         results.append((out, *torch.autograd.grad(out.square().sum(), [q, k, v, scale])))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from diffusion_mp import pattern
+from diffusion_mp.graph import pattern
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
 from diffusion_mp.kernels.dropout import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
