@@ -319,11 +319,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"batch goes with rows.*For its padding pass mask",
     ),
-    "unsorted batch": (
-        lambda x: PDEDiffusion1d(4)(x[0], batch=torch.tensor([0, 1, 0, 1, 1])),
-        ValueError,
-        r"batch",
-    ),
+    "unsorted batch": (lambda x: PDEDiffusion1d(4)(x[0], batch=torch.tensor([0, 1, 0, 1, 1])), ValueError, r"batch"),
     "heads": (lambda x: PDEDiffusion1d(4, heads=3), ValueError, r"heads must divide channels=4; got 3"),
     "per": (lambda x: PDEDiffusion1d(4, per="token"), ValueError, r"per must be one of 'layer'"),
     "update": (lambda x: PDEDiffusion1d(4, update="euler"), TypeError, r"update must be a StateUpdate; got 'euler'"),

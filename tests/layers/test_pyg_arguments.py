@@ -289,13 +289,7 @@ def test_inputs_of_pyg_that_are_not_there_are_taken() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"x": X},
-        (X, X, X),
-        [X, X],
-        {"a": [X, {"b": X}]},
-        X.numpy(),
-    ],
+    [{"x": X}, (X, X, X), [X, X], {"a": [X, {"b": X}]}, X.numpy()],
     ids=["dict", "tuple", "list", "nested", "array"],
 )
 @pytest.mark.usefixtures("no_typecheck")

@@ -116,9 +116,8 @@ class DIFFormerConv(DiffusionConv):
         update: replaces the explicit step, with its own step size, source and leak.
         graph: how observed edges enter, see above.
         self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
-        transform, keep, bias: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias if input and
-            output have the same channels (Eq. 63); otherwise W_V, ``"values"`` and a bias.
-        concat: see :class:`DiffusionConv`.
+        transform, keep, bias, concat: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias if input
+            and output have the same channels (Eq. 63); otherwise W_V, ``"values"`` and a bias.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
         graph_weight: w in (1 − w) Ŝ + w Ã, in the update chosen by ``graph``; by default both weights are 1, or ½.
         direction, degrees: of the graph term, see :class:`AdjacencyDiffusivity`.

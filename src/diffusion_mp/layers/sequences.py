@@ -108,16 +108,12 @@ class PDEDiffusion1d(nn.Module):
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
         check_flags(return_coupling=return_coupling)
-        name = "mask" if key_padding_mask is None else "key_padding_mask"
-        mask = mask if key_padding_mask is None else _not_padding(key_padding_mask, mask)
-        self._check(x, mask, batch, name)
+        mask = self._tokens(x, mask, batch, key_padding_mask)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
-        elif self.batch_first:
-            out, coupling = self._stacked(x, mask)
         else:
-            out, coupling = self._stacked(x.transpose(0, 1), mask)
-            out = out.transpose(0, 1)
+            out, coupling = self._stacked(x if self.batch_first else x.transpose(0, 1), mask)
+            out = out if self.batch_first else out.transpose(0, 1)
         out = out if self.norm is None else self.norm(out)
         return (out, coupling) if return_coupling else out
 
@@ -140,45 +136,46 @@ class PDEDiffusion1d(nn.Module):
         coupling = self.diffusivity(x, graph)
         return self.update(x.unflatten(1, (self.diffusivity.heads, -1)), coupling).flatten(1), coupling
 
-    def _check(self, x: Tensor, mask: Tensor | None, batch: Tensor | None, name: str) -> None:
+    def _tokens(
+        self, x: Tensor, mask: Tensor | None, batch: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor | None:
+        """Check the inputs of a call and return the mask of tokens."""
+        name = "mask"
+        if key_padding_mask is not None:
+            if mask is not None:
+                raise ValueError(
+                    "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
+                )
+            given = describe(key_padding_mask)
+            if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+                raise TypeError(f"key_padding_mask must be a bool tensor, true where there is padding; got {given}.")
+            name, mask = "key_padding_mask", ~key_padding_mask
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(f"x must be a tensor [B, L, channels], or rows [N, channels]; got {describe(x)}.")
-        if x.dim() == 3:
-            check_sequences(x, None, self.in_channels, self.norm)
-            self._check_mask(x if self.batch_first else x.transpose(0, 1), mask, name)
-            if batch is not None:
-                raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
-            return
-        check_state(x, channels=self.in_channels, module=self.norm)
-        if mask is not None:
-            raise ValueError(f"{name} goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N].")
-
-    def _check_mask(self, x: Tensor, mask: Tensor | None, name: str) -> None:
-        turned = isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]
-        if turned and self.batch_first:
+        if x.dim() == 2:
+            check_state(x, channels=self.in_channels, module=self.norm)
+            if mask is not None:
+                raise ValueError(
+                    f"{name} goes with sequences [B, L, C]; got {describe(x)}. For its rows pass batch [N]."
+                )
+            return None
+        check_sequences(x, None, self.in_channels, self.norm)
+        if self.batch_first and isinstance(mask, Tensor) and mask.shape == x.shape[1::-1] != x.shape[:2]:
             raise ValueError(
                 f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {describe(mask)}. If x is "
                 f"[length, batch, channels], build the layer with batch_first=False."
             )
-        check_mask(mask, x, name)
+        check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
+        if batch is not None:
+            raise ValueError(f"batch goes with rows [N, C]; got {describe(x)}. For its padding pass mask [B, L].")
+        return mask
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}"
 
 
-def _not_padding(key_padding_mask: Tensor, mask: Tensor | None) -> Tensor:
-    """The mask of tokens, from PyTorch's mask of padding."""
-    if mask is not None:
-        raise ValueError("mask and key_padding_mask say the same thing, one is the inverse of the other; pass one.")
-    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_padding_mask must be a bool tensor, true where there is padding; got {describe(key_padding_mask)}."
-        )
-    return ~key_padding_mask
-
-
 def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:
-    """Return the order of the B·L rows that puts tokens before padding, and the ends of these runs [2B + 1]."""
+    """Return the order of the B·L rows that puts tokens before padding, and the row boundaries [2B + 1]."""
     size, length = mask.shape
     start = length * torch.arange(size, device=mask.device)
     # Distinct keys, since ONNX has no stable sort.
