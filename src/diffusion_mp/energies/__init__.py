@@ -1,8 +1,6 @@
 """What a diffusion descends: penalties δ, energies built from them, and certificates that a step goes down."""
 
-from diffusion_mp.energies.bounds import EnergyBounds, energy_bounds
-from diffusion_mp.energies.certificate import Certificate
-from diffusion_mp.energies.certification import certify
+from diffusion_mp.energies.certification import certify, certify_step
 from diffusion_mp.energies.constraints import (
     Ball,
     Constraint,
@@ -12,10 +10,8 @@ from diffusion_mp.energies.constraints import (
     get_constraint,
 )
 from diffusion_mp.energies.energy import Energy
-from diffusion_mp.energies.function import FunctionPenalty
 from diffusion_mp.energies.joint import JointEnergy
-from diffusion_mp.energies.joint_certificate import certify_step
-from diffusion_mp.energies.mixture import MixturePenalty
+from diffusion_mp.energies.learned import FunctionPenalty, MixturePenalty
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
@@ -25,8 +21,8 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
-from diffusion_mp.energies.theorems import theorem1, theorem7
-from diffusion_mp.energies.trajectory import certify_trajectory
+from diffusion_mp.energies.spectrum import EnergyBounds, energy_bounds
+from diffusion_mp.energies.theorems import Certificate, certify_trajectory, theorem1, theorem7
 
 __all__ = [
     "Ball",

@@ -1,25 +1,37 @@
-"""``certify``: does this step descend its energy, from which λ on, and if nothing is known, why not."""
+"""``certify`` for couplings, penalties, energies, layers and models, and ``certify_step`` by Theorem T1."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.energies.certificate import Certificate
-from diffusion_mp.energies.function import find_flaw
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    ProjectedCoupling,
+    ScaledCoupling,
+    SparseCoupling,
+    SumCoupling,
+)
+from diffusion_mp.couplings.projected import spectral_norms
+from diffusion_mp.couplings.reweighted import averaged
+from diffusion_mp.energies.constraints import Ball, Constraint
 from diffusion_mp.energies.joint import JointEnergy
-from diffusion_mp.energies.joint_certificate import certify_step
-from diffusion_mp.energies.pairs import State, check_heads, find_distance_above
+from diffusion_mp.energies.pairs import State, by_head, check_heads, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.energies.theorems import theorem1, theorem7
-from diffusion_mp.errors import check_choice, check_positive, describe
+from diffusion_mp.energies.theorems import Certificate, theorem1, theorem7
+from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_values, describe
+
+#: Number of nodes between which entries of a coupling that is not sparse are checked.
+CHECKED_NODES = 32
 
 
 def certify(
@@ -31,31 +43,37 @@ def certify(
     leak: float = 0.0,
     ptr: Tensor | None = None,
 ) -> Certificate:
-    """Certify a step from state ``x``: that it descends its energy, and which.
+    """Certify that a step from state ``x`` descends an energy, and name the energy.
 
-    What has no step size, Theorem T1 of docs/certified.md:
+    Subjects without a step size, by Theorem T1 of docs/certified.md:
 
-    * A `JointEnergy`: `certify_step` for the certified step down it, and for any number of them.
-    * A model or a layer, anything with a method ``certificate(x, edge_index, edge_weight, batch)``, at ``x``: PyG's
-      ``Data`` (or what has attributes of these names), or the features alone. Without ``x`` a certified model is looked
-      at with a random input, and of others what no input changes is said. A model whose layers are not certified steps
-      is refused, and told which of its parts no energy knows; ``layers`` of the certificate says what a theorem knows
-      of each of its layers alone. So is any other module that has layers of this package.
+    * A `JointEnergy`: `certify_step`, for any number of certified steps down it.
+    * A model or a layer, any module with a method ``certificate(x, edge_index, edge_weight, batch)``. ``x`` is PyG's
+      ``Data``, an object with these attributes, or the features alone. Without ``x``, certified models are checked at a
+      random input, and others as far as no input is needed.
+    * A module without such a method, or a model whose layers are not certified steps, is refused. ``layers`` of the
+      certificate then holds the certificates of its layers.
 
-    The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025; bounds as corrected here):
+    The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
-    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, Δ = D̄ − S or, with ``form="residual"``, I − S. The state plays no
-      part and may be None.
+    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, with Δ = D̄ − S or, for ``form="residual"``, I − S. The state is
+      not used and may be None.
     * A `Penalty`: `theorem7` for the row-normalised step x − τ(I − D̄⁻¹Ω + κ)x with Ω = ``penalty.coupling(x)``,
       provided that the state lies within the penalty's domain.
-    * A diffusivity, anything with an attribute ``penalty``: certified through that penalty, or refused with its
-      ``why_no_penalty``, since no theorem covers couplings that are not symmetric functions of distance.
+    * A diffusivity, any object with an attribute ``penalty``: certified through that penalty. It is refused with its
+      ``why_no_penalty`` if that is None, since no theorem covers couplings that are not symmetric functions of
+      distance.
 
-    With a source the bounds stay the same; the energy is then the falling form of `Energy`, for Theorem 7 with the
+    With a source the bounds stay the same. The energy is then the falling form of `Energy`, for Theorem 7 with the
     metric d̄ = Ω.degree().
 
-    Shapes:
-        x [N, C] or [N, H, D]; ptr [B + 1]. With H heads the certificate is that of the worst head.
+    Args:
+        subject: see above.
+        x: state [N, C] or [N, H, D]; with H heads the certificate is that of the worst head.
+        tau: τ > 0.
+        form: Δ of Theorem 1.
+        leak: κ ≥ 0.
+        ptr: bounds [B + 1] of the graphs of a ragged batch.
 
     Raises:
         ValueError: τ ≤ 0, not finite or missing, negative leak. TypeError: a subject of another kind.
@@ -69,7 +87,9 @@ def certify(
     if isinstance(subject, JointEnergy):
         return certify_step(subject, None, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
-        return _certify_model(subject, x)
+        model: Any = subject
+        certificate: Certificate = model.certificate(*_inputs(x))
+        return certificate
     if isinstance(subject, nn.Module) and not hasattr(subject, "penalty") and not isinstance(subject, Penalty):
         return _certify_parts(subject, x)
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
@@ -82,16 +102,15 @@ def certify(
     check_positive(tau, "tau")
     check_positive(leak, "leak", allow_zero=True)
     check_choice(form, "form", ["conservative", "residual"])
-    broken = broken_parameter(subject) if isinstance(subject, nn.Module) else None
-    if broken is not None:
-        return Certificate.refused("Theorem 7", tau, broken)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
+    flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
+    if flaw is None and not isinstance(subject, Penalty):
+        flaw = _why_uncovered(subject, form)
+    if flaw is not None:
+        return Certificate.refused("Theorem 7", tau, flaw)
     if isinstance(subject, Penalty):
         return _certify_penalty(subject, x, tau, leak, ptr)
-    uncovered = _why_uncovered(subject, form)
-    if uncovered is not None:
-        return Certificate.refused("Theorem 7", tau, f"{type(subject).__name__}{uncovered}")
     heads = getattr(subject, "heads", 1)
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
@@ -99,16 +118,13 @@ def certify(
     return _certify_penalty(penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
 
 
-def _certify_model(model: Any, data: Any) -> Certificate:
-    """What a model says of itself at PyG's Data, or at features alone."""
-    answer: Certificate = model.certificate(*_attributes(data))
-    return answer
+# ------------------------------------------------------------------------------------------------- models and layers
 
 
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
-    """What is known of the layers of any module."""
-    inputs = _attributes(data)
-    while inputs and inputs[-1] is None:  # it may take no weights and no batch
+    """Refuse a module that has no energy, with the certificates of its layers."""
+    inputs = _inputs(data)
+    while inputs and inputs[-1] is None:  # its forward may take neither weights nor a batch
         inputs.pop()
     layers = layer_certificates(module, *inputs)
     what = "its layers one by one:" if layers else "nor is there a layer in it of which one is, such as CertifiedConv."
@@ -116,8 +132,8 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
 
 
-def _attributes(data: Any) -> list[Any]:
-    """x, edge_index, edge_weight and batch of PyG's Data, or features alone."""
+def _inputs(data: Any) -> list[Any]:
+    """Return x, edge_index, edge_weight and batch of PyG's Data, or the features alone."""
     if isinstance(data, Tensor) or data is None:
         return [data]
     if not hasattr(data, "x"):
@@ -125,26 +141,21 @@ def _attributes(data: Any) -> list[Any]:
     return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
 
 
-def certifiable(model: nn.Module) -> dict[str, Any]:
-    """The parts of a model, by name, that say something of themselves: its layers."""
-    layers = {name: part for name, part in model.named_modules() if part is not model}
-    return {name: part for name, part in layers.items() if hasattr(part, "why_uncertified")}
-
-
 @torch.no_grad()
 def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]:
-    """What is known of every layer alone, at the states that reach it from these inputs.
+    """Return the certificate of every layer of ``model`` by name, at the states that ``model(*inputs)`` passes to it.
 
-    The model runs, in evaluation mode, where a state decides anything: ``model(*inputs)``.
+    The model is run in evaluation mode, and only if the certificate of a layer depends on its state.
     """
-    layers = certifiable(model)
+    parts: dict[str, Any] = {name: part for name, part in model.named_modules() if part is not model}
+    layers = {name: part for name, part in parts.items() if hasattr(part, "why_uncertified")}
     found: dict[str, Certificate] = {}
     hooks = []
     for name, layer in layers.items():
         if not inputs or inputs[0] is None or layer.why_uncertified is not None:
             found[name] = layer.certificate()
         else:
-            hooks.append(layer.register_forward_pre_hook(partial(_look, found, name), with_kwargs=True))
+            hooks.append(layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True))
     modes = [(module, module.training) for module in model.modules()]
     try:
         if hooks:
@@ -157,8 +168,8 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
     return {name: found[name] for name in layers if name in found}
 
 
-def _look(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Keeps what a layer says of itself at the inputs that reach it: the first that is refused, or the largest λ."""
+def _record(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook that keeps, over all calls of a layer, the first refusal or else the largest λ."""
     known = found.get(name)
     if known is None or known:
         options = {key: value for key, value in kwargs.items() if key in ("source", "features", "beside")}
@@ -167,17 +178,17 @@ def _look(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwarg
             found[name] = certificate
 
 
-def broken_parameter(module: nn.Module, *parts: str) -> str | None:
-    """A parameter that is not finite, as a sentence; ``parts``: what its name begins with, if not all are looked at."""
+def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
+    """Return a sentence naming a parameter that is not finite, among those with one of ``prefixes`` if any is given."""
     for name, parameter in module.named_parameters():
-        looked_at = name.startswith(parts or "") and not is_lazy(parameter) and not parameter.is_meta
-        if looked_at and not bool(parameter.isfinite().all()):
+        checked = name.startswith(prefixes or "") and not is_lazy(parameter) and not parameter.is_meta
+        if checked and not bool(parameter.isfinite().all()):
             return f"the parameter {name} has entries that are not finite: {describe(parameter)}."
     return None
 
 
 def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """x and edge_index of eight nodes on a directed ring, for who asks about a model and has no data at hand."""
+    """Return x and edge_index of eight nodes on a directed ring, to certify a model without data."""
     if channels == -1:
         raise ValueError("x must be given, or the model called once: only then is it known how many channels it has.")
     x = torch.randn(8, channels, generator=torch.Generator().manual_seed(0)).to(like)
@@ -185,28 +196,33 @@ def random_input(channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.stack([ring, ring.roll(1)])
 
 
+# --------------------------------------------------------------------------------------- penalties, Theorems 1 and 7
+
+
 def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
-    """Why no theorem covers a step with this diffusivity, to be read behind its name; None where one does."""
+    """Return a sentence saying why no theorem covers a step with this diffusivity; None if one does."""
+    name = type(diffusivity).__name__
     if diffusivity.penalty is None:
         why = getattr(diffusivity, "why_no_penalty", "")
-        return f": {why or 'it declares no penalty, so no energy is known to belong to it.'}"
+        return f"{name}: {why or 'it declares no penalty, so no energy is known to belong to it.'}"
     if getattr(diffusivity, "needs_graph", False):
-        return " couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
+        return f"{name} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
     if not getattr(diffusivity, "row_stochastic", True) and form == "residual":
-        return " is not row-normalised, and the residual step then follows no sum over pairs."
+        return f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
     return None
 
 
+@torch.no_grad()
 def _certify_penalty(
     penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool = True
 ) -> Certificate:
-    """Theorem 7, or without the normalisation Theorem 1 for Ω, which majorises the penalty's energy (Proposition 6)."""
+    """Apply Theorem 7, or without normalisation Theorem 1 to Ω, which majorises the energy (Proposition 6)."""
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
     check_heads(x)
     if x.is_meta:
         raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
-    flaw = find_flaw(penalty)
+    flaw = penalty.flaw()
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
     beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
@@ -217,6 +233,206 @@ def _certify_penalty(
             f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
             f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}.",
         )
-    with torch.no_grad():
-        omega = penalty.coupling(x.double(), ptr)
-        return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
+    omega = penalty.coupling(x.double(), ptr)
+    return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
+
+
+# --------------------------------------------------------------------------------------- certified steps, Theorem T1
+
+
+@torch.no_grad()
+def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Certificate:
+    """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
+
+    By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
+    rows lie in C, and δ is concave up to the diameter of C. These premises do not depend on the step, so the
+    certificate covers any number of steps with W recomputed at every state from the same A. It holds in exact
+    arithmetic; rounding may raise F by its own size.
+
+    Declared properties are checked too: f and δ at some hundred distances, and A at all observed edges or, if it is
+    not sparse, between the first nodes.
+
+    Args:
+        energy: F, with a fixed A. An A that is recomputed at every state belongs to another energy.
+        coupling: the W used at x, compared with that of ``energy``; ``None`` takes the latter.
+        x: the state [N, C] or [N, H, D].
+
+    Raises:
+        TypeError, ValueError: arguments of another kind, or shapes that do not fit.
+
+    Examples:
+        >>> S = AdjacencyDiffusivity("sum")(x, graph)
+        >>> bool(certify_step(JointEnergy(None, graph_term=S, source=x), S, x))
+        True
+    """
+    check_kind(energy, "energy", JointEnergy, "a JointEnergy")
+    check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
+    energy._check(x, "x")
+    if coupling is not None:
+        check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
+        check_device(x, "x", coupling.device, "the coupling")
+    if x.is_meta:
+        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    failed = (
+        _not_finite(energy, x)
+        or _outside(energy.constraint, by_head(x))
+        or _no_penalty(energy)
+        or _not_declared("energy's own", own := _coupling(energy, x.double()))
+        or _not_as_declared(energy.graph_term, energy.constraint.convex)
+        or _not_declared("step's", coupling)
+        or _not_equal(own, coupling, x)
+    )
+    if failed is not None:
+        return Certificate(theorem="Theorem T1", holds=False, energy=repr(energy), reason=failed)
+    rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
+    reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
+    return Certificate(
+        theorem="Theorem T1", holds=True, tau_max=math.inf, lam=float(energy.lam), energy=repr(energy), reason=reason
+    )
+
+
+# Each premise below returns a sentence saying how it fails, or None where it holds.
+
+
+def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
+    """Numbers are finite, weights nonnegative and the metric positive."""
+    for name in ("lam", "mu", "beta"):
+        number = float(getattr(energy, name))
+        if not 0 <= number < math.inf:
+            return f"{name} must be finite and >= 0; it is {number:g}."
+    given = {"state": x, "source": energy.source, "metric": energy.metric, "projection": energy.projection}
+    for name, value in given.items():
+        if value is not None and not bool(value.isfinite().all()):
+            return f"the {name} has entries that are not finite: {describe(value)}."
+    if energy.metric is not None and not bool((energy.metric > 0).all()):
+        return f"the metric must be positive; its least entry is {float(energy.metric.min()):g}."
+    return None
+
+
+def _outside(constraint: Constraint, x: Float[Tensor, "N H D"]) -> str | None:
+    """Rows lie in C up to the rounding of a projection; moving them there may otherwise raise the rest of F."""
+    rounding = 16 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(x, dim=2)
+    moved = torch.linalg.vector_norm(constraint.project(x) - x, dim=2)
+    if bool(constraint.holds(x)) and bool((moved <= rounding).all()):
+        return None
+    return f"the state leaves {constraint}; begin with its projection, constraint.project(x)."
+
+
+def _no_penalty(energy: JointEnergy) -> str | None:
+    """δ is concave and non-decreasing with slope f ≥ 0, as far apart as rows of C can be."""
+    penalty = energy.penalty
+    if penalty is None:
+        return None
+    flaw = penalty.flaw()
+    if flaw is not None:
+        return f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
+    farthest, limit = _projected(energy, penalty).diameter ** 2, penalty.domain[1]
+    if farthest <= limit:
+        return None
+    return (
+        f"{penalty!r} is concave up to squared distance {limit:g}, and {energy.constraint} lets rows be {farthest:g} "
+        f"apart. Take a ball or sphere of radius <= {limit**0.5 / 2:g}, or another penalty."
+    )
+
+
+def _projected(energy: JointEnergy, penalty: Penalty) -> Constraint:
+    """Return the constraint on the rows that the penalty is applied to, behind the energy's projection.
+
+    A projection divided by its norm exceeds norm one by rounding, and f at the end of its domain may then lie as
+    little below zero. This is harmless: with the loops w_ii = f(0) in W, D_W + W stays positive semi-definite.
+    """
+    if energy.projection is None:
+        return energy.constraint
+    norm, diameter = float(spectral_norms(energy.projection.double()).max()), energy.constraint.diameter
+    if norm > 0 and diameter == math.inf:
+        return energy.constraint
+    farthest, end = norm * diameter if norm > 0 else 0.0, penalty.domain[1]
+    if end < farthest**2 <= penalty.reach(torch.promote_types(energy.projection.dtype, torch.float32)):
+        farthest = math.nextafter(math.sqrt(end), 0.0)
+    return Ball(max(farthest / 2, torch.finfo(torch.float64).tiny))
+
+
+def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
+    """Return W = λ (f(‖x_i − x_j‖²))_ij + μA of an energy at a state."""
+    terms: list[Coupling] = []
+    if energy.penalty is not None:
+        within = _projected(energy, energy.penalty)
+        pairs = energy.penalty.coupling(energy._seen(x), energy.ptr, constraint=within)
+        pairs = averaged(pairs) if energy.mean else pairs
+        if energy.projection is not None:
+            pairs = ProjectedCoupling(pairs, energy.projection.double())
+        terms.append(ScaledCoupling(float(energy.lam), pairs))
+    if energy.graph_term is not None:
+        terms.append(ScaledCoupling(float(energy.mu), energy.graph_term))
+    return SumCoupling(terms) if terms else 0.0 * IdentityCoupling(len(x), dtype=x.dtype, device=x.device)
+
+
+def _not_declared(whose: str, coupling: Coupling | None) -> str | None:
+    """A coupling declares itself symmetric and nonnegative; otherwise its innermost part that does not is named."""
+    for promise in ("symmetric", "nonnegative"):
+        if coupling is None or getattr(coupling, promise):
+            continue
+        culprit: Coupling | None = coupling
+        while culprit is not None:
+            coupling = culprit
+            parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
+            culprit = next((part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)), None)
+        return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
+    return None
+
+
+def _not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
+    """Entries of A agree with what it declares: those of all observed edges, or those between the first nodes."""
+    for term, base in [] if coupling is None else _terms(coupling):
+        edges = base.graph.edges if isinstance(base, SparseCoupling) else None
+        first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
+        pairs = torch.cartesian_prod(first, first).T if edges is None else edges
+        if not pairs.numel():
+            continue
+        forth, back = term.at(pairs).double(), term.at(pairs.flip(0)).double()
+        size = forth.abs() + back.abs()
+        eps = torch.finfo(term.dtype).eps  # entries computed from a state are only as exact as its squares
+        rounding = 64 * eps * size if edges is not None else eps**0.5 * size.max()
+        if not bool(size.isfinite().all()):
+            return f"A has entries that are not finite, in {term!r}."
+        if bool((forth < -rounding).any()):
+            return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
+        if bool(((forth - back).abs() > rounding).any()):
+            return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
+        if not convex and edges is None and term.positive_semidefinite:
+            least = float(torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min())
+            if least < -len(first) * float(rounding):
+                return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
+    return None
+
+
+def _terms(coupling: Coupling) -> list[tuple[Coupling, Coupling]]:
+    """Return the terms of a sum of multiples, each with the coupling of which it is a multiple."""
+    if isinstance(coupling, SumCoupling):
+        return [pair for term in coupling.terms for pair in _terms(term)]
+    if isinstance(coupling, ScaledCoupling):
+        scale, positive = coupling.scale, coupling._positive
+        return [(ScaledCoupling(scale, term, nonnegative=positive), base) for term, base in _terms(coupling.coupling)]
+    return [(coupling, coupling)]
+
+
+def _not_equal(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | None:
+    """W is finite, and the step's equals the energy's: compared by their products with an arbitrary state."""
+    if not x.numel():
+        return None
+    probe = torch.arange(x.numel(), dtype=torch.float64, device=x.device).square().cos().view(by_head(x).shape)
+    expected, row_sums = own.majorized(probe, convex=True)
+    got = expected if coupling is None else coupling.laplacian(probe)
+    for whose, product in (("energy's own", expected), ("step's", got)):
+        if not bool(product.isfinite().all()):
+            return f"the {whose} coupling has entries that are not finite in its dtype, or too large to be summed."
+    if coupling is None:
+        return None
+    eps = max(torch.finfo(dtype).eps for dtype in (x.dtype, *(term.dtype for term, _ in _terms(coupling))))
+    # An error in W raises F by its square only, hence the square root.
+    if bool(((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()):
+        return None
+    return (
+        f"the step's coupling {coupling!r} is not that of the energy at this state: another penalty, graph or weight, "
+        f"a state that was transformed on the way, or a coupling made at another state."
+    )

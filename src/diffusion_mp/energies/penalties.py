@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, Score
 from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
@@ -30,41 +30,49 @@ from diffusion_mp.errors import check_choice, check_counts, check_flags, check_k
 from diffusion_mp.graph.checks import as_ptr
 from diffusion_mp.graph.ops import values_only
 
+#: Largest squared distance at which `Penalty.flaw` evaluates f.
+FARTHEST = 1e8
+
 
 class Penalty(ABC):
-    """What a pair of nodes at squared distance z² costs: δ(z²), concave and non-decreasing on ``domain`` (TfD, Eq. 13).
+    """Cost δ(z²) of a pair of nodes at squared distance z², concave and non-decreasing on ``domain`` (TfD, Eq. 13).
 
-    Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). A new penalty writes
+    Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). Subclasses define
     ``delta`` and ``score`` (f = δ′).
 
     Examples:
         >>> penalty = SimplePenalty()
-        >>> isinstance(penalty, Penalty), penalty.coupling(x, normalize=True).row_stochastic  # it makes its couplings
+        >>> isinstance(penalty, Penalty), penalty.coupling(x, normalize=True).row_stochastic
         (True, True)
     """
 
-    #: The interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
+    #: Interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
     domain: tuple[float, float] = (0.0, math.inf)
 
     @abstractmethod
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """δ(z²), element by element."""
+        """Return δ(z²), elementwise."""
 
     @property
     @abstractmethod
     def score(self) -> Score | MixtureScore | FunctionScore:
-        """f as a score of s = −½z², which makes its couplings."""
+        """f as a score of s = −½z², from which couplings are built."""
 
     def reach(self, dtype: torch.dtype) -> float:
-        """The upper end of ``domain``, a little later: unit vectors of ``dtype`` are of unit norm up to rounding."""
+        """Return the upper end of ``domain``, widened by the rounding of unit vectors in ``dtype``."""
         return self.domain[1] * (1 + 16 * torch.finfo(dtype).eps)
 
+    @torch.no_grad()
     def flaw(self) -> str | None:
-        """What keeps f from being nonnegative and decreasing on ``domain``, as a sentence; ``None`` where it is."""
-        return None
+        """Return a sentence saying where f is negative, increases or is not δ′ on ``domain``; ``None`` if nowhere.
+
+        f and δ are evaluated at some hundred points.
+        """
+        z2 = self._points()
+        return None if z2.is_meta else find_flaw(z2, self.f(z2), self.delta(z2))
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
+        """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
         check_tensor(z2, "z2", "of squared distances")
         return self.score(-z2 / 2)
 
@@ -76,13 +84,16 @@ class Penalty(ABC):
         constraint: Constraint | None = None,
         centre: Tensor | None = None,
     ) -> Coupling:
-        """Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
+        """Return Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
 
-        ``constraint`` says what the rows of x are confined to: where that keeps them within ``domain``, f ≥ 0 is
-        promised, and on a sphere a linear f is made of angles, so that the simple penalty's Ω is known to be positive
-        semi-definite. Distances are measured from ``centre``, by default the mean of every graph (`distance_features`).
-
-        Shapes: x [N, C] for one head or [N, H, D] for H heads; ptr [B + 1] bounds the graphs of a ragged batch.
+        Args:
+            x: state [N, C] for one head or [N, H, D] for H heads.
+            ptr: bounds [B + 1] of the graphs of a ragged batch.
+            normalize: divide rows by their sums.
+            constraint: set that rows of x are confined to. Ω is declared nonnegative if that keeps distances within
+                ``domain``. On a sphere a linear f is computed from inner products, which makes the Ω of the simple
+                penalty positive semi-definite.
+            centre: origin of the distance features, by default the mean of every graph (`distance_features`).
         """
         check_heads(x)
         check_flags(normalize=normalize)
@@ -97,32 +108,40 @@ class Penalty(ABC):
         return score.coupling(values, values, ptr, centre=centre, **options)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6, so that δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
+        """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
 
-        Attained at the s with f(s) = ω. Beyond the upper end of ``domain`` δ counts as constant; δ̃(ω) is −∞ for ω < 0
-        and −δ(0) for ω ≥ f(0).
+        The minimum is attained where f(s) = ω. Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞
+        for ω < 0 and −δ(0) for ω ≥ f(0).
         """
         check_tensor(omega, "omega", "of values of f")
         steepest = self.f(torch.zeros_like(omega))
         slope = omega.clamp(min=0).minimum(steepest)
         s = (-2 * self.score.inverse(slope)).clamp(min=0)
-        product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never gets to zero
+        product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never reaches zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
     def total(self, x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
-        """P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of the same graph (and head), in float64.
+        """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of the same graph (and head), in float64.
 
-        Tile by tile: time O(N² d), memory O(N d), in the backward pass too. Its gradient is 4 (D̄ − Ω) x.
+        Computed in tiles: time O(N² d), memory O(N d), in the backward pass too. The gradient is 4 (D̄ − Ω) x.
         """
         return sum_over_pairs(self.delta, x, ptr)
+
+    def _points(self) -> Float[Tensor, " points"]:
+        """Squared distances in ``domain`` at which `flaw` evaluates f and δ, on the device of the parameters."""
+        parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
+        device = next((parameter.device for parameter in parameters), None)
+        end = min(self.domain[1], FARTHEST)
+        near, far = torch.linspace(0, min(end, 64.0), 400), torch.logspace(-6, math.log10(end), 400)
+        return torch.cat([near, far.clamp(max=end)]).double().unique().to(device)
 
 
 @dataclass(frozen=True)
 class QuadraticPenalty(Penalty):
-    """δ(z²) = z², f = 1: the penalty of Theorem 1; with it every pair attends alike. ``total`` is O(N d).
+    """δ(z²) = z², f = 1: the penalty of Theorem 1, uniform attention over all pairs. ``total`` is O(N d).
 
     Examples:
-        >>> QuadraticPenalty().f(torch.tensor([0.0, 9.0]))  # every pair attends alike
+        >>> QuadraticPenalty().f(torch.tensor([0.0, 9.0]))
         tensor([1., 1.])
     """
 
@@ -133,7 +152,7 @@ class QuadraticPenalty(Penalty):
         return z2.clone()
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """0 for ω ≥ 1 and −∞ below: a single slope has a single line."""
+        """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
         check_tensor(omega, "omega", "of values of f")
         return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
@@ -145,11 +164,11 @@ class QuadraticPenalty(Penalty):
 class SimplePenalty(Penalty):
     """δ(z²) = 2z² − z⁴/4, f = 2 − z²/2: DIFFormer-s (TfD, Eq. 18; f = 1 + x_iᵀx_j for unit vectors).
 
-    Only for z² ∈ [0, 4], that is within a unit ball. (The paper says [0, 2], which is the range of z.) δ is a
-    polynomial in inner products, so ``total`` is exact in O(N d²), and Ω is low-rank.
+    Valid for z² ∈ [0, 4], that is within a unit ball (the paper prints [0, 2], the range of z). δ is a polynomial in
+    inner products, so ``total`` is exact in O(N d²) and Ω has low rank.
 
     Examples:
-        >>> SimplePenalty().f(torch.tensor([0.0, 4.0]))  # 2 for alike, 0 at the far end of the domain
+        >>> SimplePenalty().f(torch.tensor([0.0, 4.0]))  # 0 at the end of the domain
         tensor([2., 0.])
     """
 
@@ -165,7 +184,7 @@ class SimplePenalty(Penalty):
         return 2 * second - fourth / 4
 
     def along(self, x: State, direction: State) -> Float[Tensor, " five"]:
-        """P(x + τ·direction) of one graph as a polynomial in τ, coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
+        """Return P(x + τ·direction) of one graph as the coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
         second, fourth = distance_powers_along(x, direction)
         return 2 * torch.nn.functional.pad(second, (0, 2)) - fourth / 4
 
@@ -183,7 +202,7 @@ class SigmoidPenalty(Penalty):
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         check_tensor(z2, "z2", "of squared distances")
-        # z² − 2 softplus(z²/2 − 1) rewritten so that nothing cancels for distant pairs.
+        # z² − 2 softplus(z²/2 − 1), rewritten to avoid cancellation for distant pairs.
         return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
 
 
@@ -191,8 +210,8 @@ class SigmoidPenalty(Penalty):
 class SoftmaxPenalty(Penalty):
     """δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}: softmax attention (TfD, Eq. 21).
 
-    f = exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, which is another function.) The
-    constant in δ makes δ(0) = 0. ``dim`` is the d of Eq. 21, the channels per head.
+    f = exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, a different function.) The constant
+    in δ makes δ(0) = 0. ``dim`` is d, the channels per head.
 
     Examples:
         >>> f = SoftmaxPenalty(dim=4).f(torch.tensor([0.0, 1.0]))
@@ -241,7 +260,7 @@ class GaussianPenalty(Penalty):
 
 
 def warn_beyond_domain(penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]) -> None:
-    """Warn where the large squared distance that ``distance`` finds in a state lies beyond the domain of a penalty."""
+    """Warn if ``distance()``, a squared distance between two rows of ``x``, exceeds the domain of ``penalty``."""
     end = penalty.domain[1]
     if end == math.inf or x.is_meta or not values_only():
         return
@@ -256,6 +275,37 @@ def warn_beyond_domain(penalty: Penalty, energy: object, x: Tensor, distance: Ca
         )
 
 
+def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
+    """Return a sentence saying where f is not finite, negative, increasing or not δ′; ``None`` if nowhere."""
+    eps = torch.finfo(f.dtype).eps
+    rounding = max(1e-9, 16 * eps) * float(f[0].abs())
+    for wrong, what in ((~f.isfinite(), "is not finite"), (f < -rounding, "is negative")):
+        if bool(wrong.any()):
+            where = int(wrong.int().argmax())
+            return f"f({float(z2[where]):g}) = {float(f[where]):g} {what}."
+    lowest, place = f.cummin(0)
+    rise = f - lowest
+    if bool((rise > rounding).any()):
+        then = int(rise.argmax())
+        at = int(place[then])
+        return (
+            f"f rises from f({float(z2[at]):.6g}) = {float(f[at]):.6g} to "
+            f"f({float(z2[then]):.6g}) = {float(f[then]):.6g}."
+        )
+    if delta is None:
+        return None
+    # The slope of a chord of a concave δ lies between f at its ends. The room covers the rounding of a δ that is a
+    # difference of large terms, as z² − log(1 + e^z²), and the 2e-9 by which torch's softplus is off at its threshold.
+    chord, size = delta.diff() / z2.diff(), delta.abs() + f[0].abs() * z2
+    room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()
+    off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - room
+    if not bool((off <= 0).all()):
+        where = int(off.nan_to_num(torch.inf).argmax())
+        ends = f"{float(z2[where]):.6g} and {float(z2[where + 1]):.6g}"
+        return f"f is not the derivative of δ, which rises by {float(chord[where]):.6g} per z² between {ends}."
+    return None
+
+
 PENALTIES: dict[str, Callable[..., Penalty]] = {
     "quadratic": QuadraticPenalty,
     "simple": SimplePenalty,
@@ -266,7 +316,7 @@ PENALTIES: dict[str, Callable[..., Penalty]] = {
 
 
 def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
-    """The penalty of that name, built with ``options`` (``dim`` for softmax, ``bandwidth`` for Gaussian); or itself.
+    """Return the penalty named ``penalty``, built with ``options`` (``dim``, ``bandwidth``); or a `Penalty` unchanged.
 
     Examples:
         >>> get_penalty("simple")

@@ -1,11 +1,18 @@
-"""Theorems 1 and 7: explicit steps that descend an energy, for a coupling that is at hand."""
+"""``Certificate``, and the theorems about explicit steps: 1 and 7 for one step, T2 for all steps of a run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.energies.certificate import Certificate
+from diffusion_mp.energies.pairs import State, blocks, find_distance_above
+from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import (
     Form,
     laplacian,
@@ -14,6 +21,72 @@ from diffusion_mp.energies.spectrum import (
     normalized_laplacian,
     precision,
 )
+from diffusion_mp.errors import check_kind, check_positive, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What a theorem says about a step, or about all of them; true if and only if descent is proved.
+
+    Attributes:
+        theorem: the theorem asked.
+        holds: the step descends ``Energy(penalty, lam)`` for every ``lam`` ≥ the certificate's, or ``energy``.
+        tau: the step size asked about; NaN where steps have none.
+        tau_max: step sizes below this are covered; 0 when a premise fails for all of them.
+        lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ when none is known.
+        reason: why it holds, or which premise fails.
+        eigenvalue: the largest eigenvalue behind the bound, λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
+        energy: the energy with its coefficients, where the theorem is about one that is given (Theorem T1).
+        layers: of a model whose layers have energies of their own, what is known of each, by name.
+
+    Examples:
+        >>> certificate = certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5)
+        >>> isinstance(certificate, Certificate), bool(certificate), certificate.lam > 0
+        (True, True, True)
+    """
+
+    theorem: str
+    holds: bool
+    tau: float = math.nan
+    tau_max: float = 0.0
+    lam: float = math.inf
+    reason: str
+    eigenvalue: float = math.nan
+    energy: str = ""
+    layers: Mapping[str, Certificate] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    def __str__(self) -> str:
+        return "\n".join([self._sentence(), *(f"  {name}: {layer}" for name, layer in self.layers.items())])
+
+    def _sentence(self) -> str:
+        what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
+        if self.energy and self.holds:
+            return f"{self.theorem} covers {what}: {self.energy} does not rise. {self.reason}"
+        if self.holds:
+            bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            return f"{self.theorem} covers {what}: {bound}. {self.reason}"
+        return f"{self.theorem} does not cover {what}: {self.reason}"
+
+    @classmethod
+    def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
+        """No step is covered: a premise fails."""
+        return cls(theorem=theorem, holds=False, tau=tau, reason=reason)
+
+    @classmethod
+    def of_step(
+        cls, theorem: str, tau: float, eigenvalue: float, leak: float, facts: str, *, weight: float = 1.0
+    ) -> Certificate:
+        """What both theorems say: λ ≥ τ / (2 w (2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
+        stiffness = eigenvalue + leak
+        tau_max = 2 / stiffness if stiffness > 0 else math.inf
+        known: dict[str, Any] = {"theorem": theorem, "tau": tau, "tau_max": tau_max, "eigenvalue": eigenvalue}
+        if tau >= tau_max:
+            reason = f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
+            return cls(**known, holds=False, reason=reason)
+        return cls(**known, holds=True, lam=tau / (2 * weight * (2 - tau * stiffness)), reason=f"Here {facts}.")
 
 
 def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", leak: float = 0.0) -> Certificate:
@@ -95,3 +168,54 @@ def _largest_eigenvalue(coupling: Coupling, rtol: float) -> float:
     """λ₁ of D̄ − S over all heads."""
     heads = range(coupling.heads)
     return max(largest_eigenvalue(laplacian(coupling, head, "conservative"), rtol) for head in heads)
+
+
+@torch.no_grad()
+def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | None = None) -> Certificate:
+    """Certify all steps z ← z − τ(z − D̄⁻¹Ωz) from ``x``, Ω made anew at every state (Theorem T2 of docs/certified.md).
+
+    For τ ≤ 1 states stay within the convex hull of the first, of diameter D, so all degrees of a graph of n nodes are
+    at least d = f(0) + (n − 1) f(D²), and l_max ≤ 2(1 − 1/n). Hence E(Z_{k+1}, k) ≤ E(Z_k, k − 1) at every k for every
+    λ ≥ τ / (2d(2 − τ l_max)), the certificate's. O(N d): D is at most twice the distance of a node to the mean.
+
+    Args:
+        penalty: δ, with f = δ′.
+        x: the first state, [N, C] or [N, H, D]; with H heads the certificate is that of the worst.
+        tau: τ > 0; not covered above 1.
+        ptr: bounds [B + 1] of the graphs of a ragged batch.
+
+    Raises:
+        TypeError, ValueError: no penalty, τ ≤ 0 or not finite, shapes that do not fit.
+
+    Examples:
+        >>> bool(certify_trajectory(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.1))
+        True
+    """
+    name = "Theorem T2"
+    check_kind(penalty, "penalty", Penalty, "a Penalty")
+    check_positive(tau, "tau")
+    parts = blocks(x, ptr)
+    if x.is_meta:
+        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    flaw = penalty.flaw()
+    if flaw is not None:
+        return Certificate.refused(name, tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
+    if tau > 1:
+        reason = "above τ = 1 a step may leave the convex hull of the state, and no later degree is known."
+        return replace(Certificate.refused(name, tau, reason), tau_max=1.0)
+    degree, stiffness, limit = float("inf"), 0.0, penalty.reach(x.dtype)
+    for part in parts:
+        wide = part.double()
+        across = 4 * (wide - wide.mean(0)).square().sum(1).max()
+        if not across <= limit:  # the bound of D leaves the domain; D itself may not
+            beyond = find_distance_above(limit, part)
+            if beyond is not None:
+                reason = f"a pair is at squared distance {beyond:.6g}, beyond the domain of {penalty!r}."
+                return Certificate.refused(name, tau, reason)
+            across = across.new_tensor(penalty.domain[1])
+        nearest, farthest = penalty.f(torch.stack([across.new_zeros(()), across])).tolist()
+        degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
+        stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
+    facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
+    found = Certificate.of_step(name, tau, stiffness, 0.0, facts, weight=degree)
+    return replace(found, tau_max=1.0)
