@@ -1,14 +1,7 @@
-"""What a diffusion descends: penalties δ, energies built from them, and certificates that a step goes down."""
+"""Energies of diffusions: penalties δ, energies built from them, and certificates that steps descend them."""
 
 from diffusion_mp.energies.certification import certify, certify_step
-from diffusion_mp.energies.constraints import (
-    Ball,
-    Constraint,
-    Nonnegative,
-    Sphere,
-    Unconstrained,
-    get_constraint,
-)
+from diffusion_mp.energies.constraints import Ball, Constraint, Nonnegative, Sphere, Unconstrained, get_constraint
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.joint import JointEnergy
 from diffusion_mp.energies.learned import FunctionPenalty, MixturePenalty

@@ -24,7 +24,7 @@ from diffusion_mp.couplings.projected import spectral_norms
 from diffusion_mp.couplings.reweighted import averaged
 from diffusion_mp.energies.constraints import Ball, Constraint
 from diffusion_mp.energies.joint import JointEnergy
-from diffusion_mp.energies.pairs import State, by_head, check_heads, find_distance_above
+from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.theorems import Certificate, theorem1, theorem7
@@ -220,8 +220,7 @@ def _certify_penalty(
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
     check_heads(x)
-    if x.is_meta:
-        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    check_not_meta(x)
     flaw = penalty.flaw()
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
@@ -271,8 +270,7 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     if coupling is not None:
         check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
         check_device(x, "x", coupling.device, "the coupling")
-    if x.is_meta:
-        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    check_not_meta(x)
     failed = (
         _not_finite(energy, x)
         or _outside(energy.constraint, by_head(x))

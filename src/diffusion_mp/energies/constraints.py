@@ -1,4 +1,4 @@
-"""Constraints: what every row of a state is confined to, and the projections that keep it there."""
+"""Constraint sets for the rows of a state, and the projections onto them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from diffusion_mp.kernels.unit import unit_vectors
 
 
 class Constraint(ABC):
-    """A closed set C of vectors, to which every row of every head is confined (ι_C of Theorem T1, docs/certified.md).
+    """Closed set C that contains every row of every head (ι_C of Theorem T1, docs/certified.md).
 
-    A new one writes `project` and `holds`, and says whether it is convex and how far apart two of its vectors may be.
+    Subclasses define `project` and `holds`, and override ``convex`` and ``diameter`` where the defaults do not apply.
 
     Examples:
         >>> sphere = get_constraint("sphere")
@@ -28,26 +28,26 @@ class Constraint(ABC):
         (True, False)
     """
 
-    #: Whether C is convex: a certified step may then be twice as long.
+    #: Whether C is convex; a certified step may then be twice as long.
     convex: ClassVar[bool] = True
 
     @property
     def diameter(self) -> float:
-        """The largest distance ‖a − b‖ of two vectors of C; ∞ where it is unbounded."""
+        """Largest distance ‖a − b‖ of two vectors of C; ∞ if C is unbounded."""
         return math.inf
 
     @abstractmethod
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
-        """The nearest vector of C for every row of ``y``; where there are several, the one that ``start`` points to."""
+        """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
     @abstractmethod
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
-        """Whether all rows lie in C, up to rounding."""
+        """Return whether all rows lie in C, up to rounding."""
 
 
 @dataclass(frozen=True)
 class Unconstrained(Constraint):
-    """All of space.
+    """No constraint.
 
     Examples:
         >>> torch.equal(Unconstrained().project(x), x)
@@ -63,7 +63,7 @@ class Unconstrained(Constraint):
 
 @dataclass(frozen=True)
 class Nonnegative(Constraint):
-    """No entry is negative: the projection is ReLU.
+    """Nonnegative entries; the projection is ReLU.
 
     Examples:
         >>> Nonnegative().project(torch.tensor([[-1.0, 2.0]]))
@@ -80,7 +80,7 @@ class Nonnegative(Constraint):
 
 @dataclass(frozen=True)
 class _Round(Constraint):
-    """Base of what a norm bounds."""
+    """Base of constraints on the norm."""
 
     radius: float = 1.0
 
@@ -92,7 +92,7 @@ class _Round(Constraint):
         return 2.0 * self.radius
 
     def _excess(self, x: Tensor) -> tuple[Tensor, float]:
-        """‖x‖/radius − 1 of every row, and how much of it may be rounding, of single precision too."""
+        """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision."""
         check_tensor(x, "x", "[..., channels]")
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         norm = torch.linalg.vector_norm(wide, dim=-1)
@@ -101,7 +101,7 @@ class _Round(Constraint):
 
 @dataclass(frozen=True)
 class Ball(_Round):
-    """‖x‖ ≤ radius: the projection clips norms.
+    """‖x‖ ≤ radius; the projection clips norms.
 
     Examples:
         >>> bool((Ball(1.0).project(10 * x).norm(dim=1) <= 1 + 1e-6).all())
@@ -120,11 +120,10 @@ class Ball(_Round):
 
 @dataclass(frozen=True)
 class Sphere(_Round):
-    """‖x‖ = radius: the projection is RMSNorm without a gain (for radius √D). Not convex.
+    """‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
 
-    A row of zeros is equally far from all of the sphere. It keeps the direction of ``start``, which is as near as any
-    other, so an energy that nearest vectors make fall does not rise by it; where that is zero too it takes the first
-    axis.
+    A row of zeros is equally far from all of the sphere and is projected to the direction of ``start``, or to the first
+    axis if that is zero too. Descent only needs some nearest vector, so it is not affected.
 
     Examples:
         >>> torch.allclose(Sphere(1.0).project(x).norm(dim=1), torch.ones(6))
@@ -135,7 +134,7 @@ class Sphere(_Round):
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
         wide = torch.promote_types(y.dtype, torch.float32)
-        least = torch.finfo(wide).tiny  # below, `unit_vectors` sees a zero; in half precision it would be one itself
+        least = torch.finfo(wide).tiny  # `unit_vectors` treats less as zero; it underflows in half
         axis = y.new_zeros(y.size(-1))
         axis[:1] = 1
         for other in (start, axis):
@@ -158,7 +157,7 @@ CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
 
 
 def get_constraint(constraint: str | Constraint | None, radius: float = 1.0) -> Constraint:
-    """The constraint of that name (None, ``"nonnegative"``, ``"ball"`` or ``"sphere"`` of ``radius``); or itself.
+    """Return the constraint of that name, with ``radius`` for ``"ball"`` and ``"sphere"``; or a `Constraint` unchanged.
 
     Examples:
         >>> get_constraint("ball", radius=2.0)

@@ -1,4 +1,4 @@
-"""``Energy``: what a diffusion step pays for leaving its state, plus λ times what differences between nodes cost."""
+"""``Energy``: distance to the previous state plus λ times a sum of penalties over pairs of nodes."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ from diffusion_mp.graph.checks import as_ptr, check_ptr
 
 
 class Energy:
-    r"""E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in the form that really falls.
+    r"""E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
 
-    P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) once a
-    ``coupling`` S is given (Eq. 8). λ multiplies the double sum just as Eqs. 8 and 13 print it; where the energy is
-    written with λ tr ZᵀΔZ, as the paper's proofs do, that λ is twice this one: Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ.
+    P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) for a
+    ``coupling`` S (Eq. 8). λ multiplies the double sum as in Eqs. 8 and 13. The paper's proofs write λ tr ZᵀΔZ, where λ
+    is twice this one, since Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ.
 
-    Terms that may be added, with M = diag(``metric``):
+    Optional terms, with M = diag(``metric``):
 
     * ``graph_term`` Ã (Eq. 25): λ P becomes ½λ P + ½λ Σ_ij ã_ij‖z_i − z_j‖². The step with ½Ω + ½Ã descends it for
-      τ and λ of Theorem 1; that of Eq. 24, whose Ŝ is normalised by itself, does not (D24 in docs/errata.md).
+      τ and λ of Theorem 1; the step of Eq. 24, which normalises Ŝ separately, does not (D24 in docs/errata.md).
     * ``source`` H with weight ``beta``, and ``leak`` κ: + λ [2κ⟨Z, MZ⟩ − 4β⟨MH, Z⟩], of which the step
       z − τ(Δ + κ)z + τβh is the gradient step. For the row-normalised step of Theorem 7 give the metric d̄ (the degrees
       of Ω at the step's start); it is 1 otherwise. Without ``x_prev`` this is F(Z), which falls from layer to layer for
-      every τ < 2/(λ₁ + κ). Propositions 5 and 10 print ‖Z − (Z_k + ηH)‖² + λP instead, ``version="printed"`` with
-      η = 2λβ: it falls within a step, but not from layer to layer as they claim, for with a source E(Z, ·) is not least
-      at Z_k (D21 in docs/errata.md).
+      every τ < 2/(λ₁ + κ). Propositions 5 and 10 print ‖Z − (Z_k + ηH)‖² + λP instead (``version="printed"`` with
+      η = 2λβ). It falls within a step, but not from layer to layer as they claim (D21 in docs/errata.md).
     * ``activation="relu"`` (Eq. 23): ψ = ∞ where an entry is negative, 0 elsewhere. Proposition 9 holds for the step
-      that starts at h(Z_k), with ω evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails (D23).
+      from h(Z_k) with ω evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails (D23).
     * ``laplacian="residual"``: tr Zᵀ(I − S)Z in place of tr Zᵀ(D̄ − S)Z, the energy of the residual step
       (1 − τ)z + τSz (GCN as Example 1 prints it); needs the quadratic penalty and a symmetric coupling.
 
@@ -59,14 +58,14 @@ class Energy:
 
     Shapes:
         x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
-        tensor for every dtype of x: differences between layers would drown in the rounding of float32.
+        tensor for every dtype of x, since differences between layers are below the rounding of float32.
 
     Warns:
-        UserWarning: two nodes are farther apart than the penalty's ``domain`` reaches, where the energy means nothing.
+        UserWarning: two nodes are farther apart than the penalty's ``domain``, where the energy is not meaningful.
 
     Raises:
         ValueError: shapes that do not fit, λ not positive, a printed form with a source but no ``x_prev``.
-        CouplingMismatchError: a coupling that the energy is not defined for.
+        CouplingMismatchError: a coupling for which the energy is not defined.
 
     Examples:
         >>> h = torch.nn.functional.normalize(x.double(), dim=1)
@@ -113,15 +112,15 @@ class Energy:
         self._check_coupling()
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
-        """E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is left out."""
+        """Return E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is omitted."""
         self._check(x, x_prev)
         warn_beyond_domain(self.penalty, self, x, lambda: self._large_distance(x))
         return self._assemble(x, x_prev, self._pairs(x))
 
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
-        """Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): never below E (Proposition 6), equal where at = x.
+        """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x.
 
-        By δ̃(f(s)) = f(s)s − δ(s) it needs no N × N matrix: Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s the distances of ``at``.
+        Since δ̃(f(s)) = f(s)s − δ(s), this is Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s the distances of ``at``.
         """
         self._check(x, x_prev)
         self._check(at, None, "at")
@@ -134,7 +133,7 @@ class Energy:
         return f"Energy({self.penalty!r}, lam={self.lam:g}, version={self.version!r}{given})"
 
     def _assemble(self, x: Tensor, x_prev: Tensor | None, pairs: Tensor) -> Tensor:
-        """All terms, given the sum over pairs."""
+        """Return the sum of all terms, given the sum over pairs."""
         energy = self.lam * pairs
         if self.graph_term is not None:
             energy = energy / 2 + self.lam / 2 * self.graph_term.dirichlet(x).double().sum()
@@ -159,7 +158,7 @@ class Energy:
         return energy
 
     def _pairs(self, x: Tensor) -> Tensor:
-        """P(x)."""
+        """Return P(x)."""
         if self.coupling is None:
             return self.penalty.total(x, self.ptr)
         if isinstance(self.penalty, QuadraticPenalty):
@@ -183,7 +182,7 @@ class Energy:
         return (weight * (self.penalty.f(s) * (z2 - s) + self.penalty.delta(s))).sum()
 
     def _edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [E, H] of a sparse coupling's entries and the squared distances over them."""
+        """Return the entries [E, H] of the sparse coupling and the squared distances of their nodes."""
         coupling = cast(SparseCoupling, self.coupling)  # checked at construction
         source, target = coupling.graph.edges
         values = by_head(x).double()
@@ -191,14 +190,14 @@ class Energy:
 
     @torch.no_grad()
     def _large_distance(self, x: Tensor) -> float:
-        """The largest squared distance that is paid for, or a quarter of it at least."""
+        """Return at least a quarter of the largest squared distance in P."""
         if self.coupling is None:
             return large_distance(x, self.ptr)
         z2 = self._edges(x)[1]
         return float(z2.max()) if z2.numel() else 0.0
 
     def _weigh(self, x: Tensor) -> Tensor:
-        """M x."""
+        """Return M x."""
         if self.metric is None:
             return x
         metric = metric_by_head(self.metric)
@@ -246,5 +245,5 @@ class Energy:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a, b⟩, accumulated in float64."""
+    """Return ⟨a, b⟩, accumulated in float64."""
     return (a * b).sum(dtype=torch.float64)

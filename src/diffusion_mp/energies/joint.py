@@ -1,4 +1,4 @@
-"""``JointEnergy``: one energy for source, graph, all pairs, activation and normalisation."""
+"""``JointEnergy``: one energy of source, graph, all pairs and constraint, descended by certified steps."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from diffusion_mp.graph.ops import graph_sizes
 class JointEnergy:
     r"""F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
 
-    What a `CertifiedStep` never raises (Theorem T1 of docs/certified.md): the distance to the source H, what pairs cost
-    and what edges cost, with C what every row is confined to (F = ∞ outside, beyond rounding). Pairs are those of the
-    same graph. With a ``projection`` W [H, D, C] they cost Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the simple and the
-    quadratic penalty, O(N² d) time and O(N d) memory for others.
+    A `CertifiedStep` never raises it (Theorem T1 of docs/certified.md). The terms are the distance to the source H, a
+    penalty on all pairs of the same graph, one on edges, and the constraint C of rows (F = ∞ outside, up to rounding).
+    With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the simple and the quadratic
+    penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
-        penalty: δ, a `Penalty` or its name; None leaves the pairs out.
+        penalty: δ, a `Penalty` or its name; None omits the term.
         lam, mu, beta: λ, μ, β ≥ 0, numbers or 0-dimensional tensors.
-        graph_term: A, a coupling; None leaves the edges out.
-        source: H, of the shape of the state; None leaves it out.
+        graph_term: A, a coupling; None omits the term.
+        source: H, of the shape of the state; None omits the term.
         metric: M, [N] or [N, H]; ones by default.
         constraint, radius: C, as `CertifiedStep` takes it.
         projection: W [H, D, C], for a state of one head.
         ptr: bounds [B + 1] of the graphs of a ragged batch.
-        mean: divide what the pairs of a graph cost by its number of nodes: λ then means the same in graphs of any size.
-            The Ω of the step is divided by it too.
+        mean: divide the penalty of a graph, and the Ω of the step, by its number of nodes, so that λ does not depend on
+            the size of the graph.
 
     Shapes:
         x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
@@ -90,14 +90,14 @@ class JointEnergy:
             check_ptr(int(self.ptr[-1]), self.ptr)
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
-        """F(x); ``x_prev`` plays no part, it is there for whoever calls energies of a step."""
+        """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""
         self._check(x, "x")
-        if self.penalty is not None and self.constraint.diameter**2 > self.penalty.domain[1]:  # else F is ∞ out there
+        if self.penalty is not None and self.constraint.diameter**2 > self.penalty.domain[1]:  # F is ∞ there otherwise
             warn_beyond_domain(self.penalty, self, x, lambda: large_distance(self._seen(x), self.ptr))
         return self._assemble(x, self._pairs(_total, x))
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
-        """The majoriser Q(x) ≥ F(x) of the proof, with δ replaced by its tangents at the distances of ``at``."""
+        """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
         self._check(x, "x")
         self._check(at, "at")
         return self._assemble(x, self._pairs(_tangents, x, at))
@@ -111,7 +111,7 @@ class JointEnergy:
         return f"JointEnergy({', '.join([*terms, f'constraint={self.constraint}', *given])})"
 
     def _pairs(self, cost: Callable[..., Tensor], *states: Tensor) -> Tensor:
-        """What pairs cost by ``cost(penalty, *states, ptr)``, of the batch or, for a mean, graph by graph."""
+        """Return the sum over pairs, ``cost(penalty, *states, ptr)``; for a mean, divided graph by graph."""
         total = states[0].new_zeros((), dtype=torch.float64)
         if self.penalty is None:
             return total
@@ -124,7 +124,7 @@ class JointEnergy:
         return total
 
     def _assemble(self, x: Tensor, pairs: Tensor) -> Tensor:
-        """All terms, given the sum over pairs."""
+        """Return the sum of all terms, given the sum over pairs."""
         wide = by_head(x).double()
         energy = self.lam / 2 * pairs
         if self.graph_term is not None:
@@ -137,7 +137,7 @@ class JointEnergy:
         return torch.where(self.constraint.holds(by_head(x)), energy, math.inf)
 
     def _seen(self, x: Tensor) -> Float[Tensor, "N H D"]:
-        """What the penalty sees of a state, in double precision."""
+        """Return the state as the penalty is applied to it: projected, in double precision."""
         wide = by_head(x).double()
         if self.projection is None:
             return wide
@@ -167,11 +167,11 @@ def _number(value: float | Tensor) -> float:
 
 
 def _total(penalty: Penalty, x: Tensor, ptr: Tensor | None) -> Tensor:
-    """Σ_ij δ(‖x_i − x_j‖²)."""
+    """Return Σ_ij δ(‖x_i − x_j‖²)."""
     return penalty.total(x, ptr)
 
 
 def _tangents(penalty: Penalty, x: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
-    """Σ_ij of the tangent of δ at ‖at_i − at_j‖², taken at ‖x_i − x_j‖²."""
+    """Return the sum over pairs of the tangents of δ at ‖at_i − at_j‖², evaluated at ‖x_i − x_j‖²."""
     omega = penalty.coupling(at, ptr)
     return penalty.total(at, ptr) + (omega.dirichlet(x) - omega.dirichlet(at)).sum()

@@ -1,7 +1,7 @@
-"""Sums and maxima over all pairs of nodes of the same graph, without ever holding N × N numbers.
+"""Sums and maxima over all pairs of nodes of the same graph, in less than O(N²) memory.
 
-Everything here is computed in float64, whatever the dtype of the state: an energy is a diagnosis, what matters is the
-small difference between two of them, and float32 sums over 10¹² pairs do not have it.
+Everything is computed in float64 for every dtype of the state, since the small differences between energies would be
+lost in float32 sums over up to 10¹² pairs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from diffusion_mp.errors import check_tensor, describe
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.graph.ops import graph_sizes
 
-CHUNK_ROWS = 8_192  # rows turned to float64 at a time by the O(N d²) sums
+CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
 State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]
@@ -31,18 +31,24 @@ def check_heads(x: Tensor, name: str = "x") -> None:
         raise ValueError(f"{name} must be [num_nodes, channels] or [num_nodes, heads, channels]; got {describe(x)}.")
 
 
+def check_not_meta(x: Tensor) -> None:
+    """Raise if ``x`` has no values, on which certificates depend."""
+    if x.is_meta:
+        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+
+
 def by_head(x: State) -> Float[Tensor, "N H D"]:
-    """The state of every head; [N, C] is one head."""
+    """Return the state by head; [N, C] has one head."""
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
 def metric_by_head(metric: Float[Tensor, " N"] | Float[Tensor, "N H"]) -> Float[Tensor, "N H"]:
-    """The weights of nodes for every head; [N] is the same for all."""
+    """Return the node weights by head; [N] applies to all heads."""
     return metric.unsqueeze(1) if metric.dim() == 1 else metric
 
 
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
-    """The state of every non-empty graph and every head in turn, [n, D] each: pairs never leave such a block."""
+    """Return the state [n, D] of every non-empty graph and head; pairs lie within such a block."""
     check_heads(x)
     if ptr is not None:
         ptr = as_ptr(ptr)
@@ -54,7 +60,7 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
 
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
-    """Σ_ij z_ij² with z_ij = ‖x_i − x_j‖ over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
+    """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
     parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
     for block in parts:
@@ -67,11 +73,11 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, 
 
 
 def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Σ_ij z_ij² and Σ_ij z_ij⁴ over ordered pairs, exact in O(N d²).
+    """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
 
     With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c:
-    Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m is
-    zero and nothing cancels: all that is left is positive. (c is held constant, so the gradient comes out exact too.)
+    Σz² = 2n Σa_i − 2‖m‖² and Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean,
+    m = 0 and all remaining terms are positive, so nothing cancels. c is held constant, which keeps gradients exact.
     """
     parts = blocks(x, ptr)
     second = fourth = x.new_zeros((), dtype=torch.float64)
@@ -89,9 +95,9 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
 
 
 def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
-    """Σ_ij z_ij² and Σ_ij z_ij⁴ of x + τ·direction over ordered pairs of one graph, as polynomials in τ, in O(N d²).
+    """Return the sums of `sum_distance_powers` for x + τ·direction of one graph as polynomials in τ, in O(N d²).
 
-    Coefficients of 1, τ, τ², … The same sums as in `sum_distance_powers`, where a_i and M are now quadratic in τ.
+    Coefficients are those of 1, τ, τ², …; a_i and M are quadratic in τ.
     """
     second, fourth = x.new_zeros(3, dtype=torch.float64), x.new_zeros(5, dtype=torch.float64)
     for y, e in zip(map(_centred, blocks(x)), map(_centred, blocks(direction)), strict=True):
@@ -107,9 +113,9 @@ def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " t
 
 
 def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
-    """Σ_ij function(‖x_i − x_j‖²) over ordered pairs, tile by tile.
+    """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs, in tiles.
 
-    Time O(N² d), memory O(N d) plus one tile, in the backward pass too: it computes each tile again.
+    Time O(N² d), memory O(N d) plus one tile; the backward pass recomputes each tile.
     """
     parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
@@ -121,10 +127,10 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
 
 
 def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> float | None:
-    """A squared distance ‖x_i − x_j‖² > limit between nodes of the same graph, or None when there is none.
+    """Return a squared distance ‖x_i − x_j‖² > limit between nodes of the same graph, or None if there is none.
 
-    A ball around the origin or the mean, and the node farthest out, settle most states in O(N d); the rest takes the
-    O(N²) comparison, tile by tile.
+    A ball around the origin or the mean, and the node farthest from the mean, decide most states in O(N d). The others
+    take an O(N²) comparison in tiles.
     """
     with torch.no_grad():
         for block in blocks(x, ptr):
@@ -142,24 +148,24 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
 
 
 def large_distance(x: State, ptr: Tensor | None = None) -> float:
-    """A squared distance of two nodes of the same graph, at least a quarter of the largest there is, in O(N d)."""
+    """Return a squared distance of two nodes of the same graph, at least a quarter of the largest, in O(N d)."""
     with torch.no_grad():
         return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
 
 
 def _farthest(centred: Float[Tensor, "n D"]) -> float:
-    """The largest squared distance from the node that is farthest from the mean."""
+    """Return the largest squared distance from the node farthest from the mean."""
     node = centred[centred.square().sum(1).argmax()].unsqueeze(0)
     return float(squared_distances(node, centred).max())
 
 
 def squared_distances(a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]) -> Float[Tensor, "n m"]:
-    """‖a_i − b_j‖² by one matrix product."""
+    """Return ‖a_i − b_j‖² by one matrix product."""
     return a.square().sum(1).unsqueeze(1) + b.square().sum(1) - 2 * a @ b.T
 
 
 def _tile_sum(function: Callable[[Tensor], Tensor], start: int, stop: int, block: Tensor) -> Tensor:
-    """Pairs (i, j) with start ≤ i < stop and j ≥ start; those with j ≥ stop stand for (j, i) as well."""
+    """Sum over pairs (i, j) with start ≤ i < stop and j ≥ start; those with j ≥ stop count for (j, i) as well."""
     values = function(squared_distances(block[start:stop], block[start:]))
     return 2 * values.sum() - values[:, : stop - start].sum()
 

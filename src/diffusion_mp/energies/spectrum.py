@@ -1,4 +1,4 @@
-"""Where the eigenvalues of a Laplacian lie, matrix-free: SciPy's Lanczos solver, or a bound where that is enough."""
+"""Eigenvalues of Laplacians, matrix-free by SciPy's Lanczos solver or as bounds, and the rates they imply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 Form = Literal["conservative", "residual"]
-"""Which Laplacian a step or an energy means: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+"""Laplacian of a step or an energy: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 
 Examples:
     >>> from typing import get_args
@@ -29,19 +29,19 @@ Examples:
 """
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DENSE_NODES = 256  # up to this many, a dense eigenvalue solver is faster than Lanczos, and exact
-LANCZOS = 1e-9  # relative tolerance of Lanczos where the sixth digit does not matter; it works in double throughout
-EPS = 4 * float(np.finfo(np.float64).eps)  # what products of a Laplacian round away, relative to its diagonal
-DOUBLE = 1e-12  # its tolerance where every digit does
+DENSE_NODES = 256  # a dense eigenvalue solver is exact and, up to this many nodes, faster than Lanczos
+LANCZOS = 1e-9  # default relative tolerance of Lanczos
+EPS = 4 * float(np.finfo(np.float64).eps)  # rounding of products with a Laplacian, relative to its diagonal
+DOUBLE = 1e-12  # relative tolerance of Lanczos for double precision
 
 
 class Precision(NamedTuple):
-    """What a dtype allows to ask for.
+    """Tolerances of solvers for a dtype.
 
     Attributes:
-        residual: of conjugate gradients, relative to the right-hand side.
-        eigenvalue: of eigenvalues, relative to the largest one.
-        regular: a Laplacian whose smallest eigenvalue is below this may as well be singular.
+        residual: residual of conjugate gradients, relative to the right-hand side.
+        eigenvalue: error of eigenvalues, relative to the largest one.
+        regular: smallest eigenvalue below which a Laplacian counts as singular.
     """
 
     residual: float
@@ -50,14 +50,14 @@ class Precision(NamedTuple):
 
 
 def precision(dtype: torch.dtype) -> Precision:
-    """What can be asked of solvers for couplings and states of ``dtype``."""
+    """Return the tolerances for couplings and states of ``dtype``."""
     if dtype == torch.float64:
         return Precision(1e-12, DOUBLE, 1e-6)
     return Precision(1e-6, 8 * torch.finfo(dtype).eps, 1e-2)
 
 
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
-    """Δ = D̄ − S or I − S of one head, by ``form``, made symmetric where S is reversible; dense for small graphs."""
+    """Return Δ = D̄ − S or I − S of one head, symmetrised if S is reversible; dense for small graphs."""
     n = coupling.num_nodes
     metric = None if coupling.symmetric else coupling.metric  # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
     root = np.ones((n, 1)) if metric is None else metric[:, head, None].sqrt().cpu().numpy()
@@ -70,7 +70,7 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
 
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
-    """I − D̄^-½ Ω D̄^-½ of one head; its spectrum is that of I − D̄⁻¹Ω. Degrees must be positive."""
+    """Return I − D̄^-½ Ω D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
     n = coupling.num_nodes
     if n <= DENSE_NODES:
         one = np.ones((n, 1))
@@ -83,10 +83,10 @@ def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperato
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
-    """The largest eigenvalue of a symmetric matrix; 0 where there are no nodes.
+    """Return the largest eigenvalue of a symmetric matrix; 0 if it is empty.
 
-    Lanczos approaches it from inside the spectrum, so its answer is moved outwards by its tolerance, and by what the
-    products round away: step bounds and Chebyshev intervals must not be too short.
+    Lanczos approaches it from inside the spectrum. Its result is moved outwards by its tolerance and the rounding of
+    products, because step bounds and Chebyshev intervals must not be too short.
     """
     if matrix.shape[0] == 0:
         return 0.0
@@ -97,21 +97,21 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
 
 
 def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> tuple[float, float]:
-    """The smallest and the largest eigenvalue of a symmetric matrix, moved outwards as in `largest_eigenvalue`."""
+    """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
     if isinstance(matrix, np.ndarray):
         values = np.linalg.eigvalsh(matrix)
         return (float(values[0]), float(values[-1])) if len(values) else (0.0, 0.0)
-    # The smallest is often zero, and Lanczos is accurate relative to what it seeks: so it seeks the top of λ_max − Δ.
+    # The smallest is often zero and Lanczos has a relative tolerance, so it is applied to the top of λ_max − Δ.
     top = largest_eigenvalue(matrix, rtol)
     return top - largest_eigenvalue(_operator(matrix.shape[0], lambda v: top * v - matrix @ v), rtol), top
 
 
 @torch.no_grad()
 def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
-    """The smallest eigenvalue of D̄ − S above zero and the largest, S symmetric and nonnegative; (0, 0) if all are zero.
+    """Return the smallest non-zero and the largest eigenvalue of D̄ − S, S symmetric and nonnegative; (0, 0) if Δ = 0.
 
-    Both are moved outwards by their tolerance. The kernel is spanned by the constants of every connected component, so
-    the components are counted, and no threshold takes a slow mode for a part of it.
+    Both are moved outwards by their tolerance. The kernel is spanned by the constants of the connected components.
+    These are counted, since a threshold could mistake a slow mode for a part of the kernel.
     """
     component = _components(coupling, head)
     kernel = int(component.max(initial=-1)) + 1
@@ -126,7 +126,7 @@ def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
 
         rows = np.arange(coupling.num_nodes)
         constants = csr_array((np.bincount(component)[component] ** -0.5, (rows, component)))
-        # Lanczos finds the top of a spectrum, so this one is turned over; the kernel stays at zero, then the bottom.
+        # Lanczos finds the top of a spectrum: turn Δ over, with the kernel mapped to zero.
         turned = _operator(len(rows), lambda v: top * (v - constants @ (constants.T @ v)) - matrix @ v)
         smallest = top - largest_eigenvalue(turned, DOUBLE)
     slack = len(component) * EPS * top
@@ -135,7 +135,7 @@ def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
 
 @torch.no_grad()
 def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of Δ over all heads of a reversible coupling."""
+    """Return the smallest and the largest eigenvalue of Δ over all heads of a reversible coupling."""
     lowest, highest = zip(
         *(extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)), strict=True
     )
@@ -144,9 +144,9 @@ def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) ->
 
 @torch.no_grad()
 def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
-    """An interval that holds every eigenvalue of Δ, of every head; tight where that is cheap.
+    """Return an interval that contains every eigenvalue of Δ, of every head.
 
-    For non-negative S it takes a few products: 0 ≤ D̄ − S ≤ 2 max d (Gershgorin), and I − S within 1 ± ρ with ρ from
+    For nonnegative S it takes a few products: 0 ≤ D̄ − S ≤ 2 max d (Gershgorin), and I − S within 1 ± ρ with ρ from
     `spectral_radius_bound`. Otherwise Lanczos finds both ends.
     """
     if coupling.num_nodes == 0:
@@ -160,10 +160,10 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
 
 
 def spectral_radius_bound(coupling: Coupling) -> float:
-    """An upper bound of the spectral radius of a non-negative S: max_i (Mw)_i/w_i − 1, M = I + S (Collatz, Wielandt).
+    """Bound the spectral radius of a nonnegative S by max_i (Mw)_i/w_i − 1, M = I + S (Collatz, Wielandt).
 
-    It holds for every positive w; w ← Mw improves it step by step. The first step, w = 1, is Gershgorin's largest row
-    sum, which for D^-½AD^-½ of a star is √d_max where the truth is 1; exp(t(√d_max − 1)) would be lost in accuracy.
+    The bound holds for every positive w, and w ← Mw improves it. The first one, w = 1, is Gershgorin's largest row sum.
+    For D^-½AD^-½ of a star that is √d_max instead of 1, which would cost a heat kernel accuracy.
     """
     w: Tensor = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device)
     bound = float("inf")
@@ -195,13 +195,13 @@ class EnergyBounds:
 
 
 def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
-    """Rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
+    """Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
 
     For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
-    of TfD, Wu, Wipf & Yan, 2025). The paper's Eq. 9 takes the smallest one, which is 0 for every Laplacian and bounds
-    nothing. Both terms of E live on the complement of Δ's kernel, where the eigenvalues of I − τΔ lie between 1 − τλ₁
-    and 1 − τμ; hence for larger τ the upper rate is the larger of the two squares, and the lower one is 0 once the
-    interval contains 0.
+    of TfD, Wu, Wipf & Yan, 2025). The paper's Eq. 9 takes the smallest one, which is 0 for every Laplacian. Both terms
+    of E depend on the complement of Δ's kernel only, where the eigenvalues of I − τΔ lie between 1 − τλ₁ and 1 − τμ.
+    For larger τ the upper rate is therefore the larger of the two squares, and the lower one 0 if the interval contains
+    0.
 
     Args:
         coupling: S, symmetric.
@@ -231,21 +231,21 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
 
 
 def _dense(coupling: Coupling, head: int, root: Array) -> Array:
-    """diag(r) S diag(1/r) of one head, r the root [N, 1] of the metric of S: symmetric, to the last digit."""
+    """Return diag(r) S diag(1/r) of one head, r the root [N, 1] of the metric of S, exactly symmetric."""
     s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
     return (s + s.T) / 2
 
 
 def _differences(s: Array, root: Array) -> Array:
-    """diag(r) (D̄ − S) diag(1/r), the diagonal of S left out, as it cancels: the digits of the rest would go with it."""
+    """Return diag(r) (D̄ − S) diag(1/r) without the diagonal of S, whose cancellation would cost digits."""
     s = s - np.diag(np.diag(s))
     return np.diag((s @ root / root)[:, 0]) - s
 
 
 def _components(coupling: Coupling, head: int) -> Array:
-    """The number of the connected component of every node, 0, 1, …
+    """Return the index of the connected component of every node.
 
-    Where the entries are not listed, all nodes of a graph count as joined. Too few components only make the smallest
+    If entries are not listed, all nodes of a graph count as connected; too few components only make the smallest
     eigenvalue zero.
     """
     from scipy.sparse import csr_array
@@ -276,7 +276,7 @@ def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) ->
 
 
 def _lanczos(operator: LinearOperator, rtol: float) -> float:
-    """The largest eigenvalue, from a start vector of our own: repeatable, and no global generator moves."""
+    """Return the largest eigenvalue, from a fixed start vector that does not use the global generator."""
     from scipy.sparse.linalg import eigsh
 
     start = np.random.default_rng(0).standard_normal(operator.shape[0])

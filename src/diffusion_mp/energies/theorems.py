@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.energies.pairs import State, blocks, find_distance_above
+from diffusion_mp.energies.pairs import State, blocks, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import (
     Form,
@@ -21,23 +21,23 @@ from diffusion_mp.energies.spectrum import (
     normalized_laplacian,
     precision,
 )
-from diffusion_mp.errors import check_kind, check_positive, describe
+from diffusion_mp.errors import check_kind, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What a theorem says about a step, or about all of them; true if and only if descent is proved.
+    """Result of a theorem for one step or all steps of a run; true if and only if descent is proved.
 
     Attributes:
-        theorem: the theorem asked.
+        theorem: name of the theorem.
         holds: the step descends ``Energy(penalty, lam)`` for every ``lam`` ≥ the certificate's, or ``energy``.
-        tau: the step size asked about; NaN where steps have none.
-        tau_max: step sizes below this are covered; 0 when a premise fails for all of them.
-        lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ when none is known.
+        tau: step size; NaN where steps have none.
+        tau_max: step sizes below this are covered; 0 if a premise fails for all of them.
+        lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ if none is known.
         reason: why it holds, or which premise fails.
         eigenvalue: the largest eigenvalue behind the bound, λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
-        energy: the energy with its coefficients, where the theorem is about one that is given (Theorem T1).
-        layers: of a model whose layers have energies of their own, what is known of each, by name.
+        energy: the energy with its coefficients, if one was given (Theorem T1).
+        layers: certificates of the layers of a model by name, if they have energies of their own.
 
     Examples:
         >>> certificate = certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5)
@@ -72,14 +72,14 @@ class Certificate:
 
     @classmethod
     def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
-        """No step is covered: a premise fails."""
+        """Return the certificate of a premise that fails for every step size."""
         return cls(theorem=theorem, holds=False, tau=tau, reason=reason)
 
     @classmethod
     def of_step(
         cls, theorem: str, tau: float, eigenvalue: float, leak: float, facts: str, *, weight: float = 1.0
     ) -> Certificate:
-        """What both theorems say: λ ≥ τ / (2 w (2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
+        """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
         stiffness = eigenvalue + leak
         tau_max = 2 / stiffness if stiffness > 0 else math.inf
         known: dict[str, Any] = {"theorem": theorem, "tau": tau, "tau_max": tau_max, "eigenvalue": eigenvalue}
@@ -107,17 +107,17 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
     """
     name = "Theorem 1"
     if not coupling.symmetric:
-        return Certificate.refused(
-            name,
-            tau,
+        reason = (
             f"the coupling is not symmetric ({coupling!r}), so its step is not the gradient of an energy. For a "
-            f"row-normalised D̄⁻¹Ω certify the penalty, or the symmetric Ω with theorem7.",
+            f"row-normalised D̄⁻¹Ω certify the penalty, or the symmetric Ω with theorem7."
         )
+        return Certificate.refused(name, tau, reason)
     if not bool(coupling.degree().isfinite().all()):
         return Certificate.refused(name, tau, f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = precision(coupling.dtype).eigenvalue
     if coupling.nonnegative and form == "conservative":  # then Δ is positive semi-definite as it stands
-        smallest, largest = 0.0, _largest_eigenvalue(coupling, rtol)
+        heads = range(coupling.heads)
+        smallest, largest = 0.0, max(largest_eigenvalue(laplacian(coupling, head, form), rtol) for head in heads)
     else:
         smallest, largest = laplacian_extremes(coupling, form, rtol)
     if smallest < -1e3 * rtol * max(1.0, largest):
@@ -133,7 +133,7 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
 
     Whenever τ < 2/l_max and λ ≥ τ / (2 min d̄ (2 − τ l_max)), l_max the largest eigenvalue of I − D̄^-½ΩD̄^-½, for every
     concave δ with ω_ij = δ′(‖z_i − z_j‖²) at the step's start. (The paper states only that some τ exists.) A leak κ
-    adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Why: with D the move, the surrogate of Proposition 6 changes by
+    adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Proof: with D the move, the surrogate of Proposition 6 changes by
     ‖D‖² − (4λ/τ)⟨D, D̄D⟩ + 2λ⟨D, (D̄ − Ω + κD̄)D⟩ ≤ ‖D‖² (1 − 2λ min d̄ (2/τ − l_max − κ)).
 
     Args:
@@ -147,9 +147,8 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     """
     name = "Theorem 7"
     if not omega.symmetric:
-        return Certificate.refused(
-            name, tau, f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
-        )
+        reason = f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
+        return Certificate.refused(name, tau, reason)
     if omega.num_nodes == 0:
         return Certificate.of_step(name, tau, 0.0, leak, "no nodes")
     degrees = omega.degree()
@@ -164,19 +163,13 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     return Certificate.of_step(name, tau, largest, leak, facts, weight=degree)
 
 
-def _largest_eigenvalue(coupling: Coupling, rtol: float) -> float:
-    """λ₁ of D̄ − S over all heads."""
-    heads = range(coupling.heads)
-    return max(largest_eigenvalue(laplacian(coupling, head, "conservative"), rtol) for head in heads)
-
-
 @torch.no_grad()
 def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | None = None) -> Certificate:
-    """Certify all steps z ← z − τ(z − D̄⁻¹Ωz) from ``x``, Ω made anew at every state (Theorem T2 of docs/certified.md).
+    """Certify all steps z ← z − τ(z − D̄⁻¹Ωz) from ``x``, Ω recomputed at every state (Theorem T2 of docs/certified.md).
 
     For τ ≤ 1 states stay within the convex hull of the first, of diameter D, so all degrees of a graph of n nodes are
     at least d = f(0) + (n − 1) f(D²), and l_max ≤ 2(1 − 1/n). Hence E(Z_{k+1}, k) ≤ E(Z_k, k − 1) at every k for every
-    λ ≥ τ / (2d(2 − τ l_max)), the certificate's. O(N d): D is at most twice the distance of a node to the mean.
+    λ ≥ τ / (2d(2 − τ l_max)). The cost is O(N d), by bounding D by twice the largest distance to the mean.
 
     Args:
         penalty: δ, with f = δ′.
@@ -195,8 +188,7 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     check_kind(penalty, "penalty", Penalty, "a Penalty")
     check_positive(tau, "tau")
     parts = blocks(x, ptr)
-    if x.is_meta:
-        raise ValueError(f"x must have values, on which the certificate depends; got {describe(x)}.")
+    check_not_meta(x)
     flaw = penalty.flaw()
     if flaw is not None:
         return Certificate.refused(name, tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
