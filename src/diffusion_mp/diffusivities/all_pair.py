@@ -13,7 +13,7 @@ from torch import Tensor
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.mixture import MixturePenalty
+from diffusion_mp.energies.learned import MixturePenalty
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
 from diffusion_mp.errors import check_choice, check_flags, check_kind, check_place, check_positive
 from diffusion_mp.graph import Graph

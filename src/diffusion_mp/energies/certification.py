@@ -20,8 +20,7 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
 )
-from diffusion_mp.couplings.projected import spectral_norms
-from diffusion_mp.couplings.reweighted import averaged
+from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint
 from diffusion_mp.energies.joint import JointEnergy
 from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.couplings.score import FunctionScore, MixtureScore
+from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies.penalties import Penalty, find_flaw
 from diffusion_mp.errors import (
     check_function,
