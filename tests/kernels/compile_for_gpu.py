@@ -13,13 +13,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from diffusion_mp.kernels import sparse_flow as flow
 from diffusion_mp.kernels.linear_attention import Terms
 from diffusion_mp.kernels.linear_attention import triton as linear
 from diffusion_mp.kernels.neumann import triton as neumann
-from diffusion_mp.kernels.neumann.neighbours import Stencil
+from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise import triton as pairwise
 from diffusion_mp.kernels.pairwise.scores import Weighting
-from diffusion_mp.kernels.sparse_flow import Features, RowTerms, op
+from diffusion_mp.kernels.sparse_flow import Features, RowTerms
 from diffusion_mp.kernels.sparse_flow import triton as sparse_flow
 
 
@@ -58,7 +59,7 @@ def main(dtype: torch.dtype, width: int) -> None:
         pairwise.attention(q, k, v, ptr, score)
         pairwise.product(q, k, v, Weighting(row, row, ptr, score))
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
-    if width <= op.WIDEST:
+    if width <= flow.WIDEST:
         features = Features(q, k, q, k)
         terms = RowTerms(row, row, row, row, row, row, row.long())
         solution = sparse_flow.potentials(features, row, row, ptr)

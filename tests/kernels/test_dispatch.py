@@ -3,7 +3,7 @@
 import pytest
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.dispatch import VARIABLE, Implementation, choose, requested
+from diffusion_mp.kernels.operation import VARIABLE, Implementation, choose, requested
 
 TABLE = {
     "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

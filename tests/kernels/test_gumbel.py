@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from diffusion_mp.kernels.gumbel import RUN, STRIDE, gumbel, take_step
+from diffusion_mp.kernels.noise import RUN, STRIDE, gumbel, take_step
 
 STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 

@@ -9,8 +9,7 @@ from diffusion_mp.graph.pattern import Compressed, Pattern
 from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.linear_attention import reference as linear_reference
 from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product
-from diffusion_mp.kernels.spmm import sddmm, spmm
-from diffusion_mp.kernels.spmm.entries import Entries
+from diffusion_mp.kernels.spmm import Entries, sddmm, spmm
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64

@@ -14,7 +14,6 @@ from diffusion_mp.kernels.log_linear_attention import (
     Receivers,
     Senders,
     blocked,
-    entries,
     log_linear_entries,
     log_linear_logsumexp,
     log_linear_product,
@@ -98,7 +97,7 @@ def test_the_logsumexp_equals_its_reference(batch, slack, block, samples, genera
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 @pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200)])
 def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monkeypatch):
-    monkeypatch.setattr(entries, "CHUNK", chunk)
+    monkeypatch.setattr(blocked, "CHUNK", chunk)
     edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
     log_q, log_k, *_ = draw(nodes, generator)
     assert_same(

@@ -17,10 +17,9 @@ from diffusion_mp.kernels.neumann import (
     neumann_function,
     neumann_inner,
     neumann_product,
-    reference,
     spectral,
 )
-from diffusion_mp.kernels.neumann.neighbours import Stencil
+from diffusion_mp.kernels.neumann.stencil import Stencil, dense_product, stencils
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64
@@ -79,11 +78,11 @@ def test_the_reference_is_the_definition(boundary: str) -> None:
     like = torch.zeros(0, dtype=DOUBLE)
     for n in (1, 2, 3, 7, 12):
         strides = (1, 2, 3, 5, 12, 30)
-        got = reference.stencils(n, strides, boundary, None, like)
+        got = stencils(n, strides, boundary, None, like)
         for matrix, stride in zip(got, strides, strict=True):
             assert torch.equal(matrix, written_out(n, stride, boundary)), (n, stride)
     ends = torch.tensor([0, 2, 2, 9])
-    (whole,) = reference.stencils(9, (3,), boundary, ends, like)
+    (whole,) = stencils(9, (3,), boundary, ends, like)
     assert torch.equal(whole, torch.block_diag(written_out(2, 3, boundary), written_out(7, 3, boundary)))
 
 
@@ -184,7 +183,7 @@ def test_low_precision_accumulates_in_float32(dtype: torch.dtype, generator: tor
         got = neumann_product(v, alpha[:3], (1, 2, 3))
         smooth = neumann_function(lambda rate: 1 / (1 + rate), v, alpha[:3], (1, 2, 3))
     assert got.dtype == smooth.dtype == dtype
-    expected = reference.neumann_product(v.double(), alpha[:3].double(), Stencil((1, 2, 3), "symmetric", None))
+    expected = dense_product(v.double(), alpha[:3].double(), Stencil((1, 2, 3), "symmetric", None))
     torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
 
 
@@ -203,8 +202,8 @@ def test_the_transposed_product_of_replicated_ends_sums_in_float32() -> None:
 def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
     """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""
     strides = (1, 2, 4, 8, length, length + 1, 2 * length, 3 * length + 2)
-    stencils = reference.stencils(length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE))
-    laplacians = stencils - 2 * torch.eye(length, dtype=DOUBLE)
+    matrices = stencils(length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE))
+    laplacians = matrices - 2 * torch.eye(length, dtype=DOUBLE)
     mode = torch.arange(length, dtype=DOUBLE)
     cosines = torch.cos(math.pi * torch.outer(torch.arange(length, dtype=DOUBLE) + 0.5, mode) / length)
     for laplacian, stride in zip(laplacians, strides, strict=True):
@@ -224,12 +223,12 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
 def test_replicated_ends_are_neither_symmetric_nor_mass_preserving() -> None:
     """The law above is a law about the symmetric extension: at h > 1 replication breaks it, dropping bends it."""
     like = torch.zeros(0, dtype=DOUBLE)
-    (two,) = reference.stencils(12, (2,), "replicate", None, like)
+    (two,) = stencils(12, (2,), "replicate", None, like)
     assert not torch.equal(two, two.T)
     assert (two.sum(0) != 2).any()
     for boundary in ("replicate", "drop"):
-        one, two = reference.stencils(12, (1, 2), boundary, None, like)
-        assert torch.equal(one, reference.stencils(12, (1,), "symmetric", None, like)[0])
+        one, two = stencils(12, (1, 2), boundary, None, like)
+        assert torch.equal(one, stencils(12, (1,), "symmetric", None, like)[0])
         assert not torch.equal(one @ two, two @ one)
 
 
@@ -255,7 +254,7 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
 ) -> None:
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator).detach().abs()
-    matrices = reference.stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
+    matrices = stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
     laplacian = torch.einsum("kij,kh->hij", 2 * torch.eye(n, dtype=DOUBLE) - matrices, alpha)
     values, vectors = torch.linalg.eigh(laplacian)
     expected = torch.einsum("him,hm,hjm,jhd->ihd", vectors, function(values), vectors, v)

@@ -100,8 +100,8 @@ def test_shapes_that_do_not_fit_never_reach_the_fused_kernel(generator):
     """It would read past the end of them."""
     q, k, v = randn(3, 9, 2, 4, generator=generator).unbind()
     for inputs in ((q, k[:5], v), (q, k, v[:5]), (q, k, v[:, :1]), (q, k[:, :, :3], v)):
-        assert not fused.takes(*inputs, None, "exp")
-    assert fused.takes(q, k, v, None, "exp")
+        assert not fused.fits(*inputs, None, "exp")
+    assert fused.fits(q, k, v, None, "exp")
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -25,9 +25,8 @@ from diffusion_mp.kernels.sparse_flow import (
     support,
     tiled,
 )
-from diffusion_mp.kernels.sparse_flow.newton import newton
 from diffusion_mp.kernels.sparse_flow.reference import entries
-from diffusion_mp.kernels.sparse_flow.solve import solve
+from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there

@@ -36,7 +36,7 @@ def test_single_precision_agrees_with_double(nodes, count, shared, heads, channe
         for shape in [(count, 1 if shared else heads), (nodes, heads, channels), (nodes, heads, channels)]
     )
     for at_once in (1 << 18, 2 * count, 1):  # all heads in one call, some, one by one
-        monkeypatch.setattr("diffusion_mp.kernels.spmm.compressed.AT_ONCE", at_once)
+        monkeypatch.setattr("diffusion_mp.kernels.spmm.AT_ONCE", at_once)
         _compare(
             lambda w, v: spmm(pattern, w, v),
             lambda w, v: spmm(pattern, w, v, backend="reference"),

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.log_linear_attention import reference as log_linear
-from diffusion_mp.kernels.neumann.neighbours import Stencil, neighbours, positions
-from diffusion_mp.kernels.pairwise import reference as pairwise
+from diffusion_mp.kernels.neumann.stencil import Stencil, neighbours, positions
+from diffusion_mp.kernels.pairwise import scores as pairwise
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
 from diffusion_mp.kernels.sparse_flow import reference as sparse_flow
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms

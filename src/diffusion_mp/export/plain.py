@@ -11,16 +11,18 @@ from torch.export import ExportedProgram
 from diffusion_mp.errors import check_kind
 from diffusion_mp.export import formulas
 from diffusion_mp.graph import ops as graph_ops
-from diffusion_mp.kernels import edge_softmax
-from diffusion_mp.kernels.linear_attention import op as linear
-from diffusion_mp.kernels.log_linear_attention import op as log_linear
-from diffusion_mp.kernels.neumann import op as neumann
+from diffusion_mp.kernels import (
+    edge_softmax,
+    linear_attention,
+    log_linear_attention,
+    neumann,
+    pairwise,
+    sparse_flow,
+    spmm,
+)
 from diffusion_mp.kernels.neumann import spectral
 from diffusion_mp.kernels.operation import Operation
-from diffusion_mp.kernels.pairwise import op as pairwise
-from diffusion_mp.kernels.sparse_flow import op as sparse_flow
 from diffusion_mp.kernels.sparse_flow import segments
-from diffusion_mp.kernels.spmm import op as spmm
 
 #: Every operation of a forward pass and its formula; ``None`` is its reference, where that looks at no values.
 FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
@@ -29,10 +31,10 @@ FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
     edge_softmax._row_sums: None,
     edge_softmax._at_rows: None,
     edge_softmax._softmax: None,
-    linear._product: formulas.linear_product,
-    linear._attention: formulas.linear_attention,
-    log_linear._attention: formulas.log_linear_attention,
-    log_linear._entries: None,
+    linear_attention._product: formulas.linear_product,
+    linear_attention._attention: formulas.linear_attention,
+    log_linear_attention._attention: formulas.log_linear_attention,
+    log_linear_attention._entries: None,
     pairwise._attention: formulas.pairwise_attention,
     pairwise._logsumexp: formulas.pairwise_logsumexp,
     pairwise._product: formulas.pairwise_product,

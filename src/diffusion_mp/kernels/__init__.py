@@ -1,5 +1,5 @@
-"""Pure functions on tensors, without parameters: one folder per operation.
+"""Pure functions on tensors, without parameters: one module or folder per operation.
 
-``reference.py`` is the plain truth (dense, per graph), the file beside it the fast path, and ``op.py`` registers the
-operation with ``torch.library`` (shape inference and autograd). Sums over nodes accumulate in at least float32.
+An operation has a reference (plain torch, dense, per graph) and fast paths beside it. The front of its folder registers
+it with ``torch.library`` (shape inference and autograd). Sums over nodes accumulate in at least float32.
 """

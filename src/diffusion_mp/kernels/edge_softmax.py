@@ -10,10 +10,8 @@ from torch import Tensor
 
 from diffusion_mp.graph.pattern import Compressed
 from diffusion_mp.kernels.operation import Wide, empty_like, operation
-from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.spmm.compressed import matrix
-from diffusion_mp.kernels.spmm.op import trained
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.precision import accumulating, quotient
+from diffusion_mp.kernels.spmm import matrix, trained
 
 
 class Rows(NamedTuple):

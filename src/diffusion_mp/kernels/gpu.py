@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.dispatch import Implementation
+from diffusion_mp.kernels.operation import Implementation
 
 #: The widest rows that fit into the registers of one program.
 WIDEST = 256

@@ -7,6 +7,7 @@ every sum. What all of that is, the plan of a batch, is found once for its row b
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -374,3 +375,21 @@ def scatter(out: Tensor, rows: Rows, value: Tensor) -> None:
     """Write [b, H, size, F] back to rows of ``out`` [N, H, F], in place."""
     stacked = value.transpose(1, 2).to(out.dtype)
     out[rows] = stacked.squeeze(0) if isinstance(rows, slice) else stacked
+
+
+class Buffers:
+    """Tensors by name: a new one would be unmapped with its block, and mapping it anew costs more than writing it.
+
+    A tensor is valid until its name is asked for again.
+    """
+
+    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+        self.like, self.dtype = like, dtype
+        self._taken: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """An uninitialised tensor of this shape."""
+        size = math.prod(shape)
+        if name not in self._taken or self._taken[name].numel() < size:
+            self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
+        return self._taken[name][:size].view(shape)

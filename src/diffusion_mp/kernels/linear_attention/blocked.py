@@ -29,12 +29,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.linear_attention import pairs
+from diffusion_mp.kernels.linear_attention.pairs import Vectors, reciprocal, store_tangential, vectors
 from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
-from diffusion_mp.kernels.linear_attention.rows import Vectors, reciprocal, store_tangential, vectors
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import largest, stacks
+from diffusion_mp.kernels.segments import Buffers, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
@@ -311,3 +310,21 @@ def _contract(x: Tensor, y: Tensor) -> Tensor:
         return torch.bmm(x.transpose(1, 2), y)
     halves = torch.bmm(x.reshape(2, -1, x.size(2)).transpose(1, 2), y.reshape(2, -1, y.size(2)))
     return halves.sum(0, keepdim=True)
+
+
+def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+    """q(kᵀv) for large graphs and (qkᵀ)v for small ones: whichever is cheaper, so that memory never exceeds the
+    values'.
+
+    A graph of n nodes costs 2nFD one way and n²(F + D) the other; the intermediate is F×D or n×n.
+    """
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    heads, features, channels = v.size(1), q.size(2), v.size(2)
+    rows = BLOCK // max(1, heads * max(features, channels))
+    for mask, (result,), (qs, ks, vs) in stacks(ptr, rows, [out], [q, k, v]):
+        senders = ks if mask is None else ks * mask  # below the end of a graph nothing is sent
+        if qs.size(1) * (features + channels) < 2 * features * channels:
+            torch.bmm(torch.bmm(qs, senders.transpose(1, 2)), vs, out=result)
+        else:
+            torch.bmm(qs, torch.bmm(senders.transpose(1, 2), vs), out=result)
+    return out

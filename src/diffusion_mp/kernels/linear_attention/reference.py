@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.unit import quotient, unit_vectors
+from diffusion_mp.kernels.precision import quotient, unit_vectors
 
 
 class Terms(NamedTuple):

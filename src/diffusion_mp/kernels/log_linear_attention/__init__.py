@@ -1,13 +1,12 @@
 """Attention through positive features given by their logarithms, with samples of log weights: O(N), safe in float32."""
 
-from diffusion_mp.kernels.log_linear_attention.op import (
-    log_linear_entries,
-    log_linear_logsumexp,
-    log_linear_pool,
-    log_linear_product,
-    log_linear_read,
-)
-from diffusion_mp.kernels.log_linear_attention.reference import Pooled, Receivers, Senders
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffusion_mp.kernels.log_linear_attention import blocked, reference
+from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
+from diffusion_mp.kernels.operation import Backend, Wide, empty_like, once_differentiable, operation
 
 __all__ = [
     "Pooled",
@@ -19,3 +18,178 @@ __all__ = [
     "log_linear_product",
     "log_linear_read",
 ]
+
+
+FAMILY = "log_linear_attention"
+
+
+@operation(FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.attention)
+def _attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Attended:
+    return blocked.empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
+
+
+@operation(f"{FAMILY}_backward", family=FAMILY, cpu=blocked.attention_backward)
+def _attention_backward(
+    grad: Attended, receivers: Receivers, senders: Senders, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (*blocked.empty_gradients(receivers, senders.col_shift.size(2)), *empty_like(*senders))
+
+
+@operation("log_linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool)
+def log_linear_pool(senders: Senders) -> Pooled:
+    """What all rows of attention read, for one graph or a part of it; once differentiable.
+
+    Args:
+        senders: log features, log weights and values; see :class:`Senders`.
+
+    Returns:
+        The sums and their shift, :class:`Pooled`.
+
+    Examples:
+        >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
+        >>> pooled.sums.shape  # [heads, samples, features, channels + 1]
+        torch.Size([2, 1, 3, 5])
+    """
+    log_k, col_shift, v = senders
+    shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
+    return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
+
+
+@operation("log_linear_pool_backward", family=FAMILY, cpu=blocked.pool_backward)
+def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor, Tensor]:
+    return empty_like(*senders)
+
+
+@operation("log_linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read)
+def log_linear_read(receivers: Receivers, pooled: Pooled) -> Attended:
+    """``log_linear_product`` for some receivers, from the sums over all senders, in at least float32.
+
+    Without given shifts their log-normalisers too. Once differentiable.
+
+    Args:
+        receivers: what rows depend on.
+        pooled: what :func:`log_linear_pool` gives for the senders.
+
+    Returns:
+        A named tuple whose ``values`` are the rows [n, H, D].
+
+    Examples:
+        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
+        >>> pooled = log_linear_pool(Senders(k.log(), zero, v))
+        >>> rows = log_linear_read(Receivers(q[:2].log(), None), pooled).values
+        >>> torch.allclose(rows, log_linear_product(q.log(), k.log(), v, None, zero)[:2], atol=1e-6)
+        True
+    """
+    return blocked.empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
+
+
+@operation("log_linear_read_backward", family=FAMILY, cpu=blocked.read_backward)
+def _read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
+    return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
+
+
+@operation("log_linear_entries", family=FAMILY, reference=reference.entries, cpu=blocked.entries)
+def _entries(edge_index: Tensor, log_q: Wide, log_k: Wide) -> Tensor:
+    return log_q.new_empty(edge_index.size(1), log_q.size(1))
+
+
+@operation("log_linear_entries_backward", family=FAMILY, cpu=blocked.entries_backward)
+def _entries_backward(
+    grad: Tensor, out: Tensor, edge_index: Tensor, log_q: Tensor, log_k: Tensor
+) -> tuple[Tensor, Tensor]:
+    return empty_like(log_q, log_k)
+
+
+_attention.derivatives({"receivers senders": _attention_backward})
+log_linear_pool.derivatives({"senders": _pool_backward})
+log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
+_entries.derivatives({"log_q log_k": _entries_backward})
+for _backward in (_attention_backward, _pool_backward, _read_backward, _entries_backward):
+    _backward.derivatives(
+        once_differentiable("attention through log features", instead="use a low-rank diffusivity (SimpleDiffusivity)")
+    )
+
+
+def log_linear_product(
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H K"] | None,
+    col_shift: Float[Tensor, "N H K"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:
+    r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
+
+    Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
+    (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its transpose. Nothing
+    leaves log space before the largest exponent of every feature and sample is subtracted.
+
+    Args:
+        log_q, log_k: logarithms of the positive features of receivers and senders.
+        v: values.
+        row_shift: a, one number per node, head and sample; ``None`` divides each row of each sample by its sum.
+        col_shift: b, likewise, of the senders.
+        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+        backend: how it is computed; see `kernels.operation`.
+
+    Returns:
+        The result in the dtype of ``v``, in O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass: the
+        [N, H, K F] factors exist for a block of nodes at a time. Once differentiable.
+
+    Examples:
+        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
+        >>> found = log_linear_product(q.log(), k.log(), v, zero, zero)
+        >>> torch.allclose(found, torch.einsum("ihf,jhf,jhd->ihd", q, k, v), atol=1e-5)
+        True
+    """
+    rows = _attention(Receivers(log_q, row_shift), Senders(log_k, col_shift, v), ptr, backend=backend)
+    return rows.values.to(v.dtype)
+
+
+def log_linear_logsumexp(
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    col_shift: Float[Tensor, "N H K"],
+    ptr: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "N H K"]:
+    """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
+
+    The log-normaliser of a row, always in at least float32: attention without any channel of values. O(N K F) time,
+    O(N (K + F)) memory, also in the backward pass; once differentiable.
+
+    Args:
+        log_q, log_k, col_shift, ptr, backend: as of :func:`log_linear_product`.
+
+    Examples:
+        >>> found = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
+        >>> torch.allclose(found, torch.einsum("ihf,jhf->ih", q, k).log().unsqueeze(2), atol=1e-5)
+        True
+    """
+    return _attention(Receivers(log_q, None), Senders(log_k, col_shift, log_q[:, :, :0]), ptr, backend=backend).log_sum
+
+
+def log_linear_entries(
+    edge_index: Int[Tensor, "two E"],
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "E H"]:
+    """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
+
+    In at least float32; once differentiable.
+
+    Args:
+        edge_index: [2, E], source and target.
+        log_q, log_k: logarithms of the positive features of receivers and senders.
+        backend: how it is computed; see `kernels.operation`.
+
+    Examples:
+        >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head
+        torch.Size([12, 2])
+    """
+    return _entries(edge_index, log_q, log_k, backend=backend)

@@ -1,5 +1,6 @@
 """Functions of −Σ_k α_k Δ_{h_k}: every stride is diagonal in one orthonormal basis, which a fast Fourier transform
-reaches."""
+reaches.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.neumann.neighbours import column, positions
+from diffusion_mp.kernels.neumann.stencil import column, positions
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import padded, tiles
-from diffusion_mp.kernels.neumann.neighbours import Stencil
+from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.triton_rows import load, own_rows, store
 
 # Rows of one run.
@@ -40,7 +40,7 @@ def _sum_rows(v, first, count, channel, channels, ROWS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _neighbours(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: tl.constexpr):
-    """v_left + v_right of rows of the sequence [begin, end); the cases are those of ``neighbours.py``."""
+    """v_left + v_right of rows of the sequence [begin, end); the cases are those of ``stencil.neighbours``."""
     place, length = row - begin, tl.maximum(end - begin, 1)
     if BOUNDARY == "symmetric":
         step = stride % (2 * length)

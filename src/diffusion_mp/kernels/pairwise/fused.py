@@ -1,20 +1,31 @@
-"""Torch's own fused kernel on the CPU, where it fits: softmax attention of one graph, features as wide as values."""
+"""Attention by kernels of torch: the fused one on the CPU, and FlexAttention.
 
+The fused kernel computes softmax attention of one graph whose features are about as wide as its values. FlexAttention
+takes every score: rows divided by their sums are a softmax of log f for any f > 0 (D11 of docs/errata.md).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad
 
 from diffusion_mp.graph.ops import values_only
 from diffusion_mp.kernels.operation import PLAIN
+from diffusion_mp.kernels.pairwise.scores import Attended, log_score
 from diffusion_mp.kernels.precision import accumulating
 
 # Columns of zeros that features or values may get, until they are as wide as the others: with more, tiles are faster.
 PADDING = 8
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
+def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
     """Whether the kernel can compute this, and is the fastest, which torch then differentiates itself."""
     if score != "exp" or ptr is not None or not q.is_cpu or not values_only():
         return False
@@ -47,3 +58,35 @@ def _by_head(x: Tensor, width: int) -> Tensor:
     x = x if x.size(2) == width else pad(x, (0, width - x.size(2)))
     x = x if x.stride(2) == 1 else x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
+
+
+def flex_declines(named: bool, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
+    """Why FlexAttention cannot take these arguments, as the end of a sentence; ``None``: it can."""
+    if q.dtype == torch.float64:
+        return "FlexAttention has no float64"
+    if not q.numel():
+        return "FlexAttention wants at least one node"
+    if not q.is_cuda:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+            return "FlexAttention has no backward pass on the CPU (see torch.no_grad)"
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
+            return "FlexAttention compiles its code, and there is no C++ compiler (see the variable CXX)"
+    return None
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+    """Σ_j p_ij v_j, [N, H, D]; differentiated by torch. Graphs of a batch are masked, not skipped."""
+    graph = None if ptr is None else torch.repeat_interleave(ptr.diff()).to(q.device)
+
+    def log_weight(s: Tensor, batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        log_f = log_score(s, score)
+        return log_f if graph is None else torch.where(graph[row] == graph[col], log_f, -torch.inf)
+
+    queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    out = _compiled()(queries, keys, values, score_mod=log_weight, scale=1.0)
+    return Attended(out.squeeze(0).transpose(0, 1), out.new_empty(0))
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True)

@@ -10,8 +10,7 @@ from torch.nn.functional import pad
 
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
-from diffusion_mp.kernels.sparse_flow.solve import unit_limit, units
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, unit_limit, units
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
@@ -58,7 +57,7 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     idle = ~active.any(-1, keepdim=True)
     # A row in which nothing flows is solved as one of zeros, and its solution not used: its gradient is finite.
     log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(~active & ~idle, -math.inf)
-    # Linear on the support. As in ``solve.py``, but thresholds may be 0: no logarithm of them is taken.
+    # Linear on the support. As in ``rows.py``, but thresholds may be 0: no logarithm of them is taken.
     best = log_c.argmax(-1, keepdim=True)
     log_best, theta = log_c.gather(-1, best), threshold.gather(-1, best)
     share = (log_c - log_best).exp()

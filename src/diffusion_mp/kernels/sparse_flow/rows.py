@@ -1,11 +1,28 @@
-"""What is known of the rows of sparse flow, and travels together."""
+"""The row problem of sparse flow in floating point, for rows of a tile and for segments of edges.
 
-from typing import NamedTuple
+In logarithms, with M = log Σ e^{−s} and U = log Σ e^{u}, sender j conducts c = e^{s + M} and asks for θ = λe^{u − U}:
+
+    z_j = c_j max(μ − θ_j, 0),   Σ_j z_j + μ/α = 1.
+
+Where a good conductor o flows, μ exceeds θ_o by as little as 1/c_o: a μ that stands by itself has no digits left of it,
+and the rounding of it, times c_o, is the error of the row. So the potential is measured from θ_o, for the best
+conductor o among those that flow: with ζ = c_o(μ − θ_o) and γ = c_oθ_o
+
+    z_j = e^{s_j − s_o} max(ζ + γ(1 − e^{u_j − u_o}), 0),
+
+where nothing cancels but frictions that are almost equal. No conductance, which may overflow, is ever formed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like
+from diffusion_mp.kernels.precision import exp_, exp_limit
 
 
 class Features(NamedTuple):
@@ -99,3 +116,248 @@ def empty_potentials(lam: Tensor) -> RowPotentials:
     return RowPotentials(*empty_like(*14 * [lam]))._replace(
         best=torch.empty(lam.shape, dtype=torch.long, device=lam.device)
     )
+
+
+# Newton needs three to six steps on random rows; no row needs more than it has entries.
+MAX_STEPS = 100
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """How entries lie in rows."""
+
+    def add(self, entries: Tensor) -> Tensor:
+        """The sum of every row."""
+
+    def top(self, entries: Tensor) -> Tensor:
+        """The largest entry of every row."""
+
+    def best(self, entries: Tensor) -> Tensor:
+        """The place of the largest entry of every row."""
+
+    def at(self, entries: Tensor, place: Tensor) -> Tensor:
+        """One entry of every row."""
+
+    def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        """The entries, with a zero at one place of every row; may write over them."""
+
+    def spread(self, row: Tensor) -> Tensor:
+        """The number of its row beside every entry."""
+
+    def some(self, *entries: Tensor) -> list[Tensor]:
+        """Samples of every row; none where rows are short."""
+
+
+class Dense:
+    """Rows along the last dimension, [..., n]; their numbers are [..., 1]."""
+
+    def add(self, entries: Tensor) -> Tensor:
+        return entries.sum(-1, keepdim=True)
+
+    def top(self, entries: Tensor) -> Tensor:
+        return entries.amax(-1, keepdim=True)
+
+    def best(self, entries: Tensor) -> Tensor:
+        n = entries.size(-1)  # the first of the largest, in a third of the time of max and argmax
+        last = torch.arange(n, 0, -1, dtype=entries.dtype, device=entries.device)
+        largest = torch.eq(entries, self.top(entries), out=torch.empty_like(entries)).mul_(last).amax(-1, keepdim=True)
+        return (n - largest).long().clamp_max(n - 1)  # of NaN none is the largest
+
+    def at(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.gather(-1, place)
+
+    def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.scatter_(-1, place, 0.0)
+
+    def spread(self, row: Tensor) -> Tensor:
+        return row
+
+    def some(self, *entries: Tensor) -> list[Tensor]:
+        return [x[..., ::8].contiguous() for x in entries if x.size(-1) >= 512]
+
+
+DENSE = Dense()
+
+
+class Root(NamedTuple):
+    """Of every row the root, Σ p and Σ pt of the entries below it; these, as 1 among 0, their number, and the steps."""
+
+    root: Tensor
+    slope: Tensor
+    moment: Tensor
+    active: Tensor
+    support: Tensor
+    steps: int
+
+
+def newton(
+    weight: Tensor,
+    threshold: Tensor,
+    leak: Tensor,
+    total: Tensor | float = 1.0,
+    support: Tensor | None = None,
+    rows: Layout = DENSE,
+) -> Root:
+    r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
+
+    The left side is convex, increasing and piecewise linear, so a step solves the linear equation of the active set
+    {t_j < ν}: from the right of the root the steps fall towards it, reach it when the set stays, and are finite in
+    number. Whatever set they start with, the first step leads to the right (S3 of docs/errata.md).
+
+    Args:
+        weight, threshold: p ≥ 0 and t.
+        leak: κ ≥ 0 per row. total: b.
+        support: how many entries have a weight, if these are the ones of least t: the set to start with. Otherwise that
+            of a sample's root, or everybody.
+        rows: how entries lie in rows.
+
+    A row in which nothing is active and that has no leak keeps the ν that it had; 0 if it has no weight at all.
+    """
+    sample = rows.some(weight, threshold) if support is None else []
+    if sample:
+        some, among = sample
+        share = some.size(-1) / weight.size(-1)
+        guess = newton(some, among, share * leak, share * total, rows=rows).root
+        active = torch.lt(threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight))
+        slope = rows.add(active.mul_(weight))
+        active.mul_(threshold)
+    else:
+        slope, active = rows.add(weight), weight * threshold
+    moment = rows.add(active)
+    root = torch.where(slope + leak > 0, (total + moment) / (slope + leak), 0.0)
+    size = torch.full_like(root, math.inf) if support is None else support
+    steps = 0
+    while steps < MAX_STEPS:
+        steps += 1
+        torch.lt(threshold, rows.spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
+        before, size = size, rows.add(active).minimum(size)
+        # Sets of falling roots lie one within the other: where as many entries are active they are the same.
+        if torch.equal(size, before):
+            break
+        slope = rows.add(active.mul_(weight))
+        moment = rows.add(active.mul_(threshold))
+        root = root.fmin((total + moment) / (slope + leak))  # not up again by rounding, nor where nothing is active
+    return Root(root, slope, moment, active, size, steps)
+
+
+def unit_limit(dtype: torch.dtype) -> float:
+    """The logarithm of the largest unit of ρ and ν: beyond the square of its resolution nothing is seen.
+
+    Derivatives by frictions that are equal grow like the unit, and so does the rounding in which they cancel.
+    """
+    return -2 * math.log(torch.finfo(dtype).eps)
+
+
+def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h of the unit e^h, ``lift``, what w is above u_o, and ν, from log γ.
+
+    γ up to the largest unit is carried by the unit, what is beyond it by ``lift``. A γ below its inverse is nothing
+    beside ζ, but for senders of far more friction than o it may be everything: w rises until γ reaches that.
+    """
+    limit = unit_limit(log_drag.dtype)
+    rubs = log_drag > -torch.inf
+    rise = torch.where(rubs, (-limit - log_drag).clamp_min(0), 0.0)
+    nu = torch.where(rubs, log_drag.clamp(-limit, 0.0).exp(), 0.0)
+    return log_drag.clamp(0.0, limit), (log_drag - limit).clamp_min(0), rise, nu
+
+
+def below(s: Tensor, u: Tensor, bound: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
+    """The conductors of less friction than u < bound, all others with an s below any; how many these are, by row."""
+    within = torch.lt(u, rows.spread(bound), out=torch.empty_like(s))
+    count = rows.add(within)
+    return within.sub_(1).mul_(torch.finfo(s.dtype).max / 4).add_(s), count
+
+
+def solve(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, rows: Layout = DENSE
+) -> RowPotentials:
+    """Complete rows of scores, with M, U, λ and 1/α of every row; ``best`` is a place among the entries.
+
+    Newton's method on μ, which keeps its leading digits, says who may flow, and Newton's method from the threshold of
+    the best of these who does. If that one turns out not to, all begins anew with those of less friction. An entry with
+    s = −∞ and u = ∞ is none, which M and U know already.
+    """
+    info, limit, log_lam = torch.finfo(s.dtype), exp_limit(s.dtype), lam.log()
+    candidates, ceiling = s, torch.full_like(lam, torch.inf)
+    while True:
+        # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
+        top = rows.top(candidates).clamp_min(info.min)
+        weight = torch.threshold_(exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0)
+        offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
+        threshold = exp_(torch.add(u, rows.spread(offset)))
+        log_root = newton(weight, threshold, leak * (-resistance - top).exp(), rows=rows).root.log()
+        slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
+        reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(ceiling)
+
+        candidates, count = below(s, u, reach, rows)
+        best = rows.best(candidates)
+        s_best, u_best = rows.at(s, best).clamp_min(info.min / 8), rows.at(u, best)
+        log_c = resistance + s_best
+        unit, lift, rise, nu = units(log_c + log_lam + (u_best - friction))
+        w = u_best + rise
+        # Not w − U, whose rounding may be more than all of it.
+        log_f = torch.where(rise > 0, nu.log() - log_c - log_lam, u_best - friction)
+        a = unit - s_best
+
+        weight = candidates.add_(rows.spread(a))
+        if bool(lift.any()):
+            weight += torch.lt(u, rows.spread(w)) * rows.spread(lift)
+        exp_(weight, unit_limit(s.dtype))  # nobody who flows conducts more than o
+        # Above any ρ is as good as 2.
+        highest = (2 / nu).log1p().clamp(max=limit)
+        threshold = exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
+        # The best conductor leads as a leak does, also below its threshold: the sign of ρ says whether it flows.
+        some = count > 0
+        own = rows.at(weight, best).where(some, 0.0)
+        by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
+        rho, slope, moment, active, support, _ = newton(
+            rows.without(weight, best), threshold, by_leak + own, total, count, rows
+        )
+
+        flows = some & (rho > 0)
+        if flows.all():
+            break
+        # Who is closed by a hair is as good to measure from, if others flow and their sum is right to the last digits.
+        flows |= some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
+        closed = some & ~flows
+        if not closed.any():
+            break
+        ceiling = torch.where(closed, u_best, ceiling)
+        candidates, _ = below(s, u, ceiling, rows)
+
+    theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
+    above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho / nu).log1p()
+    through = slope + own * (rho > 0)
+    reach = reach.where(rows.add(active) > count, torch.inf)  # the rounding of w opens some who are closed
+    # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
+    resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
+    solved = RowPotentials(
+        a=a,
+        w=w,
+        rho=rho,
+        nu=nu,
+        lift=lift,
+        reach=reach,
+        best=best,
+        log_mu=torch.where(rho > 0, above, beneath),
+        resistance=resistance,
+        friction=friction,
+        slope=through + by_leak,
+        drag=nu * slope + moment,
+        work=theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted),
+        support=support,
+    )
+    if flows.all():
+        return solved
+    # Where nothing flows μ is α, and the terms are such that they say so.
+    nothing = torch.zeros_like(rho)
+    still = RowPotentials(*14 * [nothing])._replace(
+        w=friction,
+        reach=nothing + torch.inf,
+        best=best.new_zeros(()),
+        log_mu=-leak.log(),
+        resistance=resistance,
+        friction=friction,
+        slope=nothing + 1,
+    )
+    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))

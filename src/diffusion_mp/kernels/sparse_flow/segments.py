@@ -10,8 +10,7 @@ from torch.nn.functional import pad
 from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow.reference import log_entries
-from diffusion_mp.kernels.sparse_flow.rows import RowTerms
-from diffusion_mp.kernels.sparse_flow.solve import solve, unit_limit
+from diffusion_mp.kernels.sparse_flow.rows import RowTerms, solve, unit_limit
 
 
 class EdgeFlow(NamedTuple):
@@ -133,7 +132,7 @@ def sparse_flow_edges(
         active, best = _support(s + prior.log(), u, resistance, friction, lam, leak, target)
         idle, off = rows.add(active.to(lam.dtype)) == 0, ~active
         best = best.masked_fill(idle, 0)
-    # On the support the equation is linear. As in ``solve.py`` with o the best conductor (but for its weight).
+    # On the support the equation is linear. As in ``rows.py`` with o the best conductor (but for its weight).
     # Of a row where nothing flows all is zero in the end, and must be finite on the way.
     s_best, w = torch.where(idle, -resistance, rows.at(s, best)), torch.where(idle, friction, rows.at(u, best))
     log_c, f = resistance + s_best, (w - friction).exp()

@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.buffers import Buffers
 from diffusion_mp.kernels.precision import accumulating, exp_, exp_limit
-from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
-from diffusion_mp.kernels.sparse_flow.solve import solve, unit_limit
+from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product
+from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials, solve, unit_limit
 
 # Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18

@@ -1,6 +1,6 @@
 """The GPU path: one program per run of rows meets all columns of its graph once per pass; no score is kept.
 
-The row problems are solved as ``solve.py`` solves them, in its notation: a pass for the normalisers, one for every step
+The row problems are solved as in ``rows.solve``, in its notation: a pass for the normalisers, one for every step
 of Newton's method, which ends when no row of the run falls any more, and one in between that looks for the best
 conductors. In the backward passes receivers and senders are gathered by a program each, with the roles exchanged
 (``TURNED``: the terms belong to the columns), so that no sum needs atomics and every one has a fixed order.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.gpu import contiguous, padded, tiles
 from diffusion_mp.kernels.precision import exp_limit
-from diffusion_mp.kernels.sparse_flow import newton, solve, tiled
+from diffusion_mp.kernels.sparse_flow import rows, tiled
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
@@ -27,8 +27,8 @@ LIMIT = tl.constexpr(exp_limit(torch.float32))
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
 SMALL = tl.constexpr(torch.finfo(torch.float32).tiny ** 0.5)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-MAX_STEPS = tl.constexpr(newton.MAX_STEPS)
-UNIT = tl.constexpr(solve.unit_limit(torch.float32))
+MAX_STEPS = tl.constexpr(rows.MAX_STEPS)
+UNIT = tl.constexpr(rows.unit_limit(torch.float32))
 CLOSED = tl.constexpr(math.exp(exp_limit(torch.float32)))
 
 
@@ -71,7 +71,7 @@ def _potentials(
     works, supports, H, F, G, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """The row problems of one run of rows: see ``solve.py``."""
+    """The row problems of one run of rows: see ``rows.solve``."""
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     place = row * H + head
     xs = load(q, row, within, head, H * F, F, tl.arange(0, BLOCK_F), F, OPERAND)
@@ -94,7 +94,7 @@ def _potentials(
     resistance = tl.log(resistance) + steepest
     friction = tl.log(friction) + easiest
     log_lam = tl.where(lams > 0, tl.log(tl.where(lams > 0, lams, 1.0)), float("-inf"))
-    # Newton's method from the right, where every entry is active: see ``newton.py``.
+    # Newton's method from the right, where every entry is active: see ``rows.newton``.
     moments *= tl.exp(tl.minimum(both + log_lam - friction + resistance, LIMIT))
     root = (1.0 + moments) / (weights + leaks * tl.exp(-resistance - top))
 

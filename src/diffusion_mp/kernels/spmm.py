@@ -1,22 +1,75 @@
-"""The fast path: torch's products with compressed rows, and its inner products at their entries."""
+"""Weighted sparse products over observed edges: out_i = Σ_e w_e v_source(e), and their derivative.
+
+The product and the sampled product are each other's derivatives. The reference writes one message per edge; the fast
+path uses torch's products with compressed rows, and its inner products at their entries.
+"""
+
+from __future__ import annotations
 
 import warnings
 from functools import cache
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph.cache import cached_by
 from diffusion_mp.graph.ops import compress
-from diffusion_mp.kernels.spmm import reference
-from diffusion_mp.kernels.spmm.entries import Entries
+from diffusion_mp.graph.pattern import Pattern
+from diffusion_mp.kernels.operation import Backend, Wide, operation
+
+__all__ = ["sddmm", "spmm"]
 
 # Entries of several heads that are multiplied at once, by an index of their own: 12 MiB.
 AT_ONCE = 1 << 20
 
 
-def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
+class Entries(NamedTuple):
+    """The shape; row and column of every entry; and compressed forms by both, where somebody expected a product.
+
+    A compressed form is that of `Compressed`: boundaries, the entry that stands at every place (``None`` where nothing
+    moves), and its other end.
+    """
+
+    rows: int
+    cols: int
+    row: Tensor
+    col: Tensor
+    row_ptr: Tensor | None
+    row_moved: Tensor | None
+    row_other: Tensor | None
+    col_ptr: Tensor | None
+    col_moved: Tensor | None
+    col_other: Tensor | None
+
+    @classmethod
+    def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
+        """A pattern's entries, compressed only in the forms that will be needed."""
+        rows, cols = pattern
+        unknown = None, None, None
+        forms = *(rows.parts if by_row else unknown), *(cols.parts if by_col else unknown)
+        return cls(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
+
+    @property
+    def T(self) -> Entries:
+        """Those of the transpose."""
+        return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
+
+
+def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
+    """out_i = Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [C, H, D]."""
+    messages = weight.unsqueeze(2) * v[entries.col]
+    return v.new_zeros(messages.shape[1:]).expand(entries.rows, -1, -1).index_add(0, entries.row, messages)
+
+
+def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
+    """s_e = a_row(e)·b_col(e), [E, H]."""
+    return (a[entries.row] * b[entries.col]).sum(2)
+
+
+def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Compressed rows times dense; one weight for all heads is one product over all channels.
 
     A weight for every channel leaves nothing to share: the messages are added up as they are.
@@ -42,7 +95,7 @@ def spmm(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
+def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     """a_row·b_col per entry and head, along compressed rows: no message is written.
 
     Torch takes no more entries than a matrix has places; parallel edges of so small a graph are multiplied one by one.
@@ -50,7 +103,7 @@ def sddmm(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     _, heads, channels = a.shape
     count = entries.row.numel()
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
-        return reference.sddmm(entries, a, b)
+        return _reference_inner(entries, a, b)
     if _few(entries, heads):
         ptr, place, other = _by_row_and_head(entries, heads)
         return _put(_inner(ptr, other, a.reshape(-1, channels), b.reshape(-1, channels)), place).view(count, heads)
@@ -132,3 +185,79 @@ def _let_torch_warn() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
+
+
+@operation("spmm", family="spmm", reference=_reference_product, cpu=_fast_product, dtype="v")
+def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
+    return v.new_empty(entries.rows, *v.shape[1:])
+
+
+@operation("sddmm", family="spmm", reference=_reference_inner, cpu=_fast_inner, dtype="b")
+def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
+    return a.new_empty(entries.row.size(0), a.size(1))
+
+
+def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str) -> Tensor:
+    return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)  # one weight for all heads, or one each
+
+
+_spmm.derivatives(
+    {
+        "weight": _by_weight,
+        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
+    }
+)
+_sddmm.derivatives(
+    {
+        "a": lambda grad, entries, b, backend: _spmm(entries, grad, b, backend=backend),
+        "b": lambda grad, entries, a, backend: _spmm(entries.T, grad, a, backend=backend),
+    }
+)
+
+
+def spmm(
+    pattern: Pattern, weight: Float[Tensor, "E heads"], v: Float[Tensor, "C H D"], *, backend: Backend = "auto"
+) -> Float[Tensor, "N H D"]:
+    """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D).
+
+    Args:
+        pattern: where the E entries are, in N rows and C columns.
+        weight: w [E, H] or [E, 1].
+        v: [C, H, D].
+        backend: how it is computed; see `kernels.operation`.
+
+    Returns:
+        [N, H, D].
+
+    Examples:
+        >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
+        torch.Size([6, 1, 4])
+    """
+    entries = Entries.of(pattern, by_row=True, by_col=trained(v))
+    return _spmm(entries, weight, v, backend=backend)
+
+
+def sddmm(
+    pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
+) -> Float[Tensor, "E H"]:
+    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D).
+
+    Args:
+        pattern: where the E entries are, in N rows and C columns.
+        a, b: [N, H, D] and [C, H, D].
+        backend: how it is computed; see `kernels.operation`.
+
+    Returns:
+        [E, H].
+
+    Examples:
+        >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
+        torch.Size([12, 1])
+    """
+    entries = Entries.of(pattern, by_row=trained(a), by_col=trained(b))
+    return _sddmm(entries, a, b, backend=backend)
+
+
+def trained(x: Tensor) -> bool:
+    """Whether a gradient may be asked for, whose product needs the entries sorted; ``torch.jit.trace`` does not say."""
+    return (x.requires_grad and torch.is_grad_enabled()) or torch._C._get_tracing_state() is not None
