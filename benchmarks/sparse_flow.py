@@ -24,7 +24,7 @@ from proximal import proximal
 from torch import Tensor
 
 from diffusion_mp.kernels.sparse_flow import solve_rows
-from diffusion_mp.kernels.sparse_flow.newton import newton
+from diffusion_mp.kernels.sparse_flow.rows import newton
 
 
 def batch(graphs: int, size: int, repeats: int) -> None:

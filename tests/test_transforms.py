@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vjp
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import DIFFormerConv, GCNConv, NodeFormerConv, PDEDiffusion1d, SFiConv, SGFormerConv
-from diffusion_mp.kernels.dispatch import VARIABLE
+from diffusion_mp.kernels.operation import VARIABLE
 from diffusion_mp.testing import tolerance
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])

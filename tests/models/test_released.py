@@ -15,7 +15,7 @@ from torch.nn.functional import elu, relu
 from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
 
 from diffusion_mp import DIFFormer, Graph, NodeFormer, SGFormer, released_state_dict
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.models import DiffusionGNN
 from pages.blocks import blocks
 

@@ -35,7 +35,7 @@ from diffusion_mp.diffusivities import (
 from diffusion_mp.energies import FunctionPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
-from diffusion_mp.kernels.unit import quotient, reciprocal, unit_vectors
+from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
 from diffusion_mp.layers import DiffusionConv, GatedGCNConv, SFiConv
 from diffusion_mp.models import SFiFormer, full_graph_inference
 from diffusion_mp.testing import tolerance

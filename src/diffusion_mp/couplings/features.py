@@ -9,8 +9,8 @@ from torch import Tensor
 from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, values_only
+from diffusion_mp.kernels.precision import unit_vectors
 from diffusion_mp.kernels.spmm import sddmm
-from diffusion_mp.kernels.unit import unit_vectors
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0

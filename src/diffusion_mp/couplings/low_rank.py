@@ -26,8 +26,7 @@ from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_product, linear_read
-from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.unit import quotient, reciprocal
+from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal, without_autocast
 
 
 class Sums(NamedTuple):

@@ -13,7 +13,7 @@ from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_tensor, describe
 from diffusion_mp.graph.checks import as_num_nodes
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
-from diffusion_mp.kernels.neumann.reference import stencils
+from diffusion_mp.kernels.neumann.stencil import stencils
 
 
 class NeumannCoupling(Coupling):

@@ -13,8 +13,7 @@ from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_ki
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError, check_device, check_flags, check_tensor, describe
-from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.unit import inverse_root, reciprocal
+from diffusion_mp.kernels.precision import accumulating, inverse_root, reciprocal, without_autocast
 
 
 class ReweightedCoupling(Coupling):

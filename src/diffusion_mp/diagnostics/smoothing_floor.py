@@ -19,7 +19,7 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.graph.ops import graph_sizes
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.precision import quotient
 
 
 @dataclass(frozen=True)

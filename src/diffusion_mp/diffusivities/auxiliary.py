@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.errors import check_flags, check_kind
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.precision import quotient
 
 
 def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:

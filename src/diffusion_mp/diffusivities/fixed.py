@@ -13,7 +13,7 @@ from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.errors import check_choice
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
-from diffusion_mp.kernels.unit import inverse_root, reciprocal
+from diffusion_mp.kernels.precision import inverse_root, reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):

@@ -23,7 +23,7 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.gumbel import gumbel, take_step
+from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating
 
 # Seeds that every torch.Generator accepts.

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.errors import check_choice, check_positive, check_tensor
-from diffusion_mp.kernels.unit import unit_vectors
+from diffusion_mp.kernels.precision import unit_vectors
 
 
 class Constraint(ABC):

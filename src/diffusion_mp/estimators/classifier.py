@@ -21,8 +21,8 @@ from tqdm import tqdm
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
 from diffusion_mp.errors import as_whole, check_choice, check_positive, check_probability
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
-from diffusion_mp.kernels.spmm.compressed import matrix
+from diffusion_mp.kernels.noise import dropout
+from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
 

@@ -30,7 +30,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers.features import ValueLinear, check_features
 from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.updates import ExplicitEuler, StateUpdate

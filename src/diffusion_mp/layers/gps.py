@@ -24,7 +24,7 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 
 Norm = Literal["batch", "layer"] | None

@@ -25,7 +25,7 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 

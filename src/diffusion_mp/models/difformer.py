@@ -12,7 +12,7 @@ from torch.nn.functional import relu
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.attention import TAU
 from diffusion_mp.models.base import LayerStack, Record, recorded

@@ -12,7 +12,7 @@ from torch_geometric.nn.resolver import activation_resolver
 
 from diffusion_mp.errors import check_choice, check_counts, check_kind, check_positive, check_probability
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.layers.gps import Norm, make_norm

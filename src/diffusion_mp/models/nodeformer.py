@@ -10,7 +10,7 @@ from torch_geometric.nn import JumpingKnowledge
 
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import NodeFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
 from diffusion_mp.models.heads import Task

@@ -22,7 +22,7 @@ from diffusion_mp.errors import (
     check_probability,
     describe,
 )
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
 from diffusion_mp.models.encoders import FeatureEncoder, feature_columns

@@ -7,7 +7,7 @@ from torch.nn.functional import relu
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import GCNConv
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.layers.gps import make_norm

@@ -10,7 +10,7 @@ from torch.nn.functional import relu
 
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_probability, check_share
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.models.base import GraphModel, Record, recorded

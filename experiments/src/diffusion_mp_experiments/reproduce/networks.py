@@ -10,7 +10,7 @@ from torch.nn.functional import relu
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity, UniformDiffusivity
 from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
 from diffusion_mp.errors import check_probability
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv
 from diffusion_mp.layers.certified_conv import AllPairs
 from diffusion_mp.layers.features import FeatureLinear
