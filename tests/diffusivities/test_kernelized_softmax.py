@@ -11,8 +11,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from diffusion_mp import Graph, KernelizedSoftmaxDiffusivity, kernel_error
-from diffusion_mp.diffusivities.random_features import orthogonal_directions, positive_features
-from diffusion_mp.kernels.noise import gumbel
+from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions, positive_features
+from diffusion_mp.kernels.gumbel import gumbel
 from diffusion_mp.testing.laws import seeded
 
 DOUBLE = torch.float64

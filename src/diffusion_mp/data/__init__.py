@@ -1,13 +1,10 @@
 """What users put under their own data: parts of a large graph, clusters, neighbours, encodings, splits, padding."""
 
-from diffusion_mp.data.clusters import find_clusters
 from diffusion_mp.data.knn import KNNGraph, knn_graph
-from diffusion_mp.data.part_of import PartOf
+from diffusion_mp.data.partition import PartOf, find_clusters
 from diffusion_mp.data.partition_loader import RandomPartitionLoader
-from diffusion_mp.data.positional import AddLaplacianPE
-from diffusion_mp.data.sequences import pad
 from diffusion_mp.data.splits import Split, label_mask, random_split, random_split_per_class
-from diffusion_mp.data.to_graph import ToDiffusionGraph
+from diffusion_mp.data.transforms import AddLaplacianPE, ToDiffusionGraph, pad
 
 __all__ = [
     "AddLaplacianPE",

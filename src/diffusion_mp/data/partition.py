@@ -1,14 +1,207 @@
-"""A random partition of the nodes, and the parts of a graph that it cuts, from one pass over the edges."""
+"""Random partitions of a large graph, the parts that they cut, and clusters of nodes that parts keep together."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
+from scipy.sparse import csr_array
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+from diffusion_mp.errors import as_whole, check_choice, check_counts, describe, index_vector
+from diffusion_mp.graph import Graph
+
+
+class PartOf(BaseTransform):
+    """Tells a batch, a part of `data` with `n_id` and `batch_size` as PyG's loaders set them, what it is a part of.
+
+    `RandomPartitionLoader` does so by itself; a loader of PyG takes it as its transform and yields the same attributes:
+
+    ```python
+    NeighborLoader(data, [15, 10], data.train_mask, batch_size=1024, transform=PartOf(data, degrees="full"))
+    ```
+
+    - `kept_edges`, a float: of the edges that arrive at the batch's own nodes (the first `batch_size`) in `data`, the
+      share that the batch has; 1.0 where none arrives.
+    - Its masks (every boolean `*_mask` of a row per node) are false at nodes that are not its own.
+    - With `degrees="full"`, `full_degree` [n, 2]: the weighted in- and out-degree in `data`, over all its edges. A
+      `Graph.from_data(batch)` then has these degrees, so that `AdjacencyDiffusivity` gives every edge of the batch the
+      entry of the whole graph, a_ij/√(d_i d_j) or a_ij/d_i, and full-graph inference meets the entries that training
+      saw. (Of loops that a policy replaces, a graph must have those of its nodes; PyG may sample without them.) By
+      default (`degrees="batch"`, the published recipe) the batch normalises by the edges it kept: entries are larger
+      than those of the whole graph, by the share that was lost.
+
+    Args:
+        data: the whole graph, on the CPU; its edges and weights are read, once, and not kept.
+        degrees: "batch" or "full", see above.
+
+    Raises:
+        TypeError, ValueError: where `Graph.from_data` has them, for edges that are not on the CPU or come as `adj_t`,
+            and for an unknown choice.
+
+    Examples:
+        >>> data = Data(x=x, edge_index=edge_index)
+        >>> part = PartOf(data, degrees="full")  # NeighborLoader(data, [15, 10], transform=part)
+    """
+
+    def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:
+        check_choice(degrees, "degrees", ["batch", "full"])
+        graph = observed(data)
+        self.arriving: Int[Tensor, " N"] = torch.bincount(graph.edges[1], minlength=graph.num_nodes)
+        self.full_degree: Float[Tensor, "N two"] | None = None
+        if degrees == "full":
+            self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
+
+    def forward(self, data: Data) -> Data:
+        """The (shallow) copy of the batch that PyG hands over, with these attributes.
+
+        Raises:
+            TypeError: a batch without `n_id` and `batch_size`.
+            ValueError: nodes that `data` does not have.
+        """
+        own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
+        n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
+        if not 0 <= own <= len(n_id) or (
+            len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < len(self.arriving)
+        ):
+            raise ValueError(
+                f"a batch must have batch_size <= n nodes n_id of the {len(self.arriving)} of data; got {own} of "
+                f"{describe(n_id)}."
+            )
+        arriving = int(self.arriving[n_id[:own]].sum())
+        kept = int((data.edge_index[1] < own).sum()) if data.edge_index is not None else 0
+        data.kept_edges = kept / arriving if arriving else 1.0
+        for name in _node_masks(data):
+            data[name] = data[name].clone()
+            data[name][own:] = False
+        if self.full_degree is not None:
+            data.full_degree = self.full_degree[n_id]
+        return data
+
+
+def observed(data: Data) -> Graph:
+    """The graph of `data`, checked: in range, on the CPU, and by `edge_index`, whose edges have an order."""
+    if not isinstance(data, Data):
+        raise TypeError(f"data must be one graph, a torch_geometric Data; got {type(data).__name__}.")
+    if data.edge_index is not None and not isinstance(data.edge_index, Tensor):
+        raise TypeError(f"edge_index must be a tensor [2, num_edges]; got {describe(data.edge_index)}.")
+    if data.edge_index is None and getattr(data, "adj_t", None) is not None:
+        raise ValueError("data must have edge_index; got adj_t, whose edges have no order to follow. Set edge_index.")
+    if data.edge_index is not None and data.edge_index.device.type != "cpu":
+        raise ValueError(
+            f"data must be on the CPU, where parts are cut; got edge_index on {data.edge_index.device}. "
+            "Pass data.cpu(), and move every batch: batch.to(device)."
+        )
+    return Graph.from_data(data)
+
+
+def _node_masks(data: Data) -> list[str]:
+    return [name for name in data.node_attrs() if name.endswith("_mask") and data[name].dtype == torch.bool]
+
+
+def find_clusters(
+    data: Data,
+    num_clusters: int | None = None,
+    method: Literal["metis", "label_propagation"] = "metis",
+    *,
+    seed: int = 0,
+) -> Int[Tensor, " N"]:
+    """The cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
+
+    - `"metis"` (Karypis & Kumar 1998), as Cluster-GCN does (Chiang et al. 2019): `num_clusters` of nearly one size,
+      few edges between them; take several times as many as parts. Through pymetis (the extra `metis`), or where that
+      is not installed through PyG's `ClusterData` with pyg-lib or torch-sparse, which takes no seed.
+    - `"label_propagation"` (Raghavan et al. 2007), as many as it finds, of any size, by networkx, which PyTorch brings:
+      for graphs of up to a million edges or so. A graph without communities ends in one cluster, and parts are then as
+      without clusters.
+
+    Both look at who touches whom, not at directions or weights. Clusters from elsewhere are as welcome.
+
+    Args:
+        data: one graph on the CPU, with `edge_index`.
+        num_clusters: how many, for METIS.
+        method: "metis" or "label_propagation".
+        seed: of either.
+
+    Returns:
+        The cluster of every node, [N] long.
+
+    Raises:
+        ImportError: METIS is asked for and there is none.
+        ValueError: a number of clusters where the method finds it, and none where it needs one.
+        TypeError: a number of clusters or a seed that is none.
+
+    Examples:
+        >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
+        torch.Size([6])
+    """
+    check_choice(method, "method", ["metis", "label_propagation"])
+    seed = as_whole(seed, "seed")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
+    graph = observed(data)
+    if (num_clusters is None) == (method == "metis"):
+        raise ValueError(
+            f"num_clusters is what METIS needs, and label propagation finds; got {num_clusters} with method={method!r}."
+        )
+    if num_clusters is None:
+        return _label_propagation(graph, seed)
+    check_counts(num_clusters=num_clusters)
+    if num_clusters > max(graph.num_nodes, 1):
+        raise ValueError(f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}.")
+    return _metis(_neighbours(graph), num_clusters, seed)
+
+
+def _neighbours(graph: Graph) -> csr_array:
+    """Who touches whom, both ways, once and without loops."""
+    source, target = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
+    ones = np.ones(len(source), dtype=bool)
+    one_way = csr_array((ones, (source, target)), shape=(graph.num_nodes, graph.num_nodes))
+    return one_way + one_way.T
+
+
+def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
+    try:
+        import pymetis
+    except ImportError:
+        return _metis_of_pyg(neighbours, num_clusters)
+    options = pymetis.Options(seed=seed)
+    adjacency = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices)
+    _, found = pymetis.part_graph(num_clusters, adjacency, options=options, recursive=False)
+    return torch.as_tensor(found, dtype=torch.long)
+
+
+def _metis_of_pyg(neighbours: csr_array, num_clusters: int) -> Tensor:
+    from torch_geometric.loader import ClusterData
+
+    size = neighbours.shape[0]
+    edge_index = torch.from_numpy(np.stack(neighbours.nonzero())).long()
+    try:
+        found = ClusterData(Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False).partition
+    except ImportError as error:
+        raise ImportError(
+            "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed. "
+            "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
+        ) from error
+    clusters = torch.empty(size, dtype=torch.long)
+    clusters[found.node_perm] = torch.arange(num_clusters).repeat_interleave(found.partptr.diff())
+    return clusters
+
+
+def _label_propagation(graph: Graph, seed: int) -> Tensor:
+    import networkx as nx
+
+    network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
+    clusters = torch.empty(graph.num_nodes, dtype=torch.long)
+    for number, members in enumerate(nx.community.fast_label_propagation_communities(network, seed=seed)):
+        clusters[list(members)] = number
+    return clusters
+
 
 # Edges looked at together: what is kept of a chunk in between, a few bytes an edge, stays in the cache.
 CHUNK = 1 << 20

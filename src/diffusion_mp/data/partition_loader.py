@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.utils import select
 
-from diffusion_mp.data.part_of import PartOf
-from diffusion_mp.data.partition import Cut, Part, random_partition
+from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
 from diffusion_mp.errors import as_whole, check_counts, check_flags, describe, index_vector
 from diffusion_mp.graph import Graph
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
-from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions
+from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
 from diffusion_mp.errors import check_counts, check_generator, check_kind, describe
 from diffusion_mp.graph import Graph
 

@@ -5,21 +5,30 @@ from diffusion_mp.diffusivities.all_pair import (
     GaussianDiffusivity,
     MixtureDiffusivity,
     PenaltyDiffusivity,
+    SGFormerDiffusivity,
     SigmoidDiffusivity,
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
-from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, auxiliary_loss, edge_loss
 from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
-from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity, IdentityDiffusivity, UniformDiffusivity
-from diffusion_mp.diffusivities.graph_term import AdjacencyEnhancedDiffusivity, GraphAugmentedDiffusivity
-from diffusion_mp.diffusivities.kernelized_softmax import KernelizedSoftmaxDiffusivity
+from diffusion_mp.diffusivities.fixed import (
+    AdjacencyDiffusivity,
+    AdjacencyEnhancedDiffusivity,
+    GraphAugmentedDiffusivity,
+    IdentityDiffusivity,
+    SymmetricDiffusivity,
+    UniformDiffusivity,
+)
+from diffusion_mp.diffusivities.kernelized_softmax import (
+    AuxiliaryLoss,
+    KernelizedSoftmaxDiffusivity,
+    RelationalBias,
+    auxiliary_loss,
+    edge_loss,
+)
 from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
-from diffusion_mp.diffusivities.relational_bias import RelationalBias
-from diffusion_mp.diffusivities.sgformer import SGFormerDiffusivity
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
-from diffusion_mp.diffusivities.symmetric import SymmetricDiffusivity
 from diffusion_mp.updates.base import Positive
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""All-pair diffusivities: DIFFormer-s, DIFFormer-a, softmax and Gaussian (Wu, Wipf & Yan 2025, Section 5.2)."""
+"""All-pair diffusivities: queries and keys, attentions by a penalty (Wu, Wipf & Yan 2025, § 5.2), and SGFormer's."""
 
 from __future__ import annotations
 
@@ -7,16 +7,128 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Literal, cast
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities.query_key import Normalization, Projection, QueryKeyDiffusivity
+from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
+from diffusion_mp.couplings.features import unit_rows
+from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.learned import MixturePenalty
 from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
-from diffusion_mp.errors import check_choice, check_flags, check_kind, check_place, check_positive
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_place,
+    check_positive,
+    check_state,
+)
 from diffusion_mp.graph import Graph
+
+Projection = Literal["separate", "tied"] | None
+Normalization = Literal["row", "frobenius"] | None
+Features = tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]
+
+
+class QueryKeyDiffusivity(Diffusivity):
+    r"""Attention over all nodes of a graph: queries q and keys k of the state, by head.
+
+    Args:
+        channels: C of the state. Needed with projections; otherwise ``None`` leaves it open.
+        heads: H. Without projections the channels are cut into H pieces.
+        projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric; ``None``: q = k = x.
+        head_channels: channels of a projected head; C by default, as Eq. 54 has it.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes,
+            heads and channels of a graph, as released code does. That makes q·k = O(1/n) and the attention nearly
+            uniform, and is for parity with such code only (docs/errata.md, D1); ``None``: vectors as they are.
+        bias: q = W_Q x + b_Q and k = W_K x + b_K, as released code has them; needs a projection.
+
+    Attributes:
+        head_channels: channels of a query and of a key; ``None`` where they are left open.
+    """
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        *,
+        heads: int = 1,
+        projection: Projection = "separate",
+        head_channels: int | None = None,
+        normalize: Normalization = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        check_counts(heads=heads)
+        check_flags(bias=bias)
+        check_choice(projection, "projection", [None, "separate", "tied"])
+        check_choice(normalize, "normalize", ["row", "frobenius", None])
+        for name, count in (("channels", channels), ("head_channels", head_channels)):
+            if count is not None:
+                check_counts(**{name: count})
+        self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
+        self.depends_on = "graph" if normalize == "frobenius" else "rows"
+        self.head_channels: int | None
+        if projection is None:
+            if bias:
+                raise ValueError(
+                    "bias is added to what a projection gives, and there is none; got bias=True with projection=None. "
+                    "Choose projection='separate' or 'tied', or leave bias out."
+                )
+            if channels is not None and channels % heads:
+                raise ValueError(
+                    f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
+                )
+            self.head_channels = None if channels is None else channels // heads
+        else:
+            if channels is None:
+                raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
+            self.head_channels = head_channels or channels
+            self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
+            if projection == "separate":
+                self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
+
+    def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
+        """q and k as the attention sees them; the same object where they are equal.
+
+        ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself.
+        """
+        if self.projection is not None or self.channels not in (None, x.size(1)):
+            check_state(x, channels=self.channels, module=self)
+        if self.projection is None:
+            if x.size(1) % self.heads:
+                raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
+            q = k = x.unflatten(1, (self.heads, -1))
+        else:
+            q = k = self.query(x).unflatten(1, (self.heads, -1))
+            if self.projection == "separate":
+                k = self.key(x).unflatten(1, (self.heads, -1))
+        if self.normalize == "row" and unit:
+            return unit_rows(q, k)
+        if self.normalize == "frobenius":
+            normal = frobenius(q, graph)
+            return normal, normal if k is q else frobenius(k, graph)
+        return q, k
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
+
+
+def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    """q over its Frobenius norm in each graph."""
+    square = q.double().square().sum((1, 2))  # the squares of single precision leave its own range
+    if graph.is_single:
+        total = graph.total(square.sum())
+    else:
+        batch = graph.batch.to(q.device)
+        total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[batch, None, None]
+    # √0 has no derivative: a state of zeros stays as it is.
+    norm = torch.where(total == 0, torch.inf, total).sqrt()
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(wide) / norm.to(wide)).to(q.dtype)
 
 
 class AllPairDiffusivity(QueryKeyDiffusivity):
@@ -275,3 +387,49 @@ class PenaltyDiffusivity(AllPairDiffusivity):
 
     def penalty_of(self, dim: int | None) -> Penalty:
         return self.of_distance
+
+
+class SGFormerDiffusivity(QueryKeyDiffusivity):
+    r"""D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
+
+    Node by node: (S v)_i = (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j), j over the n nodes of i's own
+    graph. The identity belongs to the coupling: its rows sum to one, as those of the attention that the released code
+    exports do not. A row whose D is zero, where every k̃_j is −q̃_i, is a zero row.
+
+    Args:
+        channels: C of the state; may be ``None`` without projections.
+        normalize: ``"row"``: every q and k has unit norm, what PyG's ``SGFormerAttention`` computes; ``"frobenius"``:
+            one norm over all nodes, heads and channels of a graph, as the slides define it. Then
+            ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n for every head, and on large graphs the layer is linear in V: on random states the
+            attention changes V by less than 10⁻⁴ of its norm at n = 1 000, and by no more than float32 rounds at
+            n = 169 000 (docs/errata.md, G1).
+        options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
+
+    Raises:
+        ValueError: ``normalize`` is ``None``, or another option is not one of its choices.
+
+    Examples:
+        >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic
+        True
+    """
+
+    row_stochastic = True
+    why_no_penalty = (
+        "SGFormer's attention is no function of distances of the state: an identity beside inner products of "
+        "normalised queries and keys, some of them negative, so no theorem names an energy that it descends. "
+        "SimpleDiffusivity is the low-rank attention that has one."
+    )
+
+    def __init__(
+        self, channels: int | None = None, *, normalize: Literal["row", "frobenius"] = "row", **options: Any
+    ) -> None:
+        if normalize is None:
+            raise ValueError(
+                "normalize must be 'row' or 'frobenius'; got None. Row sums of queries and keys of any length may be "
+                "zero or negative, and the attention divides by them."
+            )
+        super().__init__(channels, normalize=normalize, **options)
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        q, k = self.queries_and_keys(x, graph, unit=False)
+        return LinearAttentionCoupling(q, k, graph.segments, own=1.0, unit=self.normalize == "row")

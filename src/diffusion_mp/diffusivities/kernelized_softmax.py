@@ -1,18 +1,28 @@
-"""``KernelizedSoftmaxDiffusivity``: NodeFormer's attention, softmax over all pairs in O(N) by random features."""
+"""NodeFormer: softmax attention in O(N) by random features, its edge loss, and its relational bias (Wu et al. 2022)."""
 
 from __future__ import annotations
 
 import math
+import threading
+from functools import reduce
 from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PairwiseCoupling
-from diffusion_mp.diffusivities.auxiliary import AuxiliaryLoss, edge_loss
-from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity
-from diffusion_mp.diffusivities.random_features import attention_features, orthogonal_directions, stabilized_features
+from diffusion_mp.couplings import (
+    Coupling,
+    LogLowRankCoupling,
+    PairwiseCoupling,
+    PolynomialCoupling,
+    ScaledCoupling,
+    SumCoupling,
+)
+from diffusion_mp.couplings.base import check_coupling_kind
+from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -23,8 +33,207 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import gumbel, take_step
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.gumbel import gumbel, take_step
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.unit import quotient
+
+
+def orthogonal_directions(
+    num_features: int, dim: int, generator: torch.Generator | None = None
+) -> Float[Tensor, "m D"]:
+    """m Gaussian directions w_r ~ N(0, I), orthogonal within every block of ``dim`` of them.
+
+    The blocks are Haar-distributed; every direction has the length of an independent Gaussian vector, so that each
+    one alone is exactly Gaussian and the kernel estimate unbiased, with less variance than independent ones have.
+    """
+    blocks = -(-num_features // dim)
+    gaussian = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(gaussian)
+    q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
+    lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+    return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
+
+
+def positive_features(
+    a: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
+) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+    r"""w_r·a and −½‖a‖²: log φ(a)_r is their sum, less ½ log m, with E[φ(a)·φ(b)] = exp(a·b).
+
+    In at least float32, also under autocast.
+    """
+    (a, directions), _ = accumulating(a, directions)
+    with without_autocast(a):
+        return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)
+
+
+def attention_features(
+    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
+) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+    r"""Log features of queries and of keys, and the log weight of every key, whose attention estimates softmax(q·k).
+
+    −½‖q‖² is one factor for a whole row: it cancels from a normalised attention, and left in it would cost digits.
+    Where q is k, the features are one tensor too.
+    """
+    log_key, log_weight = positive_features(k, directions)
+    log_query = log_key if q is k else positive_features(q, directions)[0]
+    return log_query, log_key, log_weight
+
+
+def stabilized_features(
+    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"], eps: float, graph: Graph
+) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+    r"""Log features e^{w_r·a − ½‖a‖² − M} + ε of queries and keys, and log weights of zero, as released code has them.
+
+    M is the largest w_r·q of a query's own, and the largest w_r·k of all keys of a graph: with ε it does not cancel.
+    """
+    if graph.num_nodes != graph.total_nodes:
+        raise ValueError(
+            "stabilizer needs the largest feature of all keys, which no rank knows of its part of a graph. Take "
+            "stabilizer=0, or one process."
+        )
+    (along_q, half_q), (along_k, half_k) = (positive_features(a, directions) for a in (q, k))
+    floor = torch.full_like(half_q, math.log(eps))
+    largest_q, largest_k = along_q.amax(2, keepdim=True), largest(along_k.amax(2, keepdim=True), graph)
+    log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
+    return log_query, torch.logaddexp(along_k + half_k - largest_k, floor), torch.zeros_like(half_k)
+
+
+def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H one"]:
+    """The largest row of every graph, at all of its rows; of a single graph one row for all."""
+    if graph.is_single:
+        return x.amax(0, keepdim=True) if len(x) else x
+    batch = graph.batch.to(x.device)[:, None, None].expand_as(x)
+    top = x.new_full((graph.num_graphs, *x.shape[1:]), -torch.inf)
+    return top.scatter_reduce(0, batch, x, "amax").gather(0, batch)
+
+
+def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
+    r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, how unlikely attention π makes the observed edges, in O(E).
+
+    One layer's part of the edge-level regularisation (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022),
+    to be minimised; a model adds its layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the receiver u,
+    so that unit weights give the slides' 1/d_u. The mean is over all N nodes of a batch, and over heads; the released
+    code takes it over edges (docs/errata.md, N5).
+
+    Args:
+        coupling: π; its rows should sum to one.
+        graph: the observed edges; an edge of weight zero is none.
+        relative: divide every graph's part by log n, n its nodes, which is what attention to all nodes alike costs. So
+            that is 1 in graphs of any size, where the slides' loss is 8 in one of 3 000 nodes and swamps the task's.
+
+    Returns:
+        A 0-dimensional tensor of at least float32, differentiable; zero where no edge was observed.
+
+    Raises:
+        ValueError: the graph has no ``edge_index`` at all, or other nodes than the coupling.
+
+    Examples:
+        >>> edge_loss(SoftmaxDiffusivity()(x), graph).shape
+        torch.Size([])
+    """
+    check_coupling_kind(coupling)
+    check_kind(graph, "graph", Graph, "a Graph")
+    check_flags(relative=relative)
+    if graph.edge_index is None:
+        raise ValueError(
+            "edge_loss compares the coupling with observed edges; got a graph without edge_index. "
+            "Pass one (an empty [2, 0] one if no edge was observed), or leave the loss out."
+        )
+    if coupling.num_nodes != graph.num_nodes:
+        raise ValueError(
+            f"coupling and graph must have the same nodes; got {coupling.num_nodes} and {graph.num_nodes} nodes."
+        )
+    target = graph.edge_index[1]
+    log_entries = coupling.log_at(graph.edge_index)
+    log_entries = log_entries.to(torch.promote_types(log_entries.dtype, torch.float32))
+    weight = graph.weights(log_entries)
+    degree = weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
+    share = quotient(weight, degree[target])
+    if relative:
+        sizes = weight.new_full((1,), graph.total_nodes) if graph.is_single else graph.ptr.diff().to(weight)
+        sizes = sizes.clamp(min=2).log()
+        share = share / (sizes if graph.is_single else sizes[graph.batch[target]])
+    share = share.unsqueeze(1)
+    # 0 log 0 = 0
+    log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)
+    return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
+
+
+class AuxiliaryLoss:
+    """Where a module leaves the auxiliary loss of its last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
+
+    A module sets ``value`` anew on every forward pass, to ``None`` in evaluation. Threads that share a module do not
+    see each other's: a value belongs to the thread whose forward pass left it. Copies and pickles of a module start
+    with an empty one, since a tensor in the middle of a computation can be neither copied nor saved.
+
+    Examples:
+        >>> class Gate(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.auxiliary = AuxiliaryLoss()
+        ...     def forward(self, x):
+        ...         self.auxiliary.value = x.square().mean() if self.training else None
+        ...         return x.relu()
+        >>> gate = Gate()
+        >>> y = gate(torch.ones(6, 4))
+        >>> auxiliary_loss(gate)  # of all modules together, to be added to the loss
+        tensor(1.)
+    """
+
+    def __init__(self) -> None:
+        # An attribute, not a base class: Dynamo writes back what a graph leaves in a plain threading.local only.
+        self._of_thread = threading.local()
+        self._recorded = False
+
+    @property
+    def value(self) -> Tensor | None:
+        """A 0-dimensional tensor, or ``None`` where nothing is to be added.
+
+        Raises:
+            RuntimeError: the module ran in other threads only, so that what they left would be taken for nothing.
+        """
+        if hasattr(self._of_thread, "value"):
+            value: Tensor | None = self._of_thread.value
+            return value
+        if self._recorded:
+            raise RuntimeError(
+                "an auxiliary loss belongs to the thread whose forward pass recorded it; the module ran in other "
+                "threads, never in this one. Call auxiliary_loss(model) where the model is called; under "
+                "DataParallel, add it to the loss inside the module that is replicated."
+            )
+        return None
+
+    @value.setter
+    def value(self, value: Tensor | None) -> None:
+        self._of_thread.value = value
+        if value is not None:
+            self._recorded = True
+
+    def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
+        return AuxiliaryLoss, ()
+
+
+def auxiliary_loss(model: nn.Module) -> Tensor:
+    """The sum of what this thread's last forward pass left in any module of ``model``; zero where that is nothing.
+
+    Weights (λ/L) are already in it. A module that ran several times in one pass counts with its last run.
+
+    Raises:
+        RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
+
+    Examples:
+        >>> model = NodeFormer(4, 16, 3)
+        >>> logits = model(x, edge_index)
+        >>> loss = logits.logsumexp(1).mean() + auxiliary_loss(model)
+    """
+    check_kind(model, "model", nn.Module, "a module")
+    holders = [getattr(module, "auxiliary", None) for module in model.modules()]
+    values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
+    recorded = [value for value in values if value is not None]
+    if not recorded:
+        return next(model.parameters(), torch.zeros(())).new_zeros(())
+    return reduce(torch.add, recorded)
+
 
 # Seeds that every torch.Generator accepts.
 MAX_SEED = 2**62
@@ -172,3 +381,73 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             f"{super().extra_repr()}, num_features={self.directions.size(0)}, tau={self.tau:g}, "
             f"logits={self.logits!r}, num_samples={self.num_samples}, stabilizer={self.stabilizer:g}"
         )
+
+
+class RelationalBias(Diffusivity):
+    r"""Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
+
+    z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v, per head, for one hop: a plain sum over the observed edges, each with its
+    weight. The released code divides by degrees instead, as ``"sym"`` and ``"row"`` do.
+
+    With ``powers="walks"`` hop p counts walks of length p, A v, A(A v), …, which costs O(pE) and stores no power of A.
+    The released code squares A, p − 1 times, and keeps where it is non-zero. That is ``powers="reach"``: hop p is 1
+    for everybody who is reached in 1 … 2ᵖ⁻¹ steps, normalised by degrees of its own, in as many entries as that has.
+
+    Args:
+        heads: H, one bias per head.
+        hops: P.
+        normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
+        powers: ``"walks"`` or ``"reach"``, of a graph without weights.
+        gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as released code has it on some data sets.
+
+    Raises:
+        TypeError, ValueError: a number or a choice that does not fit.
+
+    Attributes:
+        bias: b [P, H].
+
+    Examples:
+        >>> RelationalBias(heads=2, hops=2, normalization="sym")(x, graph).heads
+        2
+    """
+
+    depends_on = "parts"
+    needs_graph = True
+    why_no_penalty = (
+        "the relational bias is fixed by the graph and its b: certify the coupling itself (Theorem 1), where A is "
+        "symmetric."
+    )
+
+    def __init__(
+        self,
+        heads: int = 1,
+        *,
+        hops: int = 1,
+        normalization: Literal["sum", "sym", "row"] = "sum",
+        powers: Literal["walks", "reach"] = "walks",
+        gate: Literal["sigmoid"] | None = "sigmoid",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_counts(heads=heads, hops=hops)
+        check_choice(powers, "powers", ["walks", "reach"])
+        check_choice(gate, "gate", ["sigmoid", None])
+        self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
+        self.heads, self.powers, self.gate = heads, powers, gate
+        self.symmetric = self.adjacency.symmetric
+        self.bias = nn.Parameter(torch.zeros(hops, heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.bias)
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        gates = self.bias if self.gate is None else self.bias.sigmoid()
+        nonnegative = self.gate is not None
+        if self.powers == "walks":
+            return PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
+        reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
+        terms = zip(gates, reached, strict=True)
+        return SumCoupling([ScaledCoupling(gate, hop, nonnegative=nonnegative) for gate, hop in terms])
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

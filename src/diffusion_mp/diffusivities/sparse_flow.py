@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities.query_key import Features, QueryKeyDiffusivity, origin_of
+from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.errors import as_size, check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops

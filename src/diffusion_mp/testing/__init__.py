@@ -3,7 +3,8 @@
 from diffusion_mp.testing.coupling_laws import check_coupling
 from diffusion_mp.testing.diffusivity_laws import check_diffusivity
 from diffusion_mp.testing.energy_descent import assert_energy_descent
-from diffusion_mp.testing.layer_laws import check_layer
+from diffusion_mp.testing.laws import TOLERANCES, Tolerance, tolerance
+from diffusion_mp.testing.layer_laws import check_layer, check_update
 from diffusion_mp.testing.problems import (
     Problem,
     complete_problem,
@@ -16,8 +17,6 @@ from diffusion_mp.testing.problems import (
     problem_on_graph,
     random_problem,
 )
-from diffusion_mp.testing.tolerances import TOLERANCES, Tolerance, tolerance
-from diffusion_mp.testing.update_laws import check_update
 
 __all__ = [
     "TOLERANCES",

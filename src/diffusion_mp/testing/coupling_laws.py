@@ -13,8 +13,7 @@ from diffusion_mp.couplings import Coupling, LowRankCoupling, PooledCoupling, Su
 from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.errors import check_function, check_kind, check_seed, describe
 from diffusion_mp.graph.checks import row_bounds
-from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws
-from diffusion_mp.testing.tolerances import tolerance
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws, tolerance
 
 
 class CouplingCase:

@@ -15,9 +15,8 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.models.inference import RowBlock
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
-from diffusion_mp.testing.instances import Instance, join
 from diffusion_mp.testing.laws import Law, Level, expect, expect_close, run_laws, strict
-from diffusion_mp.testing.module_laws import MODULE_LAWS, ModuleCase, builder
+from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import Certificate, Energy, Penalty, QuadraticPenalty, certify
 from diffusion_mp.errors import check_counts, check_function, check_kind, check_seed
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.instances import random_instance
-from diffusion_mp.testing.tolerances import tolerance
+from diffusion_mp.testing.laws import tolerance
+from diffusion_mp.testing.module_laws import random_instance
 from diffusion_mp.updates import Backtracking, ExplicitEuler, Form, StateUpdate
 
 EnergyOfStep = Energy | Callable[[Coupling, Tensor], Energy]

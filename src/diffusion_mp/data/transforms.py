@@ -1,0 +1,197 @@
+"""Transforms of data and batches: Laplacian encodings, graphs as layers take them, and padded sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from scipy.linalg import eigh
+from scipy.sparse import csc_matrix
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch_geometric.data import Batch, Data
+from torch_geometric.data.data import BaseData
+from torch_geometric.transforms import BaseTransform
+from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_matrix
+
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.graph import SelfLoops
+
+_DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
+
+
+class AddLaplacianPE(BaseTransform):
+    """The k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
+
+    What PyG's `AddLaplacianEigenvectorPE` computes, with four differences: no random signs (that draw comes from the
+    global generator, and the encoding of a graph must not depend on it); graphs of k nodes or fewer are padded with
+    zeros; the eigenvalues, which tell an encoder which vector is which, are kept; and vectors have mean square 1
+    instead of norm 1, so that entries do not fade as graphs grow. The sign of every vector is
+    arbitrary: read them with a sign-invariant encoder (`LaplacianEncoder`). Vectors of a repeated eigenvalue, such as 0
+    in a graph of several components, are one of many bases of their space, as everywhere.
+
+    PyG's `AddRandomWalkPE` needs no such care and goes into the same `Compose`.
+
+    Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], 0 where there is none, and
+    `laplacian_mask`, bool [N, k]: by node, so that batches of graphs concatenate them.
+
+    Args:
+        k: the number of eigenvectors.
+
+    Raises:
+        TypeError, ValueError: where `Graph.from_data` has them; ValueError for a graph without edge_index, or one that
+            is not undirected.
+
+    Examples:
+        >>> data = AddLaplacianPE(2)(Data(x=x, edge_index=edge_index))
+        >>> data.laplacian_eigenvectors.shape
+        torch.Size([6, 2])
+    """
+
+    def __init__(self, k: int) -> None:
+        check_counts(k=k)
+        self.k = k
+
+    def forward(self, data: Data) -> Data:
+        """The (shallow) copy of `data` that PyG hands over, with the three attributes."""
+        check_kind(data, "data", BaseData, "a torch_geometric Data")
+        if data.edge_index is None:
+            raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
+        graph = Graph.from_data(data)  # its edges have 64 bits: PyG multiplies numbers of nodes in those that came
+        if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
+            raise ValueError(
+                "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight; "
+                "torch_geometric.transforms.ToUndirected() makes one."
+            )
+        size = graph.num_nodes
+        found = max(min(self.k, size - 1), 0)
+        dtype = torch.get_default_dtype()
+        vectors, values = torch.zeros(size, self.k, dtype=dtype), torch.zeros(size, self.k, dtype=dtype)
+        if found:
+            value, vector = _lowest(_laplacian(graph), found + 1)
+            vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
+            values[:, :found] = torch.from_numpy(value[1:])
+        device = graph.edges.device
+        data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
+        data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(k={self.k})"
+
+
+def _laplacian(graph: Graph) -> csc_matrix:
+    weight = None if graph.edge_weight is None else graph.edge_weight.double()
+    edges = get_laplacian(graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=graph.num_nodes)
+    return to_scipy_sparse_matrix(*edges, num_nodes=graph.num_nodes).tocsc()
+
+
+def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues [count], ascending, and eigenvectors [N, count]; the same on every call."""
+    size = laplacian.shape[0]
+    if size <= _DENSE:
+        value, vector = eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
+        return value, vector
+    # Shifted below the spectrum [0, 2], so that the factor exists; the start is drawn, lest it be an eigenvector.
+    start = np.random.default_rng(0).standard_normal(size)
+    value, vector = eigsh(laplacian, k=count, sigma=-0.01, which="LM", v0=start)
+    order = value.argsort()
+    return value[order], vector[:, order]
+
+
+class ToDiffusionGraph(BaseTransform):
+    """Adds ``data.graph``, a checked `Graph`, for ``model(data.x, data.graph)``.
+
+    What layers find out about a graph is kept on it: edges are checked, compressed and normalised once, not at every
+    step. It moves with ``data.to(device)``, and goes to a loader's workers and comes from them. It is that of the edges
+    as they are: put this transform last.
+
+    A batch has a graph of its own. Called with a list of data it makes a batch of them, so that this loads batches::
+
+        loader = torch.utils.data.DataLoader(dataset, 64, shuffle=True, collate_fn=ToDiffusionGraph())
+
+    PyG's loaders of parts of a graph take it as their ``transform``.
+
+    Args:
+        self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`) here, in a worker say, and
+            not in the first layer. Worth it from some 100 000 edges on: smaller ones are prepared faster than sent.
+
+    Raises:
+        TypeError, ValueError: no data, or where `Graph.from_data` has them.
+
+    Examples:
+        >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
+    """
+
+    def __init__(self, self_loops: SelfLoops | None = None) -> None:
+        check_choice(self_loops, "self_loops", [*get_args(SelfLoops), None])
+        self.self_loops = self_loops
+
+    def forward(self, data: Any) -> Data:
+        """The (shallow) copy of data that PyG hands over, or a batch of the list of data, with its graph."""
+        for part in data if isinstance(data, list) and data else [data]:
+            check_kind(part, "data", Data, "a torch_geometric Data or Batch, or a list of Data")
+        if isinstance(data, list):
+            data = Batch.from_data_list(data)
+        data.graph = graph = Graph.from_data(data)
+        if self.self_loops is not None:
+            graph.with_self_loops(self.self_loops).prepare()
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(self_loops={self.self_loops!r})"
+
+
+Item = tuple[Any, ...]  # one sequence of tokens [L] or two, then the label, an int
+
+
+def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, ...]:
+    """Stacks items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
+
+    An item is (tokens, label), or (tokens, other tokens, label) where two texts are compared. Sequences are filled with
+    0 to the longest of the batch; the mask says what is a token. Two sequences give two pairs of tokens and mask.
+
+    Args:
+        batch: the items.
+        max_length: sequences are cut after so many tokens, if given.
+
+    Shapes: tokens [B, L] long, mask [B, L] bool (True = token), labels [B] long.
+
+    Raises:
+        ValueError: an empty batch, or a `max_length` below 1.
+        TypeError: items of different kinds, tokens or labels that are no whole numbers.
+
+    Examples:
+        >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])
+        >>> tokens.shape, mask.sum(1).tolist()
+        (torch.Size([2, 3]), [3, 1])
+    """
+    check_kind(batch, "batch", (list, tuple), "a list of items")
+    if not batch:
+        raise ValueError("batch must hold at least one item; got none.")
+    if max_length is not None:
+        check_counts(max_length=max_length)
+    for item in batch:
+        _check_item(item, batch[0])
+    *texts, labels = zip(*batch, strict=True)
+    padded: list[Tensor] = []
+    for sequences in texts:
+        cut = [sequence[:max_length].long() for sequence in sequences]
+        length = torch.tensor([len(sequence) for sequence in cut])
+        tokens = pad_sequence(cut, batch_first=True)
+        padded += [tokens, torch.arange(tokens.size(1)) < length[:, None]]
+    return (*padded, torch.tensor(labels))
+
+
+def _check_item(item: object, first: Item) -> None:
+    if not isinstance(item, list | tuple) or not 2 <= len(item) == len(first):
+        raise TypeError("every item of batch must be tokens and a label, or tokens twice and a label, like the first.")
+    for tokens in item[:-1]:
+        if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex():
+            raise TypeError(f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}.")
+    as_whole(item[-1], "the label of an item of batch")
