@@ -8,7 +8,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import AddLaplacianEigenvectorPE
 from torch_geometric.utils import to_undirected
 
-from diffusion_mp.data import AddLaplacianPE, positional
+from diffusion_mp.data import AddLaplacianPE, transforms
 
 
 def random_graph(num_nodes, seed=0, weighted=False, p=0.15):
@@ -46,7 +46,7 @@ def laplacian(data):
 @pytest.mark.parametrize("weighted", [True, False])
 def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
     if not dense:
-        monkeypatch.setattr(positional, "_DENSE", 0)
+        monkeypatch.setattr(transforms, "_DENSE", 0)
     data = random_graph(60, weighted=weighted)
     out = AddLaplacianPE(5)(data)
     vectors, values = out.laplacian_eigenvectors, out.laplacian_eigenvalues[0]
@@ -71,7 +71,7 @@ def test_pygs_transform_up_to_sign(num_nodes):
 @pytest.mark.parametrize("dense", [True, False])
 def test_it_repeats_and_draws_nothing(monkeypatch, dense):
     if not dense:
-        monkeypatch.setattr(positional, "_DENSE", 0)
+        monkeypatch.setattr(transforms, "_DENSE", 0)
     data = random_graph(50)
     before = torch.get_rng_state()
     first, second = (AddLaplacianPE(6)(data).laplacian_eigenvectors for _ in range(2))
@@ -118,7 +118,7 @@ def test_alone_and_batched():
 
 
 def test_large_graphs_take_the_sparse_solver():
-    n = positional._DENSE + 100
+    n = transforms._DENSE + 100
     ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
     ladder = torch.cat([ring, torch.tensor([[0], [n // 3]])], dim=1)  # a chord, so that eigenvalues differ
     out = AddLaplacianPE(3)(Data(edge_index=to_undirected(ladder), num_nodes=n))

@@ -18,31 +18,25 @@ from diffusion_mp.graph import Graph
 
 
 class PartOf(BaseTransform):
-    """Tells a batch, a part of `data` with `n_id` and `batch_size` as PyG's loaders set them, what it is a part of.
+    """Transform of a batch that records its relation to `data`, the graph it was cut from.
 
-    `RandomPartitionLoader` does so by itself; a loader of PyG takes it as its transform and yields the same attributes:
+    A batch has `n_id` and `batch_size`, as set by PyG's loaders. `RandomPartitionLoader` applies the transform itself;
+    `NeighborLoader(data, [15, 10], transform=PartOf(data, degrees="full"))` yields the same attributes:
 
-    ```python
-    NeighborLoader(data, [15, 10], data.train_mask, batch_size=1024, transform=PartOf(data, degrees="full"))
-    ```
-
-    - `kept_edges`, a float: of the edges that arrive at the batch's own nodes (the first `batch_size`) in `data`, the
-      share that the batch has; 1.0 where none arrives.
-    - Its masks (every boolean `*_mask` of a row per node) are false at nodes that are not its own.
-    - With `degrees="full"`, `full_degree` [n, 2]: the weighted in- and out-degree in `data`, over all its edges. A
-      `Graph.from_data(batch)` then has these degrees, so that `AdjacencyDiffusivity` gives every edge of the batch the
-      entry of the whole graph, a_ij/√(d_i d_j) or a_ij/d_i, and full-graph inference meets the entries that training
-      saw. (Of loops that a policy replaces, a graph must have those of its nodes; PyG may sample without them.) By
-      default (`degrees="batch"`, the published recipe) the batch normalises by the edges it kept: entries are larger
-      than those of the whole graph, by the share that was lost.
+    - `kept_edges`: of the edges of `data` that arrive at the batch's own nodes (the first `batch_size`), the fraction
+      in the batch; 1.0 if none arrives.
+    - Boolean node attributes named `*_mask` are false at nodes that are not the batch's own.
+    - With `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`. `Graph.from_data(batch)`
+      reads them, and `AdjacencyDiffusivity` then has the entries of the whole graph, a_ij/√(d_i d_j) or a_ij/d_i. A
+      `self_loops` policy that replaces loops needs those of its nodes, which PyG may not sample. With
+      `degrees="batch"`, the published recipe, entries are normalised by the edges in the batch, and are larger.
 
     Args:
-        data: the whole graph, on the CPU; its edges and weights are read, once, and not kept.
-        degrees: "batch" or "full", see above.
+        data: the whole graph, on the CPU; read once and not kept.
+        degrees: "batch" or "full".
 
     Raises:
-        TypeError, ValueError: where `Graph.from_data` has them, for edges that are not on the CPU or come as `adj_t`,
-            and for an unknown choice.
+        TypeError, ValueError: as `Graph.from_data`; edges that are not on the CPU or given as `adj_t`.
 
     Examples:
         >>> data = Data(x=x, edge_index=edge_index)
@@ -58,11 +52,11 @@ class PartOf(BaseTransform):
             self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
 
     def forward(self, data: Data) -> Data:
-        """The (shallow) copy of the batch that PyG hands over, with these attributes.
+        """Add these attributes to the batch, of which PyG passes a shallow copy.
 
         Raises:
-            TypeError: a batch without `n_id` and `batch_size`.
-            ValueError: nodes that `data` does not have.
+            TypeError: the batch has no `n_id` or `batch_size`.
+            ValueError: `n_id` exceeds the nodes of `data`.
         """
         own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
         n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
@@ -85,13 +79,13 @@ class PartOf(BaseTransform):
 
 
 def observed(data: Data) -> Graph:
-    """The graph of `data`, checked: in range, on the CPU, and by `edge_index`, whose edges have an order."""
+    """Return the validated graph of `data`, which must be on the CPU and have `edge_index`."""
     if not isinstance(data, Data):
         raise TypeError(f"data must be one graph, a torch_geometric Data; got {type(data).__name__}.")
     if data.edge_index is not None and not isinstance(data.edge_index, Tensor):
         raise TypeError(f"edge_index must be a tensor [2, num_edges]; got {describe(data.edge_index)}.")
     if data.edge_index is None and getattr(data, "adj_t", None) is not None:
-        raise ValueError("data must have edge_index; got adj_t, whose edges have no order to follow. Set edge_index.")
+        raise ValueError("data must have edge_index; got adj_t, whose edges have no order. Set edge_index.")
     if data.edge_index is not None and data.edge_index.device.type != "cpu":
         raise ValueError(
             f"data must be on the CPU, where parts are cut; got edge_index on {data.edge_index.device}. "
@@ -111,30 +105,29 @@ def find_clusters(
     *,
     seed: int = 0,
 ) -> Int[Tensor, " N"]:
-    """The cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
+    """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
 
-    - `"metis"` (Karypis & Kumar 1998), as Cluster-GCN does (Chiang et al. 2019): `num_clusters` of nearly one size,
-      few edges between them; take several times as many as parts. Through pymetis (the extra `metis`), or where that
-      is not installed through PyG's `ClusterData` with pyg-lib or torch-sparse, which takes no seed.
-    - `"label_propagation"` (Raghavan et al. 2007), as many as it finds, of any size, by networkx, which PyTorch brings:
-      for graphs of up to a million edges or so. A graph without communities ends in one cluster, and parts are then as
-      without clusters.
+    - `"metis"` (Karypis & Kumar 1998), as in Cluster-GCN (Chiang et al. 2019): clusters of nearly equal size with few
+      edges between them; use several times as many as parts. It needs pymetis (the extra `metis`), or PyG's
+      `ClusterData` with pyg-lib or torch-sparse, which ignores the seed.
+    - `"label_propagation"` (Raghavan et al. 2007) by networkx: clusters of any number and size, for graphs of up to
+      about a million edges. A graph without communities is one cluster.
 
-    Both look at who touches whom, not at directions or weights. Clusters from elsewhere are as welcome.
+    Directions and weights of edges are ignored.
 
     Args:
         data: one graph on the CPU, with `edge_index`.
-        num_clusters: how many, for METIS.
+        num_clusters: number of clusters, for METIS only.
         method: "metis" or "label_propagation".
-        seed: of either.
+        seed: of the method.
 
     Returns:
         The cluster of every node, [N] long.
 
     Raises:
-        ImportError: METIS is asked for and there is none.
-        ValueError: a number of clusters where the method finds it, and none where it needs one.
-        TypeError: a number of clusters or a seed that is none.
+        ImportError: METIS is not installed.
+        ValueError: `num_clusters` is missing for METIS, or given for label propagation.
+        TypeError: `num_clusters` or the seed is not an integer.
 
     Examples:
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
@@ -158,7 +151,7 @@ def find_clusters(
 
 
 def _neighbours(graph: Graph) -> csr_array:
-    """Who touches whom, both ways, once and without loops."""
+    """Return the symmetric boolean adjacency without self-loops."""
     source, target = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
     ones = np.ones(len(source), dtype=bool)
     one_way = csr_array((ones, (source, target)), shape=(graph.num_nodes, graph.num_nodes))
@@ -203,7 +196,7 @@ def _label_propagation(graph: Graph, seed: int) -> Tensor:
     return clusters
 
 
-# Edges looked at together: what is kept of a chunk in between, a few bytes an edge, stays in the cache.
+# Edges per chunk: intermediate results, a few bytes per edge, fit into the cache.
 CHUNK = 1 << 20
 
 
@@ -214,14 +207,13 @@ def random_partition(
     clusters: Int[Tensor, " N"] | None = None,
     needed: Bool[Tensor, " N"] | None = None,
 ) -> Integer[Tensor, " N"]:
-    """The part of every node: nodes in random order, cut into parts that differ by one node at most.
+    """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
-    With `clusters`, whose clusters are in random order, the nodes of each together (Cluster-GCN, Chiang et al. 2019,
-    but for the cut, which keeps the parts even and divides `num_parts` − 1 clusters at most).
+    With `clusters`, the clusters are in random order and their nodes adjacent (Cluster-GCN, Chiang et al. 2019); cuts
+    between equal parts divide at most `num_parts` − 1 clusters.
 
-    With `needed`, of which there must be one for every part: a part without any exchanges one of its nodes for one of a
-    part that has most. So the distribution is that of the uniform partition, as published, wherever each of its parts
-    has one anyway; at Pokec's size that fails with probability 10^-4000.
+    With `needed`, at least one node per part: a part without any exchanges a node for one from a part with most. The
+    distribution is uniform, as published, up to the probability of such a part, 10^-4000 at Pokec's size.
 
     Shapes: clusters [N], 0 .. C − 1; needed [N] → part [N] in the smallest integers that hold it.
     """
@@ -238,7 +230,7 @@ def random_partition(
 
 
 def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Generator) -> None:
-    """Gives every part one of the nodes `needed`, in place."""
+    """Give every part one of the nodes `needed`, in place."""
     held = torch.bincount(part[needed], minlength=num_parts)
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
@@ -254,9 +246,9 @@ def _one_of(nodes: Tensor, generator: torch.Generator) -> int:
 
 
 class Part(NamedTuple):
-    """One part of a graph: its own `batch_size` nodes in ascending order, then those it only looks at.
+    """One part of a graph: its own `batch_size` nodes in ascending order, then those that only send to them.
 
-    `n_id` [n] and `e_id` [e] are their and its edges' numbers in the whole graph, `edge_index` [2, e] has its own.
+    `n_id` [n] and `e_id` [e] number nodes and edges in the whole graph; `edge_index` [2, e] is local.
     """
 
     n_id: Int[Tensor, " n"]
@@ -266,14 +258,14 @@ class Part(NamedTuple):
 
 
 class Cut:
-    """All parts of a graph: `cut[k]`, the nodes of part k and the edges among them, in the order of the whole graph.
+    """All parts of a graph: `cut[k]` is part k with its nodes and edges in the order of the whole graph.
 
-    Without `halo`, an edge is kept if its ends share a part. With it a part has every edge that arrives at its own
-    nodes, and beside those the nodes these come from, with their loops: every edge but a loop is in exactly one part.
+    Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes, and
+    also their sources with their self-loops, so that every edge but self-loops is in exactly one part.
 
-    One pass over the edges, in chunks: look up the parts of both ends, keep, and sort what was kept by part. Tables are
-    13 to 16 bytes a node, and 12 bytes an edge that was kept. Threads take a chunk each, in numpy: torch would share
-    out every one of these short operations, and wait for the last thread of each.
+    Edges are read once, in chunks that are filtered and sorted by part. Tables take 13 to 16 bytes per node and 12 bytes
+    per kept edge. Threads process one chunk each in numpy, since torch would synchronise threads after each of these
+    short operations.
 
     Shapes: edge_index [2, E]; part [N], 0 .. num_parts − 1.
     """
@@ -294,7 +286,7 @@ class Cut:
             self._chunks = list(pool.map(self._by_part, chunks))
 
     def _by_part(self, chunk: Integer[np.ndarray, "two e"]) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
-        """Of a chunk of edges: numbers in it, sources and targets of what every part keeps."""
+        """Return positions in the chunk, sources and targets of the edges that every part keeps."""
         source, target = chunk
         owner = self._part.take(target)
         if self._halo:
@@ -336,11 +328,11 @@ class Cut:
 
 
 def _sorting(values: Tensor) -> Int[Tensor, " n"]:
-    """The stable order; numpy's is a radix sort where the integers have 16 bits or less."""
+    """Return the stable sorting order, by numpy, which has a radix sort for integers of at most 16 bits."""
     return torch.from_numpy(values.numpy().argsort(kind="stable"))
 
 
 def _smallest(count: int) -> torch.dtype:
-    """For numbers 0 .. count − 1; small enough, and a table of them stays in the cache."""
+    """Return the smallest integer dtype for 0 .. count − 1, so that tables fit into the cache."""
     dtypes = torch.uint8, torch.int16, torch.int32, torch.int64
     return next(dtype for dtype in dtypes if count <= torch.iinfo(dtype).max + 1)

@@ -1,4 +1,4 @@
-"""``RandomPartitionLoader``: every epoch a fresh random partition of a large graph, as batches."""
+"""``RandomPartitionLoader``: batches of a large graph from a new random partition in every epoch."""
 
 from __future__ import annotations
 
@@ -23,47 +23,42 @@ from diffusion_mp.graph import Graph
 class RandomPartitionLoader(DataLoader[Data]):
     r"""Random parts of a graph with the edges inside them: the published recipe for large graphs (Wu, Wipf & Yan 2025).
 
-    Every pass over the loader draws a new uniform partition into parts whose sizes differ by one at most, and cuts all
-    of them from one pass over the edges, O(E) an epoch whatever the number of parts. A partition into p parts keeps
-    about 1/p of the edges, which the paper does not say (D12 in docs/errata.md); with `clusters` or `halo` more of them
-    are kept, and with `degrees` those that are kept have the entries that they have in the whole graph.
+    Every pass draws a uniform partition into parts whose sizes differ by at most one, and cuts all of them in one pass
+    over the edges, O(E). Of p parts about 1/p of the edges are kept, which the paper does not mention (D12 in
+    docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with whatever attributes of nodes and edges `data` has, and
+    A batch is a `Data` with the node and edge attributes of `data`, and
 
-    - `n_id` [n], its nodes' numbers in `data`; its own, the first `batch_size`, in ascending order;
-    - `edge_index` [2, e] and `e_id` [e], its edges and their numbers in `data`, in the order of `data`: without
-      `halo` what `torch_geometric.utils.subgraph(n_id, edge_index, relabel_nodes=True)` gives;
+    - `n_id` [n], the numbers of its nodes in `data`; the first `batch_size`, its own, in ascending order;
+    - `edge_index` [2, e] and `e_id` [e], its edges and their numbers in `data`, in the order of `data`; without `halo`
+      as in `torch_geometric.utils.subgraph(n_id, edge_index, relabel_nodes=True)`;
     - `kept_edges`, and with `degrees="full"` `full_degree`: see :class:`PartOf`.
 
-    The partition depends on `seed` and epoch alone, on no worker and no global state; the first pass is epoch 0, each
-    further one the next, and `set_epoch(epoch)` says which one the next pass is (Lightning calls it). Attributes are
-    gathered when a batch is asked for, by the workers if there are any, so tensors may be memory-mapped
-    (`torch.from_numpy(numpy.memmap(...))`) and larger than memory: they are read a chunk or a batch at a time. (Worker
-    processes that are spawned, not forked, get copies of the attributes.)
-
-    On several processes of `torch.distributed` every one draws the same partition and yields its share of the parts.
+    The partition depends on `seed` and epoch only. Passes count epochs from 0; `set_epoch(epoch)`, which Lightning
+    calls, sets the next one. Attributes are gathered per batch, by workers if there are any, so tensors may be
+    memory-mapped (`torch.from_numpy(numpy.memmap(...))`) and larger than memory. (Spawned workers get copies of the
+    attributes.) On several processes of `torch.distributed` all draw the same partition and yield a share of its parts.
 
     Args:
         data: one graph, on the CPU.
-        num_parts: parts of an epoch, a multiple of `num_replicas`; or instead
-        batch_size: the most nodes a part may have; there are then ⌈N / batch_size⌉ parts, or a few more until
-            `num_replicas` divides them.
-        clusters: [N], cluster 0 .. C − 1 of every node, as :func:`find_clusters` makes them: a part is then made of
-            random whole clusters (all but p − 1, which are cut to keep the parts even).
-        halo: add to a part every edge that arrives at its nodes, and the nodes these come from. They are attended to
-            and have features, but are in no mask, and no edge arrives at them but their loops.
-        degrees: ``"batch"`` or ``"full"``, what the graph term of `Graph.from_data(batch)` normalises by: see
-            :class:`PartOf`.
-        allow_unlabelled: accept parts without a node of `train_mask`; otherwise such a part gets one in exchange for a
-            node of its own, see :func:`random_partition`. Data without `train_mask` has nothing to exchange.
+        num_parts: parts per epoch, a multiple of `num_replicas`.
+        batch_size: the largest number of nodes of a part, in place of `num_parts`: ⌈N / batch_size⌉ parts, rounded up to
+            a multiple of `num_replicas`.
+        clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`. Parts then consist of whole random
+            clusters, but for at most p − 1 that are cut to keep sizes equal.
+        halo: add to a part all edges that arrive at its nodes, and their sources, which are in no mask and receive no
+            edges but their self-loops.
+        degrees: ``"batch"`` or ``"full"``, the degrees that `Graph.from_data(batch)` has: see :class:`PartOf`.
+        allow_unlabelled: accept parts without a node of `train_mask`; otherwise such a part exchanges a node for one,
+            see :func:`random_partition`.
         seed: of all partitions.
-        num_replicas, rank: over how many processes the parts of an epoch are shared, and which of them this is; those
-            of `torch.distributed` by default, 1 and 0 without.
+        num_replicas, rank: number of processes that share the parts of an epoch, and the index of this one; by default
+            those of `torch.distributed`, or 1 and 0.
         options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
 
     Raises:
-        TypeError, ValueError: data that is not one graph on the CPU, more parts than nodes or than training nodes, and
-            a `num_parts` that processes can not share evenly.
+        TypeError, ValueError: data is not one graph on the CPU; there are more parts than nodes or training nodes; or
+            `num_replicas` does not divide `num_parts`.
 
     Examples:
         >>> data = Data(x=x, edge_index=edge_index, y=torch.arange(6) % 2)
@@ -92,20 +87,20 @@ class RandomPartitionLoader(DataLoader[Data]):
         needed = None if allow_unlabelled else _training_nodes(data)
         clusters = None if clusters is None else _numbered(clusters, size)
 
-        # Partials, and no functions in here, so that the loader can be pickled for processes that are spawned.
+        # Partials, not closures: the loader must be picklable for spawned processes.
         cut = partial(_cut, edges, size, clusters, needed, halo)
         count = partial(_num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum()))
         sampler = PartSampler(cut, count, seed, num_replicas, rank)
-        # Without one of its own, DataLoader draws the seed of its workers from the global state.
+        # Without a generator, DataLoader draws the seed of its workers from the global state.
         options = {"generator": torch.Generator()} | options
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass over the loader is this epoch."""
+        """Set the epoch of the next pass."""
         cast("PartSampler", self.sampler).set_epoch(as_whole(epoch, "epoch"))
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the generator by value: torch pickles its state as a tensor in memory that is gone when it is read."""
+        """Store the generator's state as an array: torch would pickle a tensor in shared memory that is gone later."""
         return self.__dict__ | {"generator": self.generator and self.generator.get_state().numpy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,10 +122,10 @@ def _cut(
 
 
 class PartSampler(DistributedSampler[Part]):
-    """Draws the partition of an epoch and yields this process's share of its parts, ready cut.
+    """Sampler that draws the partition of an epoch and yields this process's share of its parts.
 
-    A `DistributedSampler`, so that Lightning leaves it in place and calls `set_epoch`; but how many processes there are
-    is asked when it is used, since Lightning starts them after loaders are made.
+    A `DistributedSampler`, so that Lightning does not replace it and calls `set_epoch`. The number of processes is read
+    on use, since Lightning starts them after loaders are constructed.
     """
 
     def __init__(
@@ -147,7 +142,7 @@ class PartSampler(DistributedSampler[Part]):
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
 
     def _share(self) -> tuple[int, int]:
-        """Over how many processes the parts are shared, and which of them this is."""
+        """Return the number of processes and the rank of this one."""
         started = distributed.is_available() and distributed.is_initialized()
         here = (distributed.get_world_size(), distributed.get_rank()) if started else (1, 0)
         replicas, rank = (own if given is None else given for given, own in zip(self._given, here, strict=True))
@@ -161,10 +156,10 @@ class PartSampler(DistributedSampler[Part]):
         return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
-        # Nothing happens before the first part is asked for: a DataLoader with workers calls this twice.
+        # A generator, so that nothing is drawn before the first part: a DataLoader with workers calls this twice.
         self.num_replicas, self.rank = self._share()
         count = self._count(self.num_replicas)
-        random = Random(f"partition/{self.seed}/{self.epoch}")  # the same everywhere, and no other epoch's
+        random = Random(f"partition/{self.seed}/{self.epoch}")  # the same on all processes, distinct by epoch
         self.epoch += 1
         parts = self._cut(count, torch.Generator().manual_seed(int(random.random() * 2**32)))
         for k in range(self.rank, count, self.num_replicas):
@@ -172,7 +167,7 @@ class PartSampler(DistributedSampler[Part]):
 
 
 def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelled: int | None, replicas: int) -> int:
-    """How many parts there are: as many as was said, or as `batch_size` and the number of processes make necessary."""
+    """Return the number of parts: `num_parts`, or the least multiple of `replicas` that respects `batch_size`."""
     if (num_parts is None) == (batch_size is None):
         raise ValueError(f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}.")
     given = "num_parts" if batch_size is None else "batch_size"
@@ -199,7 +194,7 @@ def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelle
 
 
 class _Batches(Dataset[Data]):
-    """From a part to its batch: attributes are gathered here, in a worker where there is one."""
+    """Dataset that gathers the attributes of a part, in a worker if there is one."""
 
     def __init__(self, data: Data, part_of: PartOf) -> None:
         self._data, self._part_of = data, part_of
@@ -213,8 +208,7 @@ class _Batches(Dataset[Data]):
             elif rows is not None:
                 batch[name] = select(value, rows, data.__cat_dim__(name, value))
         if "ptr" in batch:
-            # Where each of several graphs begins among the rows of `data`: not true of the rows here. Their `batch`,
-            # which was selected like any attribute of nodes, still says which graph each row belongs to.
+            # Row boundaries of several graphs in `data` do not hold here; `batch`, a node attribute, remains valid.
             del batch.ptr
         batch.n_id, batch.e_id = part.n_id, part.e_id
         batch.num_nodes, batch.batch_size = len(part.n_id), part.batch_size
@@ -234,7 +228,7 @@ def _training_nodes(data: Data) -> Tensor | None:
 
 
 def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
-    """The clusters as long, checked; an array or a list will do."""
+    """Return validated clusters as a long tensor; arrays and lists are accepted."""
     numbers = index_vector(clusters, "clusters", "[num_nodes]")
     if len(numbers) != size:
         raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}.")

@@ -34,21 +34,21 @@ Features = tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]
 
 
 class QueryKeyDiffusivity(Diffusivity):
-    r"""Attention over all nodes of a graph: queries q and keys k of the state, by head.
+    r"""Base of attentions over all nodes of a graph, which read queries q and keys k of the state, by head.
 
     Args:
-        channels: C of the state. Needed with projections; otherwise ``None`` leaves it open.
-        heads: H. Without projections the channels are cut into H pieces.
+        channels: C of the state; required with projections, any number of channels if ``None``.
+        heads: H. Without projections the channels are split into H heads.
         projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
             keeps a score symmetric; ``None``: q = k = x.
         head_channels: channels of a projected head; C by default, as Eq. 54 has it.
         normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes,
-            heads and channels of a graph, as released code does. That makes q·k = O(1/n) and the attention nearly
-            uniform, and is for parity with such code only (docs/errata.md, D1); ``None``: vectors as they are.
-        bias: q = W_Q x + b_Q and k = W_K x + b_K, as released code has them; needs a projection.
+            heads and channels of a graph, for parity with released code only: q·k = O(1/n) makes the attention
+            nearly uniform (docs/errata.md, D1); ``None``: no normalisation.
+        bias: add b_Q and b_K to the projections, as released code does.
 
     Attributes:
-        head_channels: channels of a query and of a key; ``None`` where they are left open.
+        head_channels: channels of a query and of a key; ``None`` if unknown.
     """
 
     def __init__(
@@ -71,18 +71,17 @@ class QueryKeyDiffusivity(Diffusivity):
                 check_counts(**{name: count})
         self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
-        self.head_channels: int | None
         if projection is None:
             if bias:
                 raise ValueError(
-                    "bias is added to what a projection gives, and there is none; got bias=True with projection=None. "
-                    "Choose projection='separate' or 'tied', or leave bias out."
+                    "bias needs a projection; got bias=True with projection=None. Choose projection='separate' or "
+                    "'tied', or leave bias out."
                 )
             if channels is not None and channels % heads:
                 raise ValueError(
                     f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
                 )
-            self.head_channels = None if channels is None else channels // heads
+            self.head_channels: int | None = None if channels is None else channels // heads
         else:
             if channels is None:
                 raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
@@ -92,9 +91,9 @@ class QueryKeyDiffusivity(Diffusivity):
                 self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
 
     def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
-        """q and k as the attention sees them; the same object where they are equal.
+        """Return q and k, normalised; one object if they are equal.
 
-        ``unit=False`` leaves ``normalize="row"`` to a coupling that divides by the norms itself.
+        ``unit=False`` skips ``normalize="row"``, for couplings that divide by the norms themselves.
         """
         if self.projection is not None or self.channels not in (None, x.size(1)):
             check_state(x, channels=self.channels, module=self)
@@ -118,37 +117,41 @@ class QueryKeyDiffusivity(Diffusivity):
 
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
-    """q over its Frobenius norm in each graph."""
-    square = q.double().square().sum((1, 2))  # the squares of single precision leave its own range
+    """Divide q by its Frobenius norm in each graph."""
+    square = q.double().square().sum((1, 2))  # squares of float32 may overflow in float32
     if graph.is_single:
         total = graph.total(square.sum())
     else:
         batch = graph.batch.to(q.device)
         total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[batch, None, None]
-    # √0 has no derivative: a state of zeros stays as it is.
+    # √0 has no derivative: zeros are divided by infinity instead.
     norm = torch.where(total == 0, torch.inf, total).sqrt()
     wide = torch.promote_types(q.dtype, torch.float32)
     return (q.to(wide) / norm.to(wide)).to(q.dtype)
 
 
 class AllPairDiffusivity(QueryKeyDiffusivity):
-    r"""s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph (Wu, Wipf & Yan 2025, Eq. 17).
+    r"""s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph, f = δ′ (Wu, Wipf & Yan 2025, Eqs. 15 and 17).
+
+    A subclass names its penalty δ in :meth:`penalty_of`; f is the penalty's score. The energy of δ descends for
+    ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
 
     Args:
-        channels: C of the state; may be ``None`` without projections.
-        projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the theory's own layer, q = k = x
+        channels: C of the state; required with projections.
+        projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory, q = k = x
             (Eqs. 17–18) of unit norm; Eq. 54 prints ``"separate"``, for which no theorem holds
             (docs/errata.md, D18, D20).
-        measure: ``"inner"``: f as a function of q·k as published; ``"distance"``: f(‖q_i − k_j‖²) with the actual
-            distance, which is what the energy is made of. For unit vectors they coincide, for others the published form
-            has another energy than the one that is printed (docs/errata.md, D8).
-        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f] itself, symmetric where q = k.
-        constraint: what the rows of the state are confined to, in every head; f must then read the state itself. Where
-            it keeps them within the domain of the penalty, f ≥ 0 is promised (see `Penalty.coupling`).
+        measure: ``"inner"``: f as a function of q·k, as published; ``"distance"``: f(‖q_i − k_j‖²), as in the energy.
+            They coincide for unit vectors; for others the published form has another energy (docs/errata.md, D8).
+        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k.
+        constraint: the set that holds the rows of the state, in every head; f must read the state itself. If the set
+            lies within the domain of the penalty, the coupling is nonnegative (see `Penalty.coupling`).
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
-    An energy is known (``penalty``) for ``projection=None, normalize=None, measure="distance"``: f then sees the state
-    itself.
+    Shapes: a state [N, C] → a coupling of N nodes and H heads.
+
+    Raises:
+        TypeError, ValueError: an option or the state does not fit.
 
     Examples:
         >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
@@ -170,12 +173,11 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         check_flags(row_stochastic=row_stochastic)
         check_choice(measure, "measure", ["inner", "distance"])
         check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
-        self.measure, self.constraint = measure, constraint
-        self.row_stochastic = row_stochastic
+        self.measure, self.constraint, self.row_stochastic = measure, constraint, row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
-            f"projection=None, normalize=None, measure='distance', for the softmax with channels given."
+            f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
         if constraint is not None and not self.reads_the_state:
             raise ValueError(
@@ -185,23 +187,23 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
 
     @property
     def reads_the_state(self) -> bool:
-        """Whether f sees the very state that moves: no projection, no normalisation, the actual distance."""
+        """Whether f is a function of distances of the state itself, without projection or normalisation."""
         return self.projection is None and self.normalize is None and self.measure == "distance"
 
     @abstractmethod
     def penalty_of(self, dim: int | None) -> Penalty | None:
-        """δ with f = δ′ for vectors of ``dim`` channels; ``None`` where that must be known and is not."""
+        """Return δ with f = δ′ for vectors of ``dim`` channels, or ``None`` if δ depends on an unknown ``dim``."""
 
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
-        """δ, where f reads the very state that moves."""
+        """δ if f reads the state itself, else ``None``."""
         return self.penalty_of(self.head_channels) if self.reads_the_state else None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
-        # One for all rows of a graph, of which this process may have a part.
+        # All rows of a graph share one centre, though this process may hold only some of them.
         centre = graph.centre(k) if self.measure == "distance" else None
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
@@ -224,17 +226,10 @@ class SimpleDiffusivity(AllPairDiffusivity):
     r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
-    is exact for states of any norm and still low-rank; f is non-negative, and an energy falls, while all
-    ‖x_i − x_j‖ ≤ 2, a condition that the paper leaves out (docs/errata.md, D7).
+    is exact for states of any norm and still low-rank. Then f ≥ 0, and the energy descends, while all
+    ‖x_i − x_j‖ ≤ 2, a condition that the paper omits (docs/errata.md, D7).
 
-    Args:
-        channels, projection, normalize, measure, row_stochastic, constraint, options: as of
-            :class:`AllPairDiffusivity`.
-
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
+    Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -251,17 +246,9 @@ class SimpleDiffusivity(AllPairDiffusivity):
 class SigmoidDiffusivity(AllPairDiffusivity):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    The published equations normalise q and k for this kernel too; the released code does not
-    (docs/errata.md, D2): that is ``normalize=None``.
+    The published equations normalise q and k; ``normalize=None`` is the released code (docs/errata.md, D2).
 
-    Args:
-        channels, projection, normalize, measure, row_stochastic, constraint, options: as of
-            :class:`AllPairDiffusivity`.
-
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
+    Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> S = SigmoidDiffusivity()(x)
@@ -276,16 +263,9 @@ class SigmoidDiffusivity(AllPairDiffusivity):
 class SoftmaxDiffusivity(AllPairDiffusivity):
     """f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    The δ that the paper prints beside it has another derivative, and is corrected (docs/errata.md, D9).
+    The printed δ has another derivative, and is corrected here (docs/errata.md, D9).
 
-    Args:
-        channels, projection, normalize, measure, row_stochastic, constraint, options: as of
-            :class:`AllPairDiffusivity`.
-
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
+    Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
 
     Examples:
         >>> S = SoftmaxDiffusivity(4, projection="separate")(x)
@@ -304,11 +284,6 @@ class GaussianDiffusivity(AllPairDiffusivity):
         channels, options: see :class:`AllPairDiffusivity`.
         bandwidth: σ > 0.
 
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
-
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5, normalize=None, measure="distance")(x).row_stochastic
         True
@@ -324,19 +299,14 @@ class GaussianDiffusivity(AllPairDiffusivity):
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
-    """f = Σ_m c_m exp(−z²/2σ_m²) with learned weights and widths, see `MixturePenalty`; of the actual distance.
+    """f = Σ_m c_m exp(−z²/2σ_m²) of the actual distance, with learnable weights and widths (`MixturePenalty`).
 
     Args:
         channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
-        widths, weights: σ_m and c_m to begin with, see `MixturePenalty`.
-
-    Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
+        widths, weights: initial σ_m and c_m, see `MixturePenalty`.
 
     Examples:
-        >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads  # the weights of the widths are learned
+        >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads
         1
     """
 
@@ -357,14 +327,14 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
 
 class PenaltyDiffusivity(AllPairDiffusivity):
-    """f = δ′ of a penalty, also of one of your own; of the actual distance. See `FunctionPenalty` for any f, O(N²).
+    """f = δ′ of any penalty and the actual distance. `FunctionPenalty` makes one of a function f, in O(N²).
 
     Args:
-        penalty: δ; it serves as the ``penalty`` of the diffusivity too.
-        channels, normalize, options: as of :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
+        penalty: δ, also the ``penalty`` of the diffusivity.
+        channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
 
     Raises:
-        TypeError: ``penalty`` is none.
+        TypeError: ``penalty`` is not a penalty.
 
     Examples:
         >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
@@ -392,21 +362,20 @@ class PenaltyDiffusivity(AllPairDiffusivity):
 class SGFormerDiffusivity(QueryKeyDiffusivity):
     r"""D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
 
-    Node by node: (S v)_i = (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j), j over the n nodes of i's own
-    graph. The identity belongs to the coupling: its rows sum to one, as those of the attention that the released code
-    exports do not. A row whose D is zero, where every k̃_j is −q̃_i, is a zero row.
+    (S v)_i = (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j), j over the n nodes of the graph of i. The
+    coupling includes the identity, so its rows sum to one; those of the attention exported by the released code do
+    not. A row with D = 0, where every k̃_j is −q̃_i, is a zero row.
 
     Args:
-        channels: C of the state; may be ``None`` without projections.
-        normalize: ``"row"``: every q and k has unit norm, what PyG's ``SGFormerAttention`` computes; ``"frobenius"``:
-            one norm over all nodes, heads and channels of a graph, as the slides define it. Then
-            ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n for every head, and on large graphs the layer is linear in V: on random states the
-            attention changes V by less than 10⁻⁴ of its norm at n = 1 000, and by no more than float32 rounds at
-            n = 169 000 (docs/errata.md, G1).
+        channels: C of the state; required with projections.
+        normalize: ``"row"``: every q and k has unit norm, as in PyG's ``SGFormerAttention``; ``"frobenius"``: one norm
+            over all nodes, heads and channels of a graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n for every head.
+            On random states the attention changes V by less than 10⁻⁴ of its norm at n = 1 000, and by less than
+            float32 resolves at n = 169 000 (docs/errata.md, G1).
         options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Raises:
-        ValueError: ``normalize`` is ``None``, or another option is not one of its choices.
+        ValueError: ``normalize`` is ``None``, or another option does not fit.
 
     Examples:
         >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic
@@ -425,8 +394,8 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     ) -> None:
         if normalize is None:
             raise ValueError(
-                "normalize must be 'row' or 'frobenius'; got None. Row sums of queries and keys of any length may be "
-                "zero or negative, and the attention divides by them."
+                "normalize must be 'row' or 'frobenius'; got None. The attention divides by row sums, which may be "
+                "zero or negative for queries and keys of any length."
             )
         super().__init__(channels, normalize=normalize, **options)
 

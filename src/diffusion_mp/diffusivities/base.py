@@ -1,4 +1,4 @@
-"""``Diffusivity``: looks at the state and says who influences whom."""
+"""``Diffusivity``: the base class of all maps from a state to a coupling, with multiples and sums of them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Diffusivity(nn.Module, ABC):
     A new kind writes :meth:`couple` and declares:
 
     Attributes:
-        depends_on: what of the state an entry s_ij depends on, beside the division of a row by its sum:
+        depends_on: the part of the state that determines an entry s_ij, up to division of a row by its sum:
 
-            - ``"nothing"``: the entries are those of the graph, whatever the state (GCN);
-            - ``"rows"``: x_i and x_j alone, so that a coupling can be made for some of the rows (attention);
+            - ``"nothing"``: the graph alone determines the entries (GCN);
+            - ``"rows"``: x_i and x_j, so that a coupling of some rows can be computed alone (attention);
             - ``"edges"``: x_i and x_j, and only observed edges have an entry (GAT);
-            - ``"graph"``: more, as one norm over all rows, or the order in which they stand;
-            - ``"parts"``: it is made of other diffusivities, and these say it.
+            - ``"graph"``: more than x_i and x_j, such as one norm over all rows or their order;
+            - ``"parts"``: declared by the diffusivities that it is composed of.
 
-        needs_graph: it works on observed edges, and refuses to run without any.
-        symmetric, row_stochastic: what its couplings promise.
-        penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state they are given (Eq. 15), else ``None``.
-        why_no_penalty: the sentence a certificate shows when ``penalty`` is ``None``.
+        needs_graph: whether observed edges are required.
+        symmetric, row_stochastic: properties of its couplings.
+        penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state (Eq. 15), else ``None``.
+        why_no_penalty: the sentence that a certificate shows if ``penalty`` is ``None``.
         heads: H of its couplings; 1 broadcasts.
-        positional: rows are positions, in order: renaming the nodes changes the coupling.
+        positional: whether rows are ordered positions, so that renaming nodes changes the coupling.
 
     Examples:
         >>> both = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row")  # sums and multiples
@@ -59,16 +59,16 @@ class Diffusivity(nn.Module, ABC):
     positional: bool = False
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None) -> Coupling:
-        """The coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges.
+        """Return the coupling at state ``x`` [N, C]; ``graph=None`` is one graph without observed edges.
 
-        Features of edges, ``edge_attr``, are read by :class:`GATDiffusivity` alone, and refused elsewhere.
+        Only :class:`GATDiffusivity` reads features of edges, ``edge_attr``.
         """
         if edge_attr is not None:
             raise ValueError(
-                f"edge_attr came, and {type(self).__name__} reads none; GATDiffusivity(edge_dim=…) does. One number an "
-                f"edge is its edge_weight."
+                f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
+                f"GATDiffusivity(edge_dim=…) reads features; pass one number per edge as edge_weight."
             )
-        if not (isinstance(graph, Graph) and graph.holds(x)):  # within a layer it does: checked once
+        if not (isinstance(graph, Graph) and graph.holds(x)):  # a layer has checked them already
             check_state(x)
             graph = Graph.coerce(x, graph)
         if self.needs_graph and graph.edge_index is None:
@@ -81,10 +81,10 @@ class Diffusivity(nn.Module, ABC):
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        """The coupling, for a state and a graph that were checked; one made of others calls them, ``D(x, graph)``."""
+        """Return the coupling of a checked state and graph; composed diffusivities call their parts, ``D(x, graph)``."""
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew."""
+        """Draw all parameters again."""
         for child in self.children():
             reset(child)
 
@@ -100,12 +100,11 @@ class Diffusivity(nn.Module, ABC):
 
 
 class ScaledDiffusivity(Diffusivity):
-    """a · D; ``a`` is a number, or a tensor (0-dimensional or [H]), learnable if it is an ``nn.Parameter``.
-
-    With a learnable ``Positive`` the promises of D about signs are kept.
+    """a · D.
 
     Args:
-        scale: a.
+        scale: a number; a tensor, 0-dimensional or [H], learnable if an ``nn.Parameter``; or a ``Positive``, which is
+            learnable and preserves nonnegative couplings.
         diffusivity: D.
 
     Examples:
@@ -121,14 +120,11 @@ class ScaledDiffusivity(Diffusivity):
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):
             check_scale(scale, diffusivity.heads)
-        if isinstance(scale, nn.Parameter):
-            self.scale: float | Tensor | Positive = scale
-            self._initial: Tensor | None = scale.detach().clone()
-        elif isinstance(scale, Tensor):
-            self._initial = None
+        self._initial = scale.detach().clone() if isinstance(scale, nn.Parameter) else None
+        if isinstance(scale, Tensor) and not isinstance(scale, nn.Parameter):
             self.register_buffer("scale", scale)
         else:
-            self.scale, self._initial = scale, None
+            self.scale: float | Tensor | Positive = scale
         self.diffusivity = diffusivity
         self.needs_graph, self.symmetric, self.heads = diffusivity.needs_graph, diffusivity.symmetric, diffusivity.heads
         self.positional = diffusivity.positional
@@ -153,7 +149,7 @@ class SumDiffusivity(Diffusivity):
     """D₁ + D₂ + …: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
 
     Args:
-        terms: D₁, D₂, …, whose heads agree or are one.
+        terms: D₁, D₂, …, each with one head or the common number of heads.
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)
@@ -173,7 +169,7 @@ class SumDiffusivity(Diffusivity):
             check_kind(term, "every one of terms", Diffusivity, "a Diffusivity")
             flat += term.flat() if isinstance(term, SumDiffusivity) else [term]
         if not flat:
-            raise ValueError("terms must hold a diffusivity at least; got none.")
+            raise ValueError("terms must hold at least one diffusivity; got none.")
         self.terms = nn.ModuleList(flat)
         self.needs_graph = any(term.needs_graph for term in flat)
         self.symmetric = all(term.symmetric for term in flat)
@@ -183,7 +179,7 @@ class SumDiffusivity(Diffusivity):
             raise ValueError(f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}.")
 
     def flat(self) -> list[Diffusivity]:
-        """The terms, none of them a sum."""
+        """Return the terms, none of them a sum."""
         return [term for term in self.terms if isinstance(term, Diffusivity)]
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

@@ -1,4 +1,4 @@
-"""Edge attention: who influences whom among the observed neighbours (GAT and Example 5)."""
+"""Edge attention among observed neighbours: GAT, and the diffusivity of a penalty along edges (Example 5)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,19 @@ from diffusion_mp.kernels.spmm import sddmm
 
 
 class GATDiffusivity(Diffusivity):
-    r"""GAT's attention (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1), an edge's weight as a prior.
+    r"""GAT's attention with edge weights as a prior (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1).
 
-    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il),  e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij), per
-    head, with the features f_ij of the edge where there are any.
-
-    It reads *transformed* features, cut into heads: use it in a ``DiffusionConv`` with ``reads="values"``, where x is
-    W x.
+    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il) per head, with features f_ij of the edge in
+    e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij). It reads transformed features W x: use it in
+    ``DiffusionConv(..., reads="values")``.
 
     Args:
-        channels: C of what it reads, all heads together.
+        channels: C of the transformed features, all heads together.
         heads: H.
         negative_slope: of the LeakyReLU.
-        self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is what PyG's ``GATConv`` amounts to.
-        edge_dim: channels of the features of edges, which come as ``edge_attr`` [E, edge_dim]; ``None``: there are
-            none. A loop that is added has the mean of those of the edges that reach its node.
+        self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is that of PyG's ``GATConv``.
+        edge_dim: channels of ``edge_attr`` [E, edge_dim], if any. An added self-loop has the mean features of the
+            edges that arrive at its node.
         dropout: rate on the entries in training, whose rows then sum to one in expectation only.
 
     Examples:
@@ -106,15 +104,15 @@ class GATDiffusivity(Diffusivity):
         graph: Graph | None = None,
         edge_attr: Float[Tensor, "E ..."] | None = None,
     ) -> Coupling:
-        """The coupling at state ``x``, and for features of the edges in their order, [E, edge_dim] or [E]."""
+        """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
             return super().forward(x, graph, edge_attr)
         check_state(x)
         graph = Graph.coerce(x, graph)
         if graph.edge_index is None:
-            return super().forward(x, graph)  # refused
+            return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
-            raise ValueError(f"edge_attr goes with a Graph, whose edges have an order; got a {type(graph).__name__}.")
+            raise ValueError(f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}.")
         check_edge_rows(edge_attr, graph.num_edges)
         edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
         check_state(edge_attr, "edge_attr", self.edge.in_channels, module=self)
@@ -141,7 +139,7 @@ class GATDiffusivity(Diffusivity):
         return SparseCoupling(graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True)
 
     def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
-        """α_src·x and α_dst·x of every node and head [N, H], by one product with a matrix that is diagonal by head."""
+        """Return α_src·x and α_dst·x [N, H], by one product with a block-diagonal matrix."""
         blocks = [torch.diag_embed(att[0].t()).transpose(0, 1).flatten(0, 1) for att in (self.att_src, self.att_dst)]
         with without_autocast(x):
             (state, by_head), _ = accumulating(x, torch.cat(blocks, 1))
@@ -149,7 +147,7 @@ class GATDiffusivity(Diffusivity):
         return sent, received
 
     def _edge_scores(self, edge_attr: Float[Tensor, "E F"], observed: Graph, looped: Graph) -> Float[Tensor, "L H"]:
-        """α_edge·W_E f of the observed edges, and of the loops that were added their mean over a node's other edges."""
+        """Return α_edge·W_E f of the observed edges, and its mean over a node's other edges for added self-loops."""
         assert self.edge is not None
         assert self.att_edge is not None
         with without_autocast(edge_attr):
@@ -172,8 +170,8 @@ class GATDiffusivity(Diffusivity):
 class EdgeDiffusivity(Diffusivity):
     r"""Energy-based edge attention: s_ij = a_ij f(‖x_i − x_j‖²), normalised over N(i) (Wu, Wipf & Yan 2025, Example 5).
 
-    f = δ′ of a penalty is non-negative and decreasing, so that unlike GAT's score closer neighbours count more, and
-    ``Energy(penalty, coupling=<the adjacency>)`` goes down.
+    f = δ′ is nonnegative and decreasing: unlike GAT's score, it weighs closer neighbours more, and
+    ``Energy(penalty, coupling=<the adjacency>)`` descends.
 
     Args:
         penalty: a ``Penalty`` or its name.
@@ -188,7 +186,7 @@ class EdgeDiffusivity(Diffusivity):
     depends_on = "edges"
     needs_graph = True
     why_no_penalty = (
-        "its pairs are the observed edges, certify the coupling at hand (Theorem 1 holds for one step with S fixed)."
+        "its pairs are the observed edges: certify its coupling (Theorem 1 holds for one step with S fixed)."
     )
 
     def __init__(
@@ -206,7 +204,7 @@ class EdgeDiffusivity(Diffusivity):
         rows, score = graph.pattern.by_row, self.edge_penalty.score
         features = distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=score.sharpness)
         s = sddmm(graph.pattern, *features)
-        in_logs = score.g not in ("linear", "function")  # those may be zero
+        in_logs = score.g not in ("linear", "function")  # these may be zero
         if self.row_stochastic and in_logs:
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
@@ -226,5 +224,5 @@ class EdgeDiffusivity(Diffusivity):
 
 
 def _prior(graph: Graph, like: Tensor) -> Float[Tensor, "E one"] | None:
-    """Edge weights, or ``None`` where they are known to be ones, which spares passes over all edges and heads."""
+    """Return edge weights, or ``None`` if all are one, which saves passes over all edges and heads."""
     return graph.weights(like).unsqueeze(1) if graph.weighted else None

@@ -65,26 +65,22 @@ class UniformDiffusivity(Diffusivity):
 class AdjacencyDiffusivity(Diffusivity):
     r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
 
-    - ``"sym"``: a_ij / √(d_i d_j);
-    - ``"row"``: a_ij / d_i;
-    - ``"sum"``: a_ij.
+    ``degrees="count", direction="pyg"`` is the released code, which ignores weights in the degrees and takes in-degrees
+    at both ends (docs/errata.md, D17).
 
-    The released code ignores weights in the degrees and takes in-degrees at both ends (docs/errata.md, D17):
-    ``degrees="count", direction="pyg"``.
-
-    In a part of a graph whose ``full_degree`` is known, d is that of the whole graph, so that every entry is the one
-    the whole graph has for this pair; rows of ``"row"`` then sum to the share of their edges that the part has.
+    In a part of a graph with ``full_degree``, d is the degree in the whole graph, and so entries are those of the whole
+    graph; rows of ``"row"`` then sum to the share of their edges in the part.
 
     Args:
-        normalization: ``"sym"``, ``"row"`` or ``"sum"``.
+        normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij.
         self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
-        direction: ``"directed"``: the receiver counts with its in-degree, the sender with its out-degree;
-            ``"undirected"``: the symmetric part ½(A + Aᵀ) is taken first; ``"pyg"``: in-degrees for both ends, as
-            ``torch_geometric.nn.GCNConv`` does. On an undirected graph the three agree.
-        zero_degree: ``"zero"``: a row without weight stays a zero row, so a conserving update leaves the node alone;
-            ``"error"``: such a node is refused.
-        degrees: d is the sum of the weights of edges, ``"weighted"``, or the number of those with a positive weight,
-            ``"count"``. A part of a weighted graph knows its ``full_degree`` only, which are sums.
+        direction: ``"directed"``: in-degree of the receiver, out-degree of the sender; ``"undirected"``: first replace
+            A by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends, as in ``torch_geometric.nn.GCNConv``. The three agree on
+            an undirected graph.
+        zero_degree: ``"zero"``: a node of degree zero has a zero row, and conserving updates leave it unchanged;
+            ``"error"``: raise.
+        degrees: ``"weighted"``: d is the sum of edge weights; ``"count"``: the number of edges with a positive weight,
+            unavailable in a part of a weighted graph, whose ``full_degree`` holds sums.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
@@ -111,18 +107,15 @@ class AdjacencyDiffusivity(Diffusivity):
         check_choice(direction, "direction", ["directed", "undirected", "pyg"])
         check_choice(zero_degree, "zero_degree", ["zero", "error"])
         check_choice(degrees, "degrees", ["weighted", "count"])
-        self.normalization = normalization
+        self.normalization, self.direction = normalization, direction
+        self.zero_degree, self.degrees = zero_degree, degrees
         self.self_loops: SelfLoops = self_loops
-        self.direction = direction
-        self.zero_degree = zero_degree
-        self.degrees = degrees
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        counted = self._as_asked(_ones(graph)) if self.degrees == "count" else None
-        graph = self._as_asked(graph)
-        # Entries are as exact as the state, and never below float32.
+        counted = self._prepared(_ones(graph)) if self.degrees == "count" else None
+        graph = self._prepared(graph)
         dtype = torch.promote_types(x.dtype, torch.float32)
         name = f"{self.normalization}, {self.direction}, {self.zero_degree}, {self.degrees}, {dtype}"
         return SparseCoupling(
@@ -133,12 +126,12 @@ class AdjacencyDiffusivity(Diffusivity):
             metric=(lambda: _received(graph)) if self.row_stochastic else None,
         )
 
-    def _as_asked(self, graph: Graph) -> Graph:
-        """With both directions of every edge and with self-loops, as the options say."""
+    def _prepared(self, graph: Graph) -> Graph:
+        """Apply the options for directions and self-loops."""
         return (graph.to_undirected() if self.direction == "undirected" else graph).with_self_loops(self.self_loops)
 
     def _entries(self, graph: Graph, counted: Graph, like: Tensor) -> Float[Tensor, " E"]:
-        """The weights of the graph over the degrees of ``counted``."""
+        """Divide the weights of the graph by the degrees of ``counted``."""
         weight = graph.weights(like)
         source, target = graph.edges
         received = counted.degree("in", weight.dtype)
@@ -164,20 +157,20 @@ class AdjacencyDiffusivity(Diffusivity):
 
 
 def _ones(graph: Graph) -> Graph:
-    """The same edges, those of positive weight with weight 1 and the others with 0."""
+    """Replace positive weights by 1 and others by 0."""
     weight = graph.edge_weight
     if weight is None:
         return graph
     if graph.full_degree is not None:
         raise ValueError(
-            "degrees='count' needs the number of edges that every node has in the whole graph; got a part of a "
-            "weighted graph, whose full_degree holds sums of weights. Take degrees='weighted', or the whole graph."
+            "degrees='count' needs the number of edges in the whole graph; got a part of a weighted graph, whose "
+            "full_degree holds sums of weights. Take degrees='weighted', or the whole graph."
         )
     return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
 
 
 def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
-    """Degrees d of an undirected graph, for which diag(d) (a_ij / d_i) is symmetric; 1 for a row of zeros."""
+    """Return the metric d of an undirected graph, for which diag(d) (a_ij / d_i) is symmetric; 1 for a zero row."""
     degree = graph.degree(dtype=torch.float64).unsqueeze(1)
     return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
 
@@ -185,17 +178,17 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
 class SymmetricDiffusivity(Diffusivity):
     r"""D^-½ΩD^-½ with D the row sums of Ω, or with Ω less its diagonal in place of Ω (Zhou et al. 2004, Section 2).
 
-    What GCN does to a graph, for any non-negative symmetric Ω: an attention, a Gaussian of positions, a sum of these
-    and a graph. Rows do not sum to one; the spectral radius is at most one, so label propagation and ``Equilibrium`` of
-    the residual form are well posed with any leak.
+    The normalisation of GCN for any nonnegative symmetric Ω, such as an attention or a sum of an attention and a graph.
+    Rows do not sum to one. The spectral radius is at most one, so label propagation and ``Equilibrium`` of the residual
+    form are well posed for any leak.
 
     Args:
-        diffusivity: gives Ω, whose rows are not divided by their sums (``row_stochastic=False``).
+        diffusivity: the diffusivity of Ω, with ``row_stochastic=False``.
         diagonal: whether ω_ii counts; see :func:`symmetric_normalized`.
 
     Raises:
-        TypeError, ValueError: no diffusivity, or one that divides rows by their sums.
-        CouplingMismatchError: its couplings are not promised to be non-negative.
+        TypeError, ValueError: not a diffusivity, or one that divides rows by their sums.
+        CouplingMismatchError: its couplings are not known to be nonnegative.
 
     Examples:
         >>> kernel = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
@@ -205,7 +198,7 @@ class SymmetricDiffusivity(Diffusivity):
 
     depends_on = "parts"
     why_no_penalty = (
-        "D^-½ΩD^-½ divides by the degrees of both ends, which are no function of a distance: certify Ω itself."
+        "D^-½ΩD^-½ divides by the degrees of both ends, which are not a function of a distance: certify Ω itself."
     )
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
@@ -214,8 +207,8 @@ class SymmetricDiffusivity(Diffusivity):
         check_flags(diagonal=diagonal)
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
-                f"diffusivity must give Ω itself, with row sums to divide by; {type(diffusivity).__name__} has divided "
-                f"its rows by them already. Make it with row_stochastic=False, or normalization='sum' for an adjacency."
+                f"diffusivity must not divide rows by their sums; got {type(diffusivity).__name__}, which does. "
+                f"Pass row_stochastic=False to it, or normalization='sum' to an adjacency."
             )
         self.diffusivity, self.diagonal = diffusivity, diagonal
         self.needs_graph, self.symmetric = diffusivity.needs_graph, diffusivity.symmetric
@@ -232,10 +225,10 @@ Mix = Literal["sum", "mean", "joint"]
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
-    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S, to be looked at by itself."""
+    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
 
     def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
-        # By name: under torch.compile ``share * attention`` would ask the tensor on its left, which knows no couplings.
+        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
         terms = ((share, attention), (1 - share, adjacency))
         super().__init__([ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
         self.attention = attention
@@ -244,21 +237,19 @@ class AdjacencyEnhancedCoupling(SumCoupling):
 class GraphAugmentedDiffusivity(Diffusivity):
     r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
-    The algebra says the same, ``attention + graph_term`` and ``0.5 * attention + 0.5 * graph_term``, but needs observed
-    edges. This one is Ŝ alone for a graph without them.
+    Unlike ``attention + graph_term``, it is Ŝ alone for a graph without observed edges. With a row-normalised Ŝ no
+    ``mix`` descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
 
     Args:
-        attention: gives Ŝ.
-        graph_term: gives Ã, and is asked only where edges were observed.
-        mix: ``"sum"``: Ŝ + Ã, Eq. (61), made for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), made for
-            the conservative one. The paper calls them one thing; they move the state differently
-            (docs/errata.md, D3). Here each is normalised by itself; ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of
-            both, so that a node hears its neighbours the more the more of them it has. With a row-normalised Ŝ
-            none of the three descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
-        graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã in place of both shares above, as released code mixes them.
+        attention: the diffusivity of Ŝ.
+        graph_term: the diffusivity of Ã.
+        mix: ``"sum"``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), for the
+            conservative one. The paper identifies them, but they move the state differently (docs/errata.md, D3).
+            ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of Ŝ + Ã, so that Ã weighs more for nodes of high degree.
+        graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã instead, as in released code.
 
     Raises:
-        TypeError, ValueError: something else than two diffusivities, another mix, or a w outside [0, 1].
+        TypeError, ValueError: an argument is not a diffusivity, or an option does not fit.
 
     Examples:
         >>> diffusivity = GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")
@@ -297,7 +288,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
         return attention if graph.edge_index is None else self.mixed(attention, self.graph_term(x, graph))
 
     def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
-        """Both couplings as one."""
+        """Combine both couplings."""
         if self.graph_weight is None:
             both = SumCoupling([attention, graph_term])
         else:
@@ -313,15 +304,12 @@ class GraphAugmentedDiffusivity(Diffusivity):
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     r"""(1 + γ)⁻¹ [γ S + Ã] with Ã = D^-½ (A + I) D^-½ and a learnable γ > 0 (SFi-Former, Eq. 11).
 
-    γ = e^g with a learnable g, so the weights are σ(g) and σ(−g): a convex combination.
+    γ = e^g with a learnable g, so the weights σ(g) and σ(−g) form a convex combination.
 
     Args:
-        attention: gives S.
-        gamma: γ at the start.
+        attention: the diffusivity of S.
+        gamma: initial γ > 0.
         self_loops: of Ã, see :class:`AdjacencyDiffusivity`.
-
-    Raises:
-        TypeError, ValueError: γ is not positive.
 
     Examples:
         >>> AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4), gamma=1.0)(x, graph).heads

@@ -41,10 +41,10 @@ from diffusion_mp.kernels.unit import quotient
 def orthogonal_directions(
     num_features: int, dim: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "m D"]:
-    """m Gaussian directions w_r ~ N(0, I), orthogonal within every block of ``dim`` of them.
+    """Return m directions w_r ~ N(0, I), orthogonal within blocks of ``dim`` (Choromanski et al. 2021).
 
-    The blocks are Haar-distributed; every direction has the length of an independent Gaussian vector, so that each
-    one alone is exactly Gaussian and the kernel estimate unbiased, with less variance than independent ones have.
+    Blocks are Haar-distributed and lengths are those of independent Gaussian vectors. Each direction is therefore
+    Gaussian and the kernel estimate unbiased, with less variance than independent directions give.
     """
     blocks = -(-num_features // dim)
     gaussian = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
@@ -57,10 +57,7 @@ def orthogonal_directions(
 def positive_features(
     a: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
 ) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
-    r"""w_r·a and −½‖a‖²: log φ(a)_r is their sum, less ½ log m, with E[φ(a)·φ(b)] = exp(a·b).
-
-    In at least float32, also under autocast.
-    """
+    r"""Return w_r·a and −½‖a‖², in at least float32; log φ(a)_r is their sum less ½ log m, E[φ(a)·φ(b)] = exp(a·b)."""
     (a, directions), _ = accumulating(a, directions)
     with without_autocast(a):
         return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)
@@ -69,10 +66,9 @@ def positive_features(
 def attention_features(
     q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
 ) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
-    r"""Log features of queries and of keys, and the log weight of every key, whose attention estimates softmax(q·k).
+    r"""Return log features of queries and keys, and log weights of keys; their attention estimates softmax(q·k).
 
-    −½‖q‖² is one factor for a whole row: it cancels from a normalised attention, and left in it would cost digits.
-    Where q is k, the features are one tensor too.
+    −½‖q‖² is omitted: it scales a whole row, so it cancels on normalisation, and would cost digits before.
     """
     log_key, log_weight = positive_features(k, directions)
     log_query = log_key if q is k else positive_features(q, directions)[0]
@@ -82,14 +78,14 @@ def attention_features(
 def stabilized_features(
     q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"], eps: float, graph: Graph
 ) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
-    r"""Log features e^{w_r·a − ½‖a‖² − M} + ε of queries and keys, and log weights of zero, as released code has them.
+    r"""Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
 
-    M is the largest w_r·q of a query's own, and the largest w_r·k of all keys of a graph: with ε it does not cancel.
+    M is the largest w_r·q of a query, or the largest w_r·k over all keys of a graph. With ε > 0 it does not cancel.
     """
     if graph.num_nodes != graph.total_nodes:
         raise ValueError(
-            "stabilizer needs the largest feature of all keys, which no rank knows of its part of a graph. Take "
-            "stabilizer=0, or one process."
+            "stabilizer must be 0 on several ranks: it needs the largest feature of all keys of a graph. Set "
+            "stabilizer=0, or use one process."
         )
     (along_q, half_q), (along_k, half_k) = (positive_features(a, directions) for a in (q, k))
     floor = torch.full_like(half_q, math.log(eps))
@@ -99,7 +95,7 @@ def stabilized_features(
 
 
 def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H one"]:
-    """The largest row of every graph, at all of its rows; of a single graph one row for all."""
+    """Return the maximum over the rows of each graph, at each of its rows; [1, H, 1] for a single graph."""
     if graph.is_single:
         return x.amax(0, keepdim=True) if len(x) else x
     batch = graph.batch.to(x.device)[:, None, None].expand_as(x)
@@ -108,24 +104,23 @@ def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H on
 
 
 def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
-    r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, how unlikely attention π makes the observed edges, in O(E).
+    r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
 
-    One layer's part of the edge-level regularisation (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022),
-    to be minimised; a model adds its layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the receiver u,
-    so that unit weights give the slides' 1/d_u. The mean is over all N nodes of a batch, and over heads; the released
-    code takes it over edges (docs/errata.md, N5).
+    The edge-level regularisation of one layer (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022); a model
+    adds its L layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the receiver u. The mean is over all N
+    nodes of a batch and over heads; the released code takes it over edges (docs/errata.md, N5).
 
     Args:
         coupling: π; its rows should sum to one.
-        graph: the observed edges; an edge of weight zero is none.
-        relative: divide every graph's part by log n, n its nodes, which is what attention to all nodes alike costs. So
-            that is 1 in graphs of any size, where the slides' loss is 8 in one of 3 000 nodes and swamps the task's.
+        graph: the observed edges; edges of weight zero do not count.
+        relative: divide the part of every graph of n nodes by log n, the loss of uniform attention. Without it, the
+            loss grows with n (8 for 3 000 nodes) and dominates the loss of the task.
 
     Returns:
-        A 0-dimensional tensor of at least float32, differentiable; zero where no edge was observed.
+        A 0-dimensional tensor of at least float32, differentiable; zero without observed edges.
 
     Raises:
-        ValueError: the graph has no ``edge_index`` at all, or other nodes than the coupling.
+        ValueError: the graph has no ``edge_index``, or another number of nodes than the coupling.
 
     Examples:
         >>> edge_loss(SoftmaxDiffusivity()(x), graph).shape
@@ -160,11 +155,10 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
 
 
 class AuxiliaryLoss:
-    """Where a module leaves the auxiliary loss of its last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
+    """The auxiliary loss of a module's last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
 
-    A module sets ``value`` anew on every forward pass, to ``None`` in evaluation. Threads that share a module do not
-    see each other's: a value belongs to the thread whose forward pass left it. Copies and pickles of a module start
-    with an empty one, since a tensor in the middle of a computation can be neither copied nor saved.
+    The module sets ``value`` on every forward pass, to ``None`` in evaluation. Each thread has a value of its own.
+    Copies and pickles are empty, since a tensor that is part of an autograd graph can be neither copied nor saved.
 
     Examples:
         >>> class Gate(torch.nn.Module):
@@ -176,21 +170,21 @@ class AuxiliaryLoss:
         ...         return x.relu()
         >>> gate = Gate()
         >>> y = gate(torch.ones(6, 4))
-        >>> auxiliary_loss(gate)  # of all modules together, to be added to the loss
+        >>> auxiliary_loss(gate)  # the sum over all modules, to be added to the loss
         tensor(1.)
     """
 
     def __init__(self) -> None:
-        # An attribute, not a base class: Dynamo writes back what a graph leaves in a plain threading.local only.
+        # An attribute, not a base class: Dynamo writes values back to a plain threading.local only.
         self._of_thread = threading.local()
         self._recorded = False
 
     @property
     def value(self) -> Tensor | None:
-        """A 0-dimensional tensor, or ``None`` where nothing is to be added.
+        """A 0-dimensional tensor, or ``None`` for no loss.
 
         Raises:
-            RuntimeError: the module ran in other threads only, so that what they left would be taken for nothing.
+            RuntimeError: the module ran in other threads only, whose losses would be ignored.
         """
         if hasattr(self._of_thread, "value"):
             value: Tensor | None = self._of_thread.value
@@ -214,9 +208,9 @@ class AuxiliaryLoss:
 
 
 def auxiliary_loss(model: nn.Module) -> Tensor:
-    """The sum of what this thread's last forward pass left in any module of ``model``; zero where that is nothing.
+    """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
 
-    Weights (λ/L) are already in it. A module that ran several times in one pass counts with its last run.
+    Weights (λ/L) are included. A module that ran several times in one pass counts with its last run.
 
     Raises:
         RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
@@ -247,19 +241,17 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         s_ij = (1/K) Σ_s φ(q_i/√τ)·φ(k_j/√τ) e^{g_js/τ} / Σ_l φ(q_i/√τ)·φ(k_l/√τ) e^{g_ls/τ}
 
     and in evaluation, or with ``num_samples=0``, the same without noise. φ are positive orthogonal random features,
-    E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ; :func:`kernel_error` measures how
-    well. The error grows with the norms of q/√τ and k/√τ, and falls like m^-½ only where m is well above
-    e^(‖q_i + k_j‖²/τ): ``normalize="row"`` or ``logits="scaled_dot"`` keep it in bounds.
+    E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ; :func:`kernel_error` measures the
+    error. It grows with the norms of q/√τ and k/√τ, and falls like m^-½ only if m is well above e^(‖q_i + k_j‖²/τ);
+    ``normalize="row"`` and ``logits="scaled_dot"`` bound it.
 
-    Only keys carry the noise; from the queries, which Algorithm 1 multiplies too, it cancels. Everything is computed in
-    log space and in at least float32: rows sum to one, for any τ and any norm, where those of the released code
-    overflow or lose their mass. Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D),
-    memory O(N (m + D)): the samples are accumulated.
+    Only keys carry noise; that of the queries in Algorithm 1 cancels. All is computed in log space and in at least
+    float32, so rows sum to one for any τ and any norm, where those of the released code overflow or lose their mass.
+    Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory O(N (m + D)).
 
-    The features and the state of the noise are buffers: they move, save and load with the module, and a resumed run
-    repeats. The noise is a function of that state, which every training call advances; the global random state is never
-    touched. Calls from several threads each take a state of their own, in the order in which they come. A forward pass
-    that is repeated (activation checkpointing) draws new noise: do not checkpoint it.
+    The features and the state of the noise are buffers, so that a run resumed from a state dict repeats. Every training
+    call advances that state; the global random state is never used. Concurrent threads draw distinct noise. Do not
+    checkpoint activations: the repeated forward pass would draw new noise.
 
     Args:
         channels: C of the state.
@@ -267,14 +259,13 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         tau: τ, the temperature.
         logits: ``"dot"``, q·k, as in the slides, or ``"scaled_dot"``, q·k/√d with d the channels of a head, as in the
             released code.
-        num_samples: K; 0 for no noise at all.
-        edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise. It is recorded in training, if
-            there is a graph, and collected by :func:`auxiliary_loss`.
-        relative_edge_loss: that loss over what uniform attention costs, log n; the slides do not divide
-            (docs/errata.md, N11).
-        generator: draws the features and the seed of the noise; by default the one that draws all parameters.
-        stabilizer: ε that released code (10⁻⁶) adds to every feature once the largest is one. It is for parity only:
-            where norms are large, ε is all that is left of most features and attention is uniform (docs/errata.md, N4).
+        num_samples: K; 0 for no noise.
+        edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise, recorded in training on
+            observed edges for :func:`auxiliary_loss`.
+        relative_edge_loss: divide that loss by log n; the slides do not (docs/errata.md, N11).
+        generator: draws the features and the seed of the noise; by default the global one, as for parameters.
+        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: for large
+            norms ε exceeds most features and attention becomes uniform (docs/errata.md, N4).
         options: ``heads``, ``projection``, ``head_channels``, ``normalize`` and ``bias`` of
             :class:`QueryKeyDiffusivity`.
 
@@ -317,7 +308,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         check_choice(logits, "logits", ["dot", "scaled_dot"])
         check_positive(stabilizer, "stabilizer", allow_zero=True)
         if stabilizer:
-            self.depends_on = "graph"  # the largest feature of all keys is in every entry
+            self.depends_on = "graph"  # every entry depends on the largest feature of all keys
         self.dim = cast("int", self.head_channels)
         self.tau, self.logits, self.num_samples = float(tau), logits, num_samples
         check_flags(relative_edge_loss=relative_edge_loss)
@@ -329,7 +320,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw new features, and a new seed for the noise. Nothing else ever does, but ``reset_parameters``."""
+        """Draw new features and a new seed for the noise, as ``reset_parameters`` does."""
         self.directions.copy_(orthogonal_directions(self.directions.size(0), self.dim, generator))
         seed = torch.randint(MAX_SEED, (), generator=generator)
         self.noise_state.copy_(torch.stack([seed, torch.zeros_like(seed)]))
@@ -340,11 +331,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     @property
     def temperature(self) -> float:
-        """What q·k is divided by: τ, or τ√d with ``logits="scaled_dot"``."""
+        """The divisor of q·k: τ, or τ√d with ``logits="scaled_dot"``."""
         return self.tau if self.logits == "dot" else self.tau * math.sqrt(self.dim)
 
     def scaled_queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        """q and k over the root of the temperature, in at least float32; the same object where they are equal."""
+        """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)
         scale = self.temperature**-0.5
@@ -371,7 +362,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         return coupling
 
     def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
-        """The softmax that the features estimate, exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature), O(N²)."""
+        """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
         check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
         return PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
@@ -386,22 +377,19 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 class RelationalBias(Diffusivity):
     r"""Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
 
-    z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v, per head, for one hop: a plain sum over the observed edges, each with its
-    weight. The released code divides by degrees instead, as ``"sym"`` and ``"row"`` do.
+    For one hop, z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v per head, a weighted sum over the observed edges. The released
+    code divides by degrees, as ``"sym"`` and ``"row"`` do.
 
-    With ``powers="walks"`` hop p counts walks of length p, A v, A(A v), …, which costs O(pE) and stores no power of A.
-    The released code squares A, p − 1 times, and keeps where it is non-zero. That is ``powers="reach"``: hop p is 1
-    for everybody who is reached in 1 … 2ᵖ⁻¹ steps, normalised by degrees of its own, in as many entries as that has.
+    With ``powers="walks"`` hop p counts walks of length p, A v, A(A v), …, in O(pE) without a power of A in memory.
+    ``powers="reach"`` is the released code, which squares A p − 1 times and takes the pattern of the result: hop p
+    joins all pairs at most 2ᵖ⁻¹ steps apart, normalised by its own degrees.
 
     Args:
         heads: H, one bias per head.
         hops: P.
         normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
         powers: ``"walks"`` or ``"reach"``, of a graph without weights.
-        gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as released code has it on some data sets.
-
-    Raises:
-        TypeError, ValueError: a number or a choice that does not fit.
+        gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as in the released code on some data sets.
 
     Attributes:
         bias: b [P, H].

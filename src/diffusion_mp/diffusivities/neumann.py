@@ -1,4 +1,4 @@
-"""``NeumannDiffusivity``: how much flows between positions of a sequence, learned under a stability budget."""
+"""``NeumannDiffusivity``: learned diffusion between positions of a sequence, under a stability budget."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from diffusion_mp.kernels.neumann import Boundary
 class NeumannDiffusivity(Diffusivity):
     r"""α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
 
-    So Σ_k α_k < budget throughout training. With ½, the paper's, the explicit step I + Σ_k α_k Δ_{h_k} never expands;
-    its spectrum reaches down to −1: between ¼ and ½ the highest modes change sign, which the paper's proof overlooks
-    (docs/errata.md, P2). With ¼ it stays in [0, 1]. ``budget=None`` is α_k = exp(θ_k), any positive number, for the
-    updates that are stable at any α: `ImplicitEuler`, `CrankNicolson`, `HeatKernel`.
+    Thus Σ_k α_k < budget throughout training. With ½, as in the paper, the explicit step I + Σ_k α_k Δ_{h_k} is
+    non-expansive, with its spectrum in [−1, 1]; above ¼ the highest modes may change sign, against the paper's proof
+    (docs/errata.md, P2). With ¼ the spectrum lies in [0, 1]. ``budget=None`` is α_k = exp(θ_k), for updates that are
+    stable at any α: `ImplicitEuler`, `CrankNicolson`, `HeatKernel`.
 
-    Rows are positions, in order, and the sequences of a batch are its graphs; no edge is read.
+    Rows are ordered positions, and the sequences of a batch are its graphs; edges are not read.
 
     Args:
-        heads: sets of α.
+        heads: H; each has its own α.
         strides: h_k ≥ 1.
-        boundary: what a neighbour is where a sequence ends, and what is lost by it: see `NeumannCoupling`.
-        alpha: Σ_k α_k at initialisation, shared equally by the strides; below the budget.
+        boundary: neighbours of the ends of a sequence, see `NeumannCoupling`.
+        alpha: initial Σ_k α_k, divided equally between the strides; below the budget.
         budget: > 0, or ``None``.
 
     Raises:
-        ValueError: strides, boundary, alpha or budget that do not fit.
+        ValueError: an argument does not fit.
 
     Examples:
         >>> S = NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x)  # the rows are positions of a sequence
@@ -66,8 +66,7 @@ class NeumannDiffusivity(Diffusivity):
                     f"alpha must be below the budget {budget:g}, which bounds it; got {alpha:g}. Raise the budget, or "
                     f"pass budget=None with an update that is stable for any alpha."
                 )
-        self.heads = heads
-        self.strides = tuple(strides)
+        self.heads, self.strides = heads, tuple(strides)
         self.boundary: Boundary = boundary
         self.initial_alpha, self.budget = float(alpha), budget
         self.symmetric = is_symmetric_stencil(strides, boundary)
@@ -76,7 +75,7 @@ class NeumannDiffusivity(Diffusivity):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the initial α, which draws nothing."""
+        """Restore the initial α; no random numbers are drawn."""
         if self.eta is None or self.budget is None:
             nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
         else:

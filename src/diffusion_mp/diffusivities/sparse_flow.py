@@ -1,4 +1,4 @@
-"""Sparse-flow attention over all pairs or along edges: resistances and frictions from two sets of queries and keys."""
+"""Sparse-flow attention over all pairs or along edges (SFi-Former)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from diffusion_mp.kernels.spmm import sddmm
 
 
 class FrictionAttention(nn.Module):
-    """q̃ = W̃_Q x/√d and k̃ = W̃_K x: frictions are attention scores with projections of their own (SFi-Former, § 3.3).
-
-    Keys are those of x − o with a row o of each graph: a shift of all of them changes no friction, and equal rows have
-    equal ones however they are rounded. A module in its place takes (x, graph) and returns q̃ and k̃ [N, H, G] likewise.
+    """q̃ = W̃_Q x/√d and k̃ = W̃_K x, whose inner products are the scores of frictions (SFi-Former, § 3.3).
 
     Args:
         channels: C of the state.
@@ -42,34 +39,33 @@ class FrictionAttention(nn.Module):
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        """q̃ and k̃."""
-        query, key = self.query(x), self.key(x - origin_of(x, graph))
-        return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(1, (self.heads, -1))
+        """Return q̃ and k̃."""
+        query, key = (projection(x).unflatten(1, (self.heads, -1)) for projection in (self.query, self.key))
+        return self.scale * query, key
 
 
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
-    r"""SFi-attention: every node draws a unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
+    r"""SFi-attention: every node draws one unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
 
     Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² with resistances
-    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of i's graph: row i is
-    the sink, which the paper's (XW_K)(XW_Q)ᵀ turns around. Solved exactly, in the closed form that the paper says does
-    not exist (docs/errata.md, S3, S4); see :class:`SparseFlowCoupling`.
-
-    With λ* = 0 it is softmax attention (DFi): conservation then holds for any α, and no frictions are made.
+    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of the graph of i. Row
+    i is the sink, where the paper's (XW_K)(XW_Q)ᵀ has the source. It is solved exactly in closed form, which the paper
+    says does not exist (docs/errata.md, S3, S4); see :class:`SparseFlowCoupling`. With λ* = 0 it is softmax attention
+    (DFi), without frictions and for any α.
 
     Args:
         channels: C of the state.
         lam: λ*, with λ = λ*/n.
-        lam_scale: n. ``"own"``: the nodes of the node's own graph, so that a graph never depends on its batch-mates;
-            ``"batch_max"``: of the largest graph in the batch, as published.
+        lam_scale: n is the number of nodes of the node's own graph, ``"own"``, or as published of the largest graph in
+            the batch, ``"batch_max"``.
         alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one.
-        friction: ``"attention"``: projections of their own; ``"constant"``: f = 1/n; or a module that takes (x, graph)
-            and returns features q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
-        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`, of the
-            resistances.
+        friction: ``"attention"``: a :class:`FrictionAttention`; ``"constant"``: f = 1/n; or a module that maps
+            (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+        options: of the resistances: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of
+            :class:`QueryKeyDiffusivity`.
 
     Raises:
-        ValueError, TypeError: an option is not one of its choices, λ* < 0, or α ≤ 0.
+        ValueError, TypeError: an option does not fit, λ* < 0, or α ≤ 0.
 
     Examples:
         >>> S = SparseFlowDiffusivity(4, lam=1.0)(x)
@@ -113,12 +109,12 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        """q/√d and k, whose inner products are the scores of r."""
-        q, k = self.queries_and_keys(x, graph, origin=None if self.normalize else origin_of(x, graph))
+        """Return q/√d and k, whose inner products are the scores of r."""
+        q, k = self.queries_and_keys(x, graph)
         return as_size(q.size(2)) ** -0.5 * q, k
 
     def friction_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features | tuple[None, None]:
-        """q̃ and k̃, or twice ``None`` for a constant friction."""
+        """Return q̃ and k̃, or two ``None`` for a constant friction."""
         if self.friction is None:
             return None, None
         check_state(x, channels=self.channels, module=self.friction)
@@ -140,11 +136,11 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         )
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
-        """λ = λ*/n: [1] for one graph, else [N, 1]."""
+        """Return λ = λ*/n: [1] for one graph, else [N, 1]."""
         lam = torch.full((1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
         if graph.is_single:
             return lam / max(1, graph.num_nodes)
-        # Gathered twice: torch.compile cannot take differences of a tensor whose length depends on values.
+        # Gathered twice: torch.compile does not support differences of a tensor with a data-dependent length.
         bounds, batch = graph.ptr.to(lam.device), graph.batch.to(lam.device)
         size = (bounds[batch + 1] - bounds[batch]).unsqueeze(1).to(lam)
         if self.lam_scale == "batch_max" and graph.num_nodes:
@@ -157,18 +153,19 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
 
 class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
-    r"""SFi-attention over the edges of a graph, in O(E): the extension that SFi-Former names at the end of Section 3.2.
+    r"""SFi-attention over the edges of a graph, in O(E), the extension named at the end of SFi-Former, Section 3.2.
 
     Row i of S solves the problem of :class:`SparseFlowDiffusivity` with j over the senders of i. An edge of weight a
-    counts as a parallel ones: s_ij = a_ij max(μ_i − λ_i f_ij, 0)/r_ij, r and f are normalised over the senders with
-    these weights, and λ_i = λ*/Σ_j a_ij. On the complete graph with self-loops it is the all-pair form; with λ* = 0 it
-    is the softmax over the senders with prior a. A node that nobody sends to has a zero row.
+    counts as a parallel edges: s_ij = a_ij max(μ_i − λ_i f_ij, 0)/r_ij with λ_i = λ*/Σ_j a_ij, and r and f normalised
+    over the senders with these weights. On the complete graph with self-loops it is the all-pair form; with λ* = 0 it
+    is the softmax over the senders with prior a. A node without senders has a zero row.
 
     Args:
         channels: C of the state.
-        hops: k; j is every node with a walk of 1 to k edges to i. For k > 1 weights only say which edges exist (a > 0).
-        self_loops: policy of ``Graph.with_self_loops``, before the walks are counted.
-        options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no part, since λ_i is that of row i.
+        hops: k; the senders of i are the nodes with a walk of 1 to k edges to i. For k > 1, weights only select the
+            edges (a > 0).
+        self_loops: policy of ``Graph.with_self_loops``, applied before walks are counted.
+        options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no effect.
 
     Examples:
         >>> EdgeSparseFlowDiffusivity(4, hops=2)(x, graph).heads
