@@ -1,4 +1,4 @@
-"""A graph where there is none: everybody is joined to the nearest in feature space."""
+"""Graphs of nearest neighbours in feature space."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from diffusion_mp.errors import (
 from diffusion_mp.extras import needed_by
 
 Metric = Literal["euclidean", "cosine"]
-# Powers of two that the largest entry is scaled to, and the entries of other rows cut off at: squares stay in range.
+# The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
 _LARGEST, _CUT = 480, 500
 
 
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
-    """The edges {(i, j): j is among the k nearest of i, or i among those of j}, in both directions.
+    """Return the edges {(i, j): j is among the k nearest of i, or i among those of j}, in both directions.
 
-    On this graph labels spread over images, texts and tables (Zhou et al., 2004), and so does the state of any model.
-    It is found by scikit-learn, without compiled extensions of PyG. By "cosine" nobody is joined whose features have
-    nothing in common, an angle of 90° or more: so an empty document has no neighbours instead of arbitrary ones.
+    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). It is computed by scikit-learn. With
+    "cosine", rows at an angle of 90° or more are not joined, so that an empty document has no neighbours.
 
     Args:
-        x: the features. Columns in different units are scaled first, else the largest numbers decide alone.
-        k: neighbours that every row has at most on its own account, below the number of rows.
+        x: the features; scale columns of different units first.
+        k: number of neighbours searched for each row, below the number of rows.
         metric: "euclidean" or "cosine".
 
     Shapes:
@@ -57,20 +56,18 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
 
 
 class KNNGraph(BaseTransform):
-    r"""Gives data the edges of `knn_graph` of its features, as a transform of PyG. It reads no label.
+    r"""Transform that sets the edges of `knn_graph` of the features, optionally with weights.
 
         w_ij ∝ exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
-    With ``weighted`` an edge weighs so much, where σ_i is how far the farthest of the k nearest of i is (local scaling,
-    Zelnik-Manor & Perona, 2004, who have s = 1), and by "cosine" rows have length one. The sharper, the less neighbours
-    count that are only just among the k. Labels reach farther over such a graph before they reach the wrong class: see
-    the tables of MNIST in docs/results.md. The mean weight is one, so that a self-loop of weight one, as a GCN adds it,
-    counts like an edge; where there are no self-loops, a normalisation by degrees does not notice.
+    σ_i is the distance of i to the farthest of its k nearest (local scaling, Zelnik-Manor & Perona, 2004, with s = 1);
+    with "cosine" rows have length one. Larger s favours the closest neighbours; results on MNIST are in
+    docs/results.md. Weights have mean one, so that a self-loop of weight one, as in a GCN, counts like an edge.
 
     Args:
         k, metric: see `knn_graph`.
-        weighted: whether there are weights too.
-        sharpness: s, of these weights. The default was chosen on images of digits; half of it is better for texts.
+        weighted: whether to set weights.
+        sharpness: s. The default was chosen on images of digits; half of it is better for texts.
 
     Shapes: reads x [N, C] of `Data`, and sets edge_index [2, E], with ``weighted`` edge_weight [E] in the dtype of x.
 
@@ -91,7 +88,7 @@ class KNNGraph(BaseTransform):
         self.weighted, self.sharpness = weighted, sharpness
 
     def forward(self, data: Any) -> Data:
-        """The (shallow) copy of data that PyG hands over, with its edges."""
+        """Set the edges of data, of which PyG passes a shallow copy."""
         check_kind(data, "data", Data, "a torch_geometric Data")
         edges, weights = _edges(data.x, self.k, self.metric, self.sharpness, name="data.x")
         data.edge_index = edges
@@ -105,15 +102,15 @@ class KNNGraph(BaseTransform):
 
 
 def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs (i, j) where row j of ``x`` [N, C] is among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
+    """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-    Without ``of`` of every row of x among the others. Arrays or sparse matrices of SciPy; by "cosine" of length one,
-    else in the unit of `comparable`.
+    ``of=None`` searches each row of x among the others. Rows are arrays or SciPy's sparse matrices, and distances are
+    in the unit of `comparable`.
     """
     x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
     if metric == "euclidean":
         return _nearest(x, k, of)
-    # A row of zeros is at a right angle to all others, and would be nearer than they are to the rows of length one.
+    # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
     some = np.flatnonzero(abs(x).sum(axis=1))
     asking = some if of is None else np.flatnonzero(abs(of).sum(axis=1))
     row, column, square = _nearest(x[some], min(k, len(some) - (of is None)), None if of is None else of[asking])
@@ -122,7 +119,7 @@ def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray,
 
 
 def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of rows that are comparable; no pairs where ``k`` is 0."""
+    """Search comparable rows; no pairs if ``k`` is 0."""
     from sklearn.neighbors import NearestNeighbors
 
     def search(algorithm: str, x: Any, of: Any, k: int = k) -> tuple[np.ndarray, np.ndarray]:
@@ -135,13 +132,13 @@ def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if issparse(x):
         distance, column = search("brute", x, of)
     elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
-        # A tree takes no product of matrices: distances of whole numbers are exact, and ties fall the same way
-        # everywhere. Of more channels it looks at every row, one by one, which takes ten times as long.
+        # A tree computes distances without matrix products: exactly for integers, with ties broken alike on every
+        # machine. With more channels it visits every row, in ten times the time of brute force.
         distance, column = search("kd_tree", x, of)
     else:
         middle = np.median(x, axis=0)
         distance, column = search("brute", x - middle, None if of is None else of - middle)
-        # ‖x‖² + ‖y‖² − 2x·y loses the digits of rows that are much nearer to each other than to the origin.
+        # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
         lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
         if len(lost):
             again = search("kd_tree", x, rows[lost], k + (of is None))
@@ -150,17 +147,14 @@ def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _without(itself: np.ndarray, distance: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The neighbours of every row but the row itself, or the last of them where it has more copies than that."""
+    """Drop each row from its own neighbours, or the last neighbour if copies of the row displaced it."""
     others = column != itself[:, None]
     others[others.all(1), -1] = False
     return distance[others].reshape(len(itself), -1), column[others].reshape(len(itself), -1)
 
 
 def comparable(rows: Any, x: Any, metric: Metric) -> Any:
-    """Rows in a unit in which squares neither overflow nor vanish, that of the largest entry of x.
-
-    By "cosine", where lengths do not count, rows of length one.
-    """
+    """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
     with needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
     largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
@@ -174,9 +168,9 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
 
 
 def joined(x: Any, k: int, metric: Metric, sharpness: float) -> tuple[Int64[Tensor, "2 E"], Tensor, np.ndarray]:
-    """The edges of `knn_graph`, sorted, how much they weigh before any scaling, and how far (squared) each row reaches.
+    """Return the sorted edges of `knn_graph`, their unscaled weights, and the squared reach of each row.
 
-    An edge weighs the larger of what it weighs in its two directions.
+    The weight of an edge is the maximum over its two directions.
     """
     row, column, square = nearest(x, k, metric)
     reach = farthest(row, square, x.shape[0])
@@ -186,16 +180,16 @@ def joined(x: Any, k: int, metric: Metric, sharpness: float) -> tuple[Int64[Tens
 
 
 def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
-    """The square distance of every row to the farthest of its neighbours."""
+    """Return the squared distance of every row to its farthest neighbour."""
     found = np.zeros(num_rows)
     np.maximum.at(found, row, square)
     return found
 
 
 def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float) -> csr_array:
-    """The weights of pairs of neighbours: the closer, compared with the reach of both, the more alike.
+    """Return the weights of pairs of neighbours, by their distance relative to the reach of both.
 
-    Zero is the weight of nobody: a row far outside hears its neighbours next to nothing, but all alike.
+    The exponent is clipped, so that an outlier has small, equal, nonzero weights.
     """
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
@@ -211,7 +205,7 @@ def _options(k: int, metric: Metric) -> tuple[int, Metric]:
 
 
 def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tuple[Tensor, Tensor]:
-    """The edges and their weights."""
+    """Return the edges and their weights."""
     check_state(x, name)
     if not x.size(1):
         raise ValueError(f"{name} must have a channel at least, in which rows are near or far; got {describe(x)}.")

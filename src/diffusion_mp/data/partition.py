@@ -263,9 +263,8 @@ class Cut:
     Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes, and
     also their sources with their self-loops, so that every edge but self-loops is in exactly one part.
 
-    Edges are read once, in chunks that are filtered and sorted by part. Tables take 13 to 16 bytes per node and 12 bytes
-    per kept edge. Threads process one chunk each in numpy, since torch would synchronise threads after each of these
-    short operations.
+    Edges are read once, in chunks that are filtered and sorted by part. Tables take 13 to 16 bytes per node and 12 per
+    kept edge. Threads process one chunk each in numpy, since torch would synchronise after each short operation.
 
     Shapes: edge_index [2, E]; part [N], 0 .. num_parts − 1.
     """

@@ -42,8 +42,8 @@ class RandomPartitionLoader(DataLoader[Data]):
     Args:
         data: one graph, on the CPU.
         num_parts: parts per epoch, a multiple of `num_replicas`.
-        batch_size: the largest number of nodes of a part, in place of `num_parts`: ⌈N / batch_size⌉ parts, rounded up to
-            a multiple of `num_replicas`.
+        batch_size: the largest size of a part, in place of `num_parts`: ⌈N / batch_size⌉ parts, rounded up to a
+            multiple of `num_replicas`.
         clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`. Parts then consist of whole random
             clusters, but for at most p − 1 that are cut to keep sizes equal.
         halo: add to a part all edges that arrive at its nodes, and their sources, which are in no mask and receive no

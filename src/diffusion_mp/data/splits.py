@@ -1,4 +1,4 @@
-"""Which nodes train, validate and test."""
+"""Splits of nodes into training, validation and test sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffusion_mp.errors import as_whole, check_kind, check_number, describe, in
 
 
 class Split(NamedTuple):
-    """Three boolean masks [N], disjoint; nodes in none of them are unlabelled or left over.
+    """Three disjoint boolean masks [N]; nodes in none of them are unlabelled or unused.
 
     Attributes:
         train, val, test: the masks.
@@ -31,11 +31,11 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, data: Data, column: int = 0) -> Split:
-        """The masks stored in `data`; where they hold several splits [N, S], the split number `column`.
+        """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S].
 
         Raises:
-            TypeError: what is no data with whole numbers y, or a mask that is none.
-            ValueError: a mask is absent, has no such column or not a row for every entry of y.
+            TypeError: `data` has no integer labels y, or a mask is not boolean.
+            ValueError: a mask is missing, has no such column, or does not match the length of y.
         """
         if getattr(data, "y", None) is None:
             raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
@@ -57,10 +57,10 @@ class Split(NamedTuple):
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:
-        """A shallow copy of `data` that carries these masks as train_mask, val_mask and test_mask.
+        """Return a shallow copy of `data` with these masks as train_mask, val_mask and test_mask.
 
         Raises:
-            TypeError: what is no `Data`.
+            TypeError: `data` is not a `Data`.
             ValueError: it has another number of labels.
         """
         check_kind(data, "data", Data, "a torch_geometric Data")
@@ -72,13 +72,13 @@ class Split(NamedTuple):
 
 
 def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """True where a node has a label; −1 (any negative number) says that it has none.
+    """Return a mask of the labelled nodes; negative numbers mark unlabelled ones.
 
     Raises:
-        TypeError: y is no tensor (array, list) of whole numbers [N].
+        TypeError: y is not a tensor (array, list) of integers [N].
 
     Examples:
-        >>> label_mask(torch.tensor([0, 1, -1]))  # a negative number is no label
+        >>> label_mask(torch.tensor([0, 1, -1]))
         tensor([ True,  True, False])
     """
     return _labels(y) >= 0
@@ -91,24 +91,23 @@ def random_split_per_class(
     num_test: int | None,
     generator: torch.Generator,
 ) -> Split:
-    """The split of Kipf & Welling (2017), drawn anew: `per_class` nodes of each class train, then the others.
+    """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
 
-    Validation and test nodes are drawn from all labelled nodes that are left, whatever their class; `num_test=None`
-    takes all that remain. Negative labels never enter. Drawn on the CPU, so a seed gives one split on every device.
+    Drawn on the CPU, so that a seed gives one split on every device.
 
     Args:
-        y: labels [N].
+        y: labels [N]; nodes with negative labels are in no set.
         per_class: training nodes of each class.
-        num_val: validation nodes.
-        num_test: test nodes, or None for all that remain.
-        generator: what the split is drawn from.
+        num_val: validation nodes, from the labelled nodes that are left.
+        num_test: test nodes, or None for all remaining labelled nodes.
+        generator: random generator.
 
     Returns:
         Three masks [N].
 
     Raises:
-        TypeError: no generator, y that are no whole numbers [N], or counts that are none.
-        ValueError: a class, or what is left of all of them, has too few nodes.
+        TypeError: `generator` is not a `torch.Generator`, or y or a count is not integral.
+        ValueError: a class has fewer than `per_class` nodes, or too few nodes remain.
 
     Examples:
         >>> y = torch.arange(20) % 2
@@ -143,22 +142,22 @@ def random_split_per_class(
 
 
 def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torch.Generator) -> Split:
-    """A share `train` of the labelled nodes trains, a share `val` validates and the others test, whatever their class.
+    """Draw a split by fractions of the labelled nodes, regardless of class; the remaining ones are test nodes.
 
-    Pokec in Wu, Wipf & Yan (2025) is split by 0.1, 0.1 in the text and by 0.5, 0.25 in the command that they released
-    (D13 in docs/errata.md). Negative labels never enter. Drawn on the CPU, so a seed gives one split on every device.
+    Wu, Wipf & Yan (2025) split Pokec by 0.1, 0.1 in the text and by 0.5, 0.25 in the released command (D13 in
+    docs/errata.md). Drawn on the CPU, so that a seed gives one split on every device.
 
     Args:
-        y: labels [N].
-        train, val: shares of the labelled nodes.
-        generator: what the split is drawn from.
+        y: labels [N]; nodes with negative labels are in no set.
+        train, val: fractions of the labelled nodes.
+        generator: random generator.
 
     Returns:
-        Three masks [N], of ⌊train · n⌋, ⌊val · n⌋ and the other of n labelled nodes.
+        Three masks [N] of ⌊train · n⌋, ⌊val · n⌋ and the remaining of n labelled nodes.
 
     Raises:
-        TypeError: no generator, y that are no whole numbers [N], or shares that are no numbers.
-        ValueError: the shares are negative, NaN or exceed 1, or leave no node to train.
+        TypeError: `generator` is not a `torch.Generator`, y is not integral, or a fraction is not a number.
+        ValueError: the fractions are negative, NaN or exceed 1, or no training node results.
 
     Examples:
         >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))
@@ -177,7 +176,7 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
 
 
 def _labels(y: object) -> Int[Tensor, " N"]:
-    """Labels as long; a list or an array will do."""
+    """Return labels as a long tensor; lists and arrays are accepted."""
     labels = index_vector(y, "y", "[num_nodes]")
     if labels.layout != torch.strided or labels.is_meta:
         raise TypeError(f"y must be a dense tensor [num_nodes] with values; got {describe(labels)}.")
@@ -185,7 +184,7 @@ def _labels(y: object) -> Int[Tensor, " N"]:
 
 
 def _shuffled(y: object, generator: object) -> tuple[Int[Tensor, " N"], Int[Tensor, " labelled"]]:
-    """Labels on the CPU, and the nodes that have one, in random order."""
+    """Return labels on the CPU, and the labelled nodes in random order."""
     if not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator, got {type(generator).__name__}; "
@@ -200,7 +199,7 @@ def _shuffled(y: object, generator: object) -> tuple[Int[Tensor, " N"], Int[Tens
 
 
 def _masks(y: object, *parts: Int[Tensor, " _"]) -> Split:
-    """A mask for each part of the nodes, where the labels are."""
+    """Return a mask for each set of nodes, on the device of the labels."""
     labels = _labels(y)
     masks = torch.zeros(3, len(labels), dtype=torch.bool)
     for mask, nodes in zip(masks, parts, strict=True):

@@ -26,26 +26,21 @@ _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 
 
 class AddLaplacianPE(BaseTransform):
-    """The k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
+    """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
-    What PyG's `AddLaplacianEigenvectorPE` computes, with four differences: no random signs (that draw comes from the
-    global generator, and the encoding of a graph must not depend on it); graphs of k nodes or fewer are padded with
-    zeros; the eigenvalues, which tell an encoder which vector is which, are kept; and vectors have mean square 1
-    instead of norm 1, so that entries do not fade as graphs grow. The sign of every vector is
-    arbitrary: read them with a sign-invariant encoder (`LaplacianEncoder`). Vectors of a repeated eigenvalue, such as 0
-    in a graph of several components, are one of many bases of their space, as everywhere.
+    Unlike PyG's `AddLaplacianEigenvectorPE`, signs are not drawn from the global generator, graphs of at most k nodes
+    are padded with zeros, eigenvalues are kept, and vectors have mean square 1 whatever the size of the graph. Signs,
+    and bases of repeated eigenvalues, are arbitrary: read the vectors with a sign-invariant encoder
+    (`LaplacianEncoder`). PyG's `AddRandomWalkPE` can stand in the same `Compose`.
 
-    PyG's `AddRandomWalkPE` needs no such care and goes into the same `Compose`.
-
-    Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], 0 where there is none, and
-    `laplacian_mask`, bool [N, k]: by node, so that batches of graphs concatenate them.
+    Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], and `laplacian_mask`, bool [N, k],
+    false for padding; rows are nodes, so that batches concatenate them.
 
     Args:
         k: the number of eigenvectors.
 
     Raises:
-        TypeError, ValueError: where `Graph.from_data` has them; ValueError for a graph without edge_index, or one that
-            is not undirected.
+        TypeError, ValueError: as `Graph.from_data`; the graph has no edge_index or is not undirected.
 
     Examples:
         >>> data = AddLaplacianPE(2)(Data(x=x, edge_index=edge_index))
@@ -58,11 +53,11 @@ class AddLaplacianPE(BaseTransform):
         self.k = k
 
     def forward(self, data: Data) -> Data:
-        """The (shallow) copy of `data` that PyG hands over, with the three attributes."""
+        """Add the three attributes to `data`, of which PyG passes a shallow copy."""
         check_kind(data, "data", BaseData, "a torch_geometric Data")
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
-        graph = Graph.from_data(data)  # its edges have 64 bits: PyG multiplies numbers of nodes in those that came
+        graph = Graph.from_data(data)  # int64 edges: PyG multiplies numbers of nodes in the given dtype
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
             raise ValueError(
                 "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight; "
@@ -92,12 +87,12 @@ def _laplacian(graph: Graph) -> csc_matrix:
 
 
 def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues [count], ascending, and eigenvectors [N, count]; the same on every call."""
+    """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
     if size <= _DENSE:
         value, vector = eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
         return value, vector
-    # Shifted below the spectrum [0, 2], so that the factor exists; the start is drawn, lest it be an eigenvector.
+    # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
     value, vector = eigsh(laplacian, k=count, sigma=-0.01, which="LM", v0=start)
     order = value.argsort()
@@ -105,24 +100,21 @@ def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class ToDiffusionGraph(BaseTransform):
-    """Adds ``data.graph``, a checked `Graph`, for ``model(data.x, data.graph)``.
+    """Add ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
 
-    What layers find out about a graph is kept on it: edges are checked, compressed and normalised once, not at every
-    step. It moves with ``data.to(device)``, and goes to a loader's workers and comes from them. It is that of the edges
-    as they are: put this transform last.
-
-    A batch has a graph of its own. Called with a list of data it makes a batch of them, so that this loads batches::
+    The graph caches what layers derive from it, so that edges are validated, compressed and normalised once. It moves
+    with ``data.to(device)`` and between processes. It does not follow later changes of the edges: put this transform
+    last. PyG's loaders of parts of a graph take it as their ``transform``. It collates a list of data into a batch with
+    its graph::
 
         loader = torch.utils.data.DataLoader(dataset, 64, shuffle=True, collate_fn=ToDiffusionGraph())
 
-    PyG's loaders of parts of a graph take it as their ``transform``.
-
     Args:
-        self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`) here, in a worker say, and
-            not in the first layer. Worth it from some 100 000 edges on: smaller ones are prepared faster than sent.
+        self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`), for example in a worker.
+            This pays above some 100 000 edges; smaller graphs take longer to send than to prepare.
 
     Raises:
-        TypeError, ValueError: no data, or where `Graph.from_data` has them.
+        TypeError, ValueError: not `Data`, or as `Graph.from_data`.
 
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
@@ -133,7 +125,7 @@ class ToDiffusionGraph(BaseTransform):
         self.self_loops = self_loops
 
     def forward(self, data: Any) -> Data:
-        """The (shallow) copy of data that PyG hands over, or a batch of the list of data, with its graph."""
+        """Add the graph to data, of which PyG passes a shallow copy, or to the batch of a list of data."""
         for part in data if isinstance(data, list) and data else [data]:
             check_kind(part, "data", Data, "a torch_geometric Data or Batch, or a list of Data")
         if isinstance(data, list):
@@ -151,20 +143,20 @@ Item = tuple[Any, ...]  # one sequence of tokens [L] or two, then the label, an 
 
 
 def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, ...]:
-    """Stacks items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
+    """Collate items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
 
-    An item is (tokens, label), or (tokens, other tokens, label) where two texts are compared. Sequences are filled with
-    0 to the longest of the batch; the mask says what is a token. Two sequences give two pairs of tokens and mask.
+    An item is (tokens, label), or (tokens, other tokens, label) for pairs of texts, which give two pairs of tokens and
+    mask. Sequences are padded with 0 to the longest of the batch.
 
     Args:
         batch: the items.
-        max_length: sequences are cut after so many tokens, if given.
+        max_length: truncate sequences to this length.
 
     Shapes: tokens [B, L] long, mask [B, L] bool (True = token), labels [B] long.
 
     Raises:
-        ValueError: an empty batch, or a `max_length` below 1.
-        TypeError: items of different kinds, tokens or labels that are no whole numbers.
+        ValueError: the batch is empty, or `max_length` is below 1.
+        TypeError: items differ in kind, or tokens or labels are not integers.
 
     Examples:
         >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])

@@ -20,8 +20,8 @@ from diffusion_mp.layers.pde_diffusion import tokens_first
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
     r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² of every sequence, its Dirichlet energy (Zhang & Zhou, Eq. 6).
 
-    Summed in at least float32. Where ``mask`` is given, the tokens (true) of a row are neighbours in their order, and
-    what stands between them is ignored, NaN included.
+    Summed in at least float32. With ``mask``, consecutive tokens (true) are neighbours, and other positions are
+    ignored, even if NaN.
 
     Raises:
         TypeError, ValueError: x is not [B, L, C], or the mask is not [B, L] of bool.
@@ -45,38 +45,38 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: ``module(x, mask)`` gave ``out``."""
+    """One call of a module, ``out = module(x, mask)``."""
 
     x: Tensor
     mask: Tensor | None
     out: Tensor
 
     def roughness(self) -> float:
-        """𝓔(x), summed over all sequences."""
+        """Return 𝓔(x), summed over all sequences."""
         return float(roughness(self.x, self.mask).sum())
 
     def square(self) -> float:
-        """‖x‖² over the tokens of all sequences."""
+        """Return ‖x‖² over the tokens of all sequences."""
         return float(tokens(self.x, self.mask).square().sum())
 
     def relative_roughness(self) -> float:
-        """𝓔(x)/‖x‖², at most 2; 0 where x is zero."""
+        """Return 𝓔(x)/‖x‖², at most 2; 0 if x is zero."""
         square = self.square()
         return self.roughness() / square if square else 0.0
 
     def moved(self) -> Tensor:
-        """out − x of the tokens, [N, C]."""
+        """Return out − x of the tokens, [N, C]."""
         return tokens(self.out, self.mask) - tokens(self.x, self.mask)
 
 
 def declared(model: nn.Module, mark: str) -> dict[str, nn.Module]:
-    """The modules of a model, by name, that say ``mark = True`` of themselves."""
+    """Return the modules of a model, by name, whose attribute ``mark`` is true."""
     return {name: module for name, module in model.named_modules() if getattr(module, mark, False)}
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the body; then every module is in the mode it was in, also after an error."""
+    """Run the body in evaluation mode and restore the mode of every module, also after an error."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -88,9 +88,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]) -> Iterator[None]:
-    """For the body, ``hook(name, x, mask, output)`` follows every call ``module(x, mask)`` of the modules.
+    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)`` in the body.
 
-    A tensor that it gives replaces the output. The hooks are removed also after an error.
+    A tensor that it returns replaces the output. The hooks are removed also after an error.
     """
 
     def forward_hook(name: str) -> Callable[..., Tensor | None]:
@@ -109,7 +109,7 @@ def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any]
 
 @contextmanager
 def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]]:
-    """The calls of every module in the body, on sequences, filled while it runs."""
+    """Record the calls of every module on sequences in the body."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
@@ -125,14 +125,14 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
 
 
 def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The rows of x [B, L, C] that are tokens, [N, C], in at least float32."""
+    """Return the tokens of x [B, L, C] as [N, C], in at least float32."""
     rows = x.flatten(0, 1) if mask is None else x[mask]
     return rows.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
 class LayerEnergy:
-    """One call of one layer: its name in the model, E(x_in) of the state that came and E(x_out, x_in) after it."""
+    """One call of a layer: its name in the model, E(x_in) before and E(x_out, x_in) after it."""
 
     layer: str
     before: float
@@ -140,16 +140,16 @@ class LayerEnergy:
 
 
 class EnergyTrace:
-    """Record E(x_out, x_in) of every diffusion layer, in the order of the calls, while the ``with`` block runs.
+    """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
 
-    Layers are recognised by ``is_diffusion_layer = True``, which `DiffusionConv` sets; a user's own module may too.
-    Nothing is kept but the numbers, and the model's outputs and gradients are untouched. Where a layer changes the
-    shape of the state (more channels) there is no distance to x_in, and ``None`` is passed in its place.
+    Diffusion layers are the modules with ``is_diffusion_layer = True``, such as `DiffusionConv`. Only numbers are kept;
+    outputs and gradients of the model do not change.
 
     Args:
         model: any module that contains diffusion layers.
-        energy: an `Energy` or any function to a scalar, called as ``energy(x_out, x_in)``, and as
-            ``energy(x_in, None)`` for the value before. Default: Σ_ij‖x_i − x_j‖² of the state alone, in O(N C).
+        energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)`` and
+            ``energy(x_out, x_in)``, with ``None`` for x_in if the layer changes the shape of the state. Default:
+            Σ_ij‖x_i − x_j‖² of the state alone, in O(N C).
 
     Raises:
         ValueError: the model has no diffusion layer.
@@ -158,7 +158,7 @@ class EnergyTrace:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)
         >>> with EnergyTrace(model) as trace:
         ...     out = model(x, edge_index)
-        >>> len(trace.energies)  # one number per layer and call; print(trace) shows a table
+        >>> len(trace.energies)  # one number per call; print(trace) shows a table
         2
     """
 
@@ -190,18 +190,18 @@ class EnergyTrace:
         return [record.after for record in self.records]
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Columns ``layer``, ``before``, ``after``, for a data frame or a JSON file."""
+        """Return columns ``layer``, ``before``, ``after``, for a data frame or a JSON file."""
         return {column: [getattr(r, column) for r in self.records] for column in ("layer", "before", "after")}
 
     def __str__(self) -> str:
-        """A table of all calls: layer, energy before, energy after."""
+        """Format a table of all calls: layer, energy before, energy after."""
         rows = [("layer", "before", "after")]
         rows += [(record.layer, f"{record.before:.6g}", f"{record.after:.6g}") for record in self.records]
         name, before, after = (max(map(len, column)) for column in zip(*rows, strict=True))
         return "\n".join(f"{row[0]:<{name}}  {row[1]:>{before}}  {row[2]:>{after}}" for row in rows)
 
     def plot(self, ax: Any = None) -> Any:
-        """Energy against layer, the incoming state first, on a matplotlib ``ax`` (a new one by default); returns it."""
+        """Plot the initial energy and that after each layer on a matplotlib ``ax`` (default: a new one); return it."""
         ax = axis(ax)
         energies = [record.before for record in self.records[:1]] + self.energies
         ax.plot(range(len(energies)), energies, marker="o")
@@ -211,12 +211,12 @@ class EnergyTrace:
 
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
-        out = out[0] if isinstance(out, tuple) else out  # beside its coupling, when that was asked for
+        out = out[0] if isinstance(out, tuple) else out  # (output, coupling) with return_coupling=True
         before = float(self.energy(x, None))
         after = float(self.energy(out, x if x.shape == out.shape else None))
         self.records.append(LayerEnergy(layer, before, after))
 
 
 def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
-    """Σ_ij‖x_i − x_j‖²: how far the state has spread, whatever the layer."""
+    """Return Σ_ij‖x_i − x_j‖²."""
     return Energy("quadratic")(x)

@@ -1,4 +1,4 @@
-"""``kernel_error``: how far random-feature attention is from the softmax that it estimates."""
+"""``kernel_error``: the error of random-feature attention as an estimate of the softmax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffusion_mp.diffusivities.kernelized_softmax import attention_features, or
 from diffusion_mp.errors import check_counts, check_generator, check_kind, describe
 from diffusion_mp.graph import Graph
 
-# Columns of S compared at once: the memory is N times this, never N².
+# Columns of S per comparison, so that memory is O(N), not O(N²).
 COLUMNS = 512
 
 
@@ -29,27 +29,26 @@ def kernel_error(
     draws: int = 10,
     generator: torch.Generator | None = None,
 ) -> dict[int, float]:
-    r"""m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and over heads, S the exact softmax at state x.
+    r"""Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
 
-    It falls like m^-½ (slides, Theorem 1) where m is well above the relative variance of one feature, at its largest
-    e^(‖q_i + k_j‖²/τ) − 1 over the pairs, with the temperature of the diffusivity, τ or τ√d, for τ. Elsewhere it hardly
-    falls at all: for queries and keys of norm 2 and τ = ¼ from 1.1 at m = 16 to 0.8 at m = 4096. A value near or above
-    1 says that m features do not carry this attention: raise τ, or bound the queries and keys (``normalize="row"``).
+    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature, at most
+    e^(‖q_i + k_j‖²/τ) − 1 over the pairs, with the temperature of the diffusivity (τ or τ√d) for τ. Otherwise it hardly
+    falls: for queries and keys of norm 2 and τ = ¼ from 1.1 at m = 16 to 0.8 at m = 4096. A value near or above 1 means
+    that m features do not suffice: raise τ, or bound the queries and keys (``normalize="row"``).
+
+    O(N² m) time per draw, minutes for thousands of nodes (with a progress bar), and O(N (m + 512)) memory.
 
     Args:
-        diffusivity: whose queries, keys and temperature are meant; its own features stay as they are.
+        diffusivity: has the queries, keys and temperature; its own features do not change.
         x: the state, such as the input of a trained layer.
-        num_features: the m to try.
+        num_features: the values of m.
         graph: boundaries of a ragged batch; ``None`` is one graph.
-        draws: of the features, for every m.
+        draws: number of draws of the features for every m.
         generator: draws them; by default one with seed 0.
-
-    Takes O(N² m) time for every draw, minutes for thousands of nodes (a progress bar runs in a terminal), and
-    O(N (m + 512)) memory.
 
     Examples:
         >>> errors = kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2)
-        >>> list(errors)  # from the number of random features to the error
+        >>> list(errors)
         [16, 32]
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
@@ -75,7 +74,7 @@ def kernel_error(
 
 
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
-    """‖R − S‖_F / ‖S‖_F, the mean over heads, a block of columns at a time."""
+    """Return the mean over heads of ‖R − S‖_F / ‖S‖_F, computed by blocks of columns."""
     nodes = approximate.num_nodes
     difference = torch.zeros(approximate.heads, dtype=torch.float64)
     total = torch.zeros_like(difference)

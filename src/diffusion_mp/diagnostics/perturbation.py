@@ -39,22 +39,21 @@ def lipschitz(
     r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Assumption 4.6
     (Zhang & Zhou, Eq. 8).
 
-    From below, by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction. It ends when the residual
-    ‖JᵀJ v − ‖J‖² v‖ is below ``tol`` ‖J‖²/√n for x of n numbers: a steeper direction has about 1/√n of the start, and
-    would show in the residual. One forward pass; then Jᵀw is a backward pass, and Jv the derivative of Jᵀw in w,
-    another. J is never formed.
+    A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction. It stops when the residual
+    ‖JᵀJ v − ‖J‖² v‖ is below ``tol`` ‖J‖²/√n for n entries of x: any singular direction has about 1/√n of the start,
+    so a larger singular value would show in the residual. Each iteration takes two backward passes: Jᵀw, and Jv as the
+    derivative of Jᵀw with respect to w.
 
     Args:
-        f: a function of one tensor, twice differentiable by autograd; a module should be in evaluation mode. Its
-            parameters get no gradients. Fused attention is replaced by plain one, which can be differentiated twice and
-            holds its [B, H, L, L] weights.
+        f: a function of one tensor, twice differentiable by autograd; modules should be in evaluation mode, and get no
+            gradients. Fused attention is replaced by the plain one, which holds its [B, H, L, L] weights.
         x: the point.
-        tol: relative.
-        max_iter: iterations, two passes each, before it gives up.
-        generator: of the direction that it starts from; by default one with seed 0, and no global state is read.
+        tol: relative tolerance.
+        max_iter: the largest number of iterations.
+        generator: of the initial direction; by default one with seed 0.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, or f gives no real tensor, or has no finite derivative at x.
+        TypeError, ValueError: an argument does not fit; f returns no real tensor, or has no finite derivative at x.
         ConvergenceError: the tolerance was not reached.
         RuntimeError: a part of f can be differentiated only once.
 
@@ -84,13 +83,13 @@ def lipschitz(
         right = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         right, left = (right / right.norm()).to(x), torch.zeros_like(value)
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        main: list[float] = []  # JᵀJ is tridiagonal in the directions so far: its diagonal, and what stands beside it
+        main: list[float] = []  # the diagonal and off-diagonal of JᵀJ, tridiagonal in the Lanczos basis
         side: list[float] = []
         beta = 0.0
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
             left = image - beta * left
-            alpha = float(left.norm(dtype=torch.float64))  # a square may leave the range of single precision
+            alpha = float(left.norm(dtype=torch.float64))  # squares may overflow in float32
             main.append(alpha * alpha + beta * beta)
             if not math.isfinite(main[-1]):
                 raise ValueError(f"f must have a finite derivative at x, below 1e150; its norm there is {alpha:.3g}.")
@@ -111,7 +110,7 @@ def lipschitz(
 
 
 def _top(main: list[float], side: list[float], beyond: float) -> tuple[float, float]:
-    """The largest eigenvalue of a tridiagonal matrix, and its residual in the one that goes on with ``beyond``."""
+    """Return the largest eigenvalue of a tridiagonal matrix, and its residual for the next off-diagonal ``beyond``."""
     from scipy.linalg import eigh_tridiagonal
 
     last = len(main) - 1
@@ -121,17 +120,17 @@ def _top(main: list[float], side: list[float], beyond: float) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Perturbation:
-    r"""One insertion of S in front of the tail T, at the state Z: ‖T(SZ) − T(Z)‖ and a first-order estimate of it.
+    r"""Effect of a layer S in front of the tail T at the state Z: ‖T(SZ) − T(Z)‖ and its first-order estimates.
 
     ``estimate`` = ``lipschitz`` · ``step`` ≤ ``roughness_estimate`` = ``lipschitz`` · ``step_bound``. They bound
-    ``truth`` where T is linear; where it is not, ``lipschitz`` knows a few points only, and a tail that is steep
-    between them goes farther. Norms are over all sequences; ``roughness`` is 𝓔(Z), summed over them, and ``size`` ‖Z‖.
+    ``truth`` if T is linear. For other T they may not, since ``lipschitz`` is measured at a few points only. Norms and
+    roughness are over all sequences.
 
     Attributes:
-        truth: ‖T(SZ) − T(Z)‖, as it is.
-        lipschitz: Lip(T), the largest of some points between Z and SZ.
+        truth: ‖T(SZ) − T(Z)‖.
+        lipschitz: Lip(T), the maximum over points between Z and SZ.
         step: ‖(S − I)Z‖.
-        step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``; ``None`` where the layer is not covered.
+        step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``; ``None`` if unknown for the layer.
         roughness: 𝓔(Z).
         size: ‖Z‖.
 
@@ -153,17 +152,17 @@ class Perturbation:
 
     @property
     def relative_roughness(self) -> float:
-        """𝓔(Z)/‖Z‖², at most 2; 0 where Z is zero."""
+        """𝓔(Z)/‖Z‖², at most 2; 0 if Z is zero."""
         return self.roughness / self.size**2 if self.size else 0.0
 
     @property
     def estimate(self) -> float:
-        """Lip(T) ‖(S − I)Z‖, the first line of Theorem 4.7, with Lip(T) as measured."""
+        """Lip(T) ‖(S − I)Z‖, the first line of Theorem 4.7, with the measured Lip(T)."""
         return self.lipschitz * self.step
 
     @property
     def roughness_estimate(self) -> float | None:
-        """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the second line, corrected; ``None`` where the layer is not covered."""
+        """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the second line, corrected; ``None`` if unknown for the layer."""
         return None if self.step_bound is None else self.lipschitz * self.step_bound
 
 
@@ -176,26 +175,24 @@ def perturbation_bound(
     tol: float = 1e-4,
     **named: Any,
 ) -> Perturbation:
-    r"""‖F⁽ʲ⁾(X) − F(X)‖ beside its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
+    r"""‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
-    F⁽ʲ⁾ has the diffusion layer at ``site`` and F has not. With T the model behind it and Z the state there,
-    ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖, the mean value theorem. ``lipschitz`` is that maximum over
-    ``points`` of the segment, each by `lipschitz`: an estimate from below, so no bound where T bends. And
-    ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)), which for one stride is α√(8𝓔(Z)): the printed α√(2𝓔(Z)) is too small
-    by a factor of two (P3 in docs/errata.md). This second bound is for symmetric boundaries and the explicit step
-    without LayerNorm; 𝓔_h is the energy of neighbours at stride h.
+    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there, the mean value
+    theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. ``lipschitz`` is the maximum over ``points``
+    of the segment, a lower bound, so the estimate may fail for nonlinear T. For symmetric boundaries and the explicit step
+    without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h. The
+    printed α√(2𝓔(Z)) for one stride is too small by a factor of two (P3 in docs/errata.md).
 
     Args:
-        model: anything whose output is a tensor; it is run in evaluation mode and left as it was.
-        site: a module inside it, called as ``site(x, mask)``. If it is called more than once, as in two towers, all
-            calls are taken together.
+        model: a module whose output is a tensor; it runs in evaluation mode, and its mode is restored.
+        site: a module inside it, called as ``site(x, mask)``. Several calls, as in two towers, are taken together.
         inputs, named: of the model.
         diffusion: the layer to insert behind ``site``; ``None``: ``site`` is the diffusion layer, and is bypassed.
-        points: of the segment, its ends among them (one point: its beginning).
+        points: number of points of the segment, its ends included (one point: its beginning).
         tol: of `lipschitz`.
 
     Raises:
-        TypeError, ValueError: ``site`` is not called, or is no diffusion layer while none is given.
+        TypeError, ValueError: ``site`` is not called, or neither it nor ``diffusion`` is a diffusion layer.
         ConvergenceError, RuntimeError: see `lipschitz`.
 
     Examples:
@@ -243,9 +240,9 @@ def perturbation_bound(
 def _tail(
     model: nn.Module, site: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], shapes: list[torch.Size]
 ) -> Callable[[Tensor], Tensor]:
-    """T: the output of the model as a function of what the calls of one module give, flat and one after the other.
+    """Return T, from the concatenated, flattened outputs of the calls of ``site`` to the output of the model.
 
-    The model runs again from its inputs, and a hook replaces what the module gives.
+    T runs the model on its inputs, with a hook that replaces these outputs.
     """
 
     def tail(states: Tensor) -> Tensor:

@@ -30,11 +30,11 @@ from diffusion_mp.layers import PDEDiffusion1d
 
 @dataclass(frozen=True)
 class Commutator:
-    """Norms over the tokens of all sequences: `‖[S, A](X)‖`, its linearised form, and ‖A(X)‖ to measure them by.
+    """Norms over the tokens of all sequences.
 
     Attributes:
         exact: `‖[S, A](X)‖` = ‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12).
-        linearized: the same with the routing frozen at X (Eq. 13); ``None`` where the attention has no ``frozen``.
+        linearized: the same with the routing frozen at X (Eq. 13); ``None`` if the attention has no ``frozen``.
         routed: ‖A(X)‖.
 
     Examples:
@@ -49,12 +49,12 @@ class Commutator:
 
     @property
     def relative(self) -> float:
-        """`‖[S, A](X)‖` / ‖A(X)‖; 0 where the attention gives nothing."""
+        """`‖[S, A](X)‖` / ‖A(X)‖; 0 if A(X) is zero."""
         return self.exact / self.routed if self.routed else 0.0
 
     @property
     def relative_linearized(self) -> float | None:
-        """The linearised form relative to ‖A(X)‖, 0 where that is zero; ``None`` where it was not taken."""
+        """The linearised form over ‖A(X)‖; 0 if A(X) is zero, ``None`` if not measured."""
         if self.linearized is None:
             return None
         return self.linearized / self.routed if self.routed else 0.0
@@ -69,15 +69,15 @@ def commutator(
 ) -> Commutator:
     r"""‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
 
-    The second is Eq. 13: for one head without projections A_X(Y) = A(X) Y, and it is α‖(ΔA(X) − A(X)Δ)X‖. The
-    difference between the two is the change of the routing itself. S is the bare step, without the LayerNorm of Eq. 16.
+    For one head without projections A_X(Y) = A(X) Y, and the second (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖. The two differ by
+    the change of the routing. S is the step without the LayerNorm of Eq. 16.
 
     Args:
         diffusion: S.
-        attention: A, called as ``attention(x, mask)`` (or ``attention(x)`` without a mask), in evaluation mode. With a
-            method ``frozen(x, mask)`` that gives A_X, as `SelfAttention` has, also the linearised form is taken.
+        attention: A, called as ``attention(x, mask)`` (or ``attention(x)`` without a mask), in evaluation mode. The
+            linearised form needs a method ``frozen(x, mask)`` that returns A_X, as in `SelfAttention`.
         x: the state that the attention reads.
-        mask: true where there is a token; only tokens count.
+        mask: true for tokens; others do not count.
 
     Examples:
         >>> attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
@@ -89,7 +89,7 @@ def commutator(
     check_function(attention, "attention", "called as attention(x, mask)")
     check_sequences(x, mask, diffusion.in_channels, diffusion)
     check_finite(x, "x")
-    if diffusion.norm is not None:  # take it away from a copy: the caller's layer stays as it is
+    if diffusion.norm is not None:  # remove it from a copy, not from the caller's layer
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
     given = (x,) if mask is None else (x, mask)
@@ -98,13 +98,13 @@ def commutator(
         return diffusion(y, *given[1:])
 
     def conflict(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
-        """‖S(after) − route(S(x))‖, for ``after`` = route(x)."""
+        """Return ‖S(after) − route(S(x))‖, for ``after`` = route(x)."""
         return float((tokens(smooth(after), mask) - tokens(route(smooth(x)), mask)).norm())
 
     routed = attention(*given)
     exact = conflict(lambda y: attention(y, *given[1:]), routed)
     linearized = None
-    if hasattr(attention, "frozen"):  # the weights of A at x, applied to S(x) as well: A_X is linear
+    if hasattr(attention, "frozen"):  # A_X is linear: the weights of A at x, applied to S(x) too
         frozen = attention.frozen(*given)
         linearized = conflict(frozen, frozen(x))
     return Commutator(exact, linearized, float(tokens(routed, mask).norm()))
@@ -115,20 +115,19 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class PlacementReport:
-    """What `diagnose` measured, as columns for a data frame or a JSON file.
+    """The measurements of `diagnose`, as columns for a data frame or a JSON file.
 
     Args:
-        attention: a row for every call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² (at most 2) of the state X that it reads, over all sequences; ``commutator`` `‖[S, A](X)‖`/‖A(X)‖
-            and ``linearized``, Eq. 13 relative to the same (``None`` where the module has no ``frozen``).
-        insertion: a row for every insertion of a diffusion layer: ``layer``, ``roughness`` and ``relative_roughness``
-            where it stands, ``step`` ‖(S − I)Z‖, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``
-            of `Perturbation`.
+        attention: one row per call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
+            𝓔(X)/‖X‖² (at most 2) of its input X, over all sequences; ``commutator`` `‖[S, A](X)‖`/‖A(X)‖ and
+            ``linearized``, Eq. 13 over the same (``None`` if the module has no ``frozen``).
+        insertion: one row per insertion of a diffusion layer: ``layer``, and of `Perturbation` ``roughness``,
+            ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
         >>> report = diagnose(model, torch.rand(2, 5, 4))
-        >>> isinstance(report, PlacementReport), len(report.attention["layer"])  # one row for every attention
+        >>> isinstance(report, PlacementReport), len(report.attention["layer"])  # one row per attention
         (True, 1)
         >>> sorted(report.to_dict())
         ['attention', 'insertion']
@@ -138,24 +137,22 @@ class PlacementReport:
     insertion: Columns
 
     def to_dict(self) -> dict[str, Columns]:
-        """Both tables, by name."""
+        """Return both tables by name."""
         return {"attention": self.attention, "insertion": self.insertion}
 
     def plot(self, ax: Any = None, quantity: str = "commutator", *, label: str = "") -> Any:
-        """One column against the layers, on a matplotlib ``ax`` (a new one by default); returns it.
-
-        Reports of several placements go on one axis, each with its ``label``.
+        """Plot one column against the layers on a matplotlib ``ax`` (default: a new one); return it.
 
         Args:
-            quantity: a column of ``attention``; or of ``insertion`` where only that has it. ``"estimate"`` is drawn
-                with the truth and the estimate by roughness beside it, on a logarithmic scale.
-            label: of this report in the legend.
+            quantity: a column of ``attention``, or else of ``insertion``. ``"estimate"`` also plots the truth and the
+                estimate by roughness, on a logarithmic scale.
+            label: of this report in the legend, for several reports on one axis.
         """
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
         ax = axis(ax)
         drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
-        colour = None  # one for all lines of a report, the next of the axis
+        colour = None  # all lines of a report have one colour, the next of the axis
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
             values = [float("nan") if value is None else value for value in table[name]]
             title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
@@ -179,36 +176,30 @@ def diagnose(
     tol: float = 1e-4,
     **named: Any,
 ) -> PlacementReport:
-    r"""Measure what Zhang & Zhou predict the best placement with and did not measure (§ 3.5, Eqs. 6, 10, 12, 13).
+    r"""Measure the quantities by which Zhang & Zhou predict the best placement (§ 3.5, Eqs. 6, 10, 12, 13).
 
-    ```python
-    report = diagnose(model, x, mask)
-    report.plot(quantity="commutator")
-    ```
-
-    Every module with ``is_self_attention = True`` gives the commutator with S at the state that it reads. Every
-    diffusion layer is bypassed for the estimate of Theorem 4.7. The model is run in evaluation mode and left as it was;
-    its outputs and gradients are untouched. A Lipschitz constant costs a few dozen backward passes: a few sequences,
-    in double precision, are enough.
+    Modules with ``is_self_attention = True`` give the commutator with S at their input; diffusion layers are bypassed
+    for the estimate of Theorem 4.7. The model runs in evaluation mode, and its mode is restored. A Lipschitz constant
+    costs a few dozen backward passes; a few sequences in double precision suffice.
 
     Args:
-        model: any module that gives a tensor, `PDETransformer` for one.
+        model: a module that returns a tensor, such as `PDETransformer`.
         inputs, named: of the model.
-        diffusion: S. ``None``: for an attention the model's own diffusion layer whose name shares most with its name,
-            that of the same block, or the one behind the embedding. A baseline has none, and P6 none along the
-            sequence: for them, or to compare all placements by one S, pass it.
-        sites: names of modules behind which ``diffusion`` is inserted for the estimate, such as
+        diffusion: S. By default the model's own diffusion layer whose name shares the longest prefix with that of the
+            attention. It is required for baselines and P6, which have none along the sequence, and allows placements to
+            be compared with one S.
+        sites: names of modules behind which ``diffusion`` is inserted, such as
             ``["after_embedding", "blocks.0.after_attention"]`` of a baseline; by default the model's own layers are
             bypassed.
         points, tol: see `perturbation_bound`.
 
     Raises:
-        ValueError: no diffusion layer to measure with, or a site that the model does not have.
+        ValueError: there is no diffusion layer, or the model has no such site.
         ConvergenceError, RuntimeError: see `lipschitz`.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
-        >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot() draws it
+        >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot(quantity="commutator") draws it
         >>> isinstance(report, PlacementReport)
         True
     """
@@ -238,7 +229,7 @@ INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "t
 def _commutators(
     model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], diffusion: PDEDiffusion1d | None
 ) -> list[tuple[Any, ...]]:
-    """The rows of the table ``attention``."""
+    """Return the rows of the table ``attention``."""
     attentions = declared(model, "is_self_attention")
     rows = []
     with evaluating(model):
@@ -255,7 +246,7 @@ def _commutators(
 
 
 def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
-    """The model's own diffusion of states with these channels whose name shares most with that of the attention."""
+    """Return the model's diffusion layer on ``channels`` whose name shares the longest prefix with ``name``."""
     own = {
         other: module
         for other, module in model.named_modules()
@@ -268,7 +259,7 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
         )
 
     def shared(other: str) -> int:
-        """How many leading parts of the two names are equal."""
+        """Count the leading parts that both names share."""
         pairs = zip(other.split("."), name.split("."), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

@@ -1,4 +1,4 @@
-"""``plot_attention``: a coupling as a picture, on a logarithmic scale; and the axis that every picture here is on."""
+"""``plot_attention``: the entries of a coupling as an image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diffusion_mp.extras import needed_by
 
 
 def axis(ax: Any = None) -> Any:
-    """The matplotlib axis that was given, or that of a new figure."""
+    """Return the given matplotlib axis, or that of a new figure."""
     with needed_by("A plot", "diffusion-mp[plot]"):
         import matplotlib.pyplot as plt
 
@@ -20,21 +20,19 @@ def axis(ax: Any = None) -> Any:
 
 
 def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8) -> Any:
-    """The entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
-
-    Entries up to ``threshold`` are left white: zeros of a sparse attention, and what is not distinguishable from them.
+    """Plot the entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
 
     Args:
-        coupling: a non-negative coupling of a graph small enough for N × N pixels.
+        coupling: a nonnegative coupling of a graph small enough for N × N pixels.
         ax: a matplotlib axis; a new one by default.
-        head: which head.
-        threshold: below it an entry counts as zero; also the lower end of the scale, whose upper end is 1.
+        head: index of the head.
+        threshold: lower end of the scale, whose upper end is 1; entries up to it are white.
 
     Returns:
         The axis; its image is ``ax.images[-1]``, for a colour bar.
 
     Raises:
-        TypeError, ValueError: not a coupling, a head that it does not have, an entry that is negative.
+        TypeError, ValueError: not a coupling, no such head, or a negative entry.
 
     Examples:
         >>> axes = plot_attention(SimpleDiffusivity()(x))

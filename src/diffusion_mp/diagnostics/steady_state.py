@@ -31,23 +31,23 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
         σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii
 
-    The field of density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω, has as its mean the steady
-    state of D̄⁻¹Ω, ``Equilibrium("residual", beta, leak=κ)`` with source h, and as its covariance Q⁻¹, whose diagonal
-    this is, the same for every channel. A node with little weight to others is uncertain.
+    The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
+    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel. A
+    node with little weight to others is uncertain.
 
     Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
-    4 096 nodes of one head. There is no estimate for larger ones: they are refused.
+    4 096 nodes of one head; larger ones raise.
 
     Args:
-        coupling: Ω, symmetric and non-negative, as it is before its rows are divided by their sums.
+        coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
         leak: κ > 0.
 
     Shapes:
         result [N, H], in at least float32; computed in double.
 
     Raises:
-        CouplingMismatchError: the coupling is not promised to be symmetric and nonnegative, or is too large.
-        SingularSystemError: a node couples with nobody, not even with itself, and nothing holds it.
+        CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
+        SingularSystemError: a row of the coupling is zero.
         ValueError: the leak is not positive.
 
     Examples:
@@ -89,10 +89,10 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
 @dataclass(frozen=True)
 class SmoothingFloor:
-    """What `smoothing_floor` measured: ``spread`` ≥ ``floor``, which is (|β| ``source`` − ``residual``)/(2 + κ).
+    """The result of `smoothing_floor`: ``spread`` ≥ ``floor`` = (|β| ``source`` − ``residual``)/(2 + κ).
 
-    All are norms of what differs between nodes, ‖ΠX‖ in the metric D̄: ``spread`` of the state, ``source`` of H,
-    ``residual`` of (I − Ŝ + κ)Z − βH, which is zero at a steady state.
+    All are norms ‖ΠX‖ in the metric D̄: ``spread`` of the state Z, ``source`` of H, and ``residual`` of
+    (I − Ŝ + κ)Z − βH, which is zero at a steady state.
 
     Examples:
         >>> floor = smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x)
@@ -110,22 +110,22 @@ class SmoothingFloor:
 def smoothing_floor(
     coupling: Coupling, x: State, source: State, *, beta: float = 1.0, leak: float = 0.0
 ) -> SmoothingFloor:
-    r"""How little ‖ΠZ‖ can be at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
+    r"""A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
 
-    ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, with Π the projection that takes the D̄-weighted mean of every graph away: with a source
-    no depth smooths everything out. The eigenvalues of I − Ŝ lie in [0, 2], so for a state that is not steady yet the
-    residual comes off. Ω may be the one at this very state.
+    ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, where Π subtracts the D̄-weighted mean of every graph: with a source, no depth smooths
+    all differences out. For a state that is not steady, the norm of the residual is subtracted from |β| ‖ΠH‖_D̄, since
+    the eigenvalues of I − Ŝ lie in [0, 2]. Ω may depend on the state.
 
     Args:
-        coupling: Ω, symmetric and nonnegative, with row sums d̄, not yet normalised. A node that nobody sends to weighs
-            nothing.
-        x, source: Z and H, [N, C] or [N, H, D]; heads and graphs are summed over.
+        coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation. Nodes without senders have
+            weight zero.
+        x, source: Z and H, [N, C] or [N, H, D]; norms are over all heads and graphs.
         beta: β, the weight of the source, of either sign.
         leak: κ ≥ 0.
 
     Raises:
-        CouplingMismatchError: Ω does not promise to be symmetric and nonnegative.
-        TypeError, ValueError: arguments of another kind, shapes that do not fit.
+        CouplingMismatchError: Ω is not known to be symmetric and nonnegative.
+        TypeError, ValueError: an argument does not fit.
 
     Examples:
         >>> floor = smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x, beta=1.0, leak=0.5)
@@ -154,7 +154,7 @@ def smoothing_floor(
 
 
 def _spread(x: Tensor, degree: Tensor, ptr: Tensor | None) -> float:
-    """‖Πx‖ in the metric of the degrees, [N, H, 1]."""
+    """Return ‖Πx‖ in the metric of the degrees [N, H, 1]."""
     sizes = graph_sizes(ptr, len(x))
     total = 0.0
     for rows, weight in zip(x.split(sizes), degree.split(sizes), strict=True):

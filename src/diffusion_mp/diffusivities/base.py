@@ -81,7 +81,7 @@ class Diffusivity(nn.Module, ABC):
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        """Return the coupling of a checked state and graph; composed diffusivities call their parts, ``D(x, graph)``."""
+        """Return the coupling of a checked state and graph; compositions call their parts, ``D(x, graph)``."""
 
     def reset_parameters(self) -> None:
         """Draw all parameters again."""
