@@ -177,11 +177,11 @@ def perturbation_bound(
 ) -> Perturbation:
     r"""‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
-    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there, the mean value
-    theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. ``lipschitz`` is the maximum over ``points``
-    of the segment, a lower bound, so the estimate may fail for nonlinear T. For symmetric boundaries and the explicit step
-    without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h. The
-    printed α√(2𝓔(Z)) for one stride is too small by a factor of two (P3 in docs/errata.md).
+    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there, the mean
+    value theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. ``lipschitz`` is the maximum over
+    ``points`` of the segment, a lower bound, so the estimate may fail for nonlinear T. For symmetric boundaries and the
+    explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at
+    stride h. The printed α√(2𝓔(Z)) for one stride is too small by a factor of two (P3 in docs/errata.md).
 
     Args:
         model: a module whose output is a tensor; it runs in evaluation mode, and its mode is restored.

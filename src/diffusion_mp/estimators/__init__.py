@@ -1,4 +1,4 @@
-"""The library behind scikit-learn's interface (extra `sklearn`): arrays in, labels out, and no graph to bring along."""
+"""Estimators of scikit-learn (extra `sklearn`), from arrays of features to labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from diffusion_mp.extras import needed_by
 
-# scikit-learn is loaded with the first of these, so that the package can be imported without it.
+# scikit-learn is imported on first use, so that the package can be imported without it.
 __all__ = ["DiffusionClassifier"]
 
 

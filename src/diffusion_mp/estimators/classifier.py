@@ -1,4 +1,4 @@
-"""``DiffusionClassifier``: few labels, many rows without one, and no graph, as an estimator of scikit-learn."""
+"""``DiffusionClassifier``: semi-supervised classification of rows of features, as an estimator of scikit-learn."""
 
 from __future__ import annotations
 
@@ -26,49 +26,45 @@ from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
 
-_BATCH = 256  # rows that a step of Adam learns from
-_FARTHER = 10  # times μ where labels are the only sources
+_BATCH = 256  # rows per step of Adam
+_FARTHER = 10  # factor of μ while labels are the only sources
 
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
-    r"""Few labels spread over the graph of nearest neighbours of the rows, and a network learns from all rows.
+    r"""Spread few labels over the graph of nearest neighbours, alternating with a network trained on all rows.
 
         P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c P_ic
 
-    Rows and labels are those of scikit-learn's ``LabelSpreading`` (Zhou et al., 2004): -1 in y marks a row without a
-    label. First the sources h are the labels alone, as there, but on the weighted edges of `KNNGraph`; few rows have a
-    source then, so they spread with 10 μ. Then, round by round, a network f of one hidden layer learns ŷ from the
-    features of all rows, and h_i = f(x_i) spreads, a distribution over the classes, or the label of the row where that
-    is known (Iscen, Tolias, Avrithis & Chum, 2019, whose network learns on, where ours begins anew in every round). The
-    graph corrects the network where neighbours agree, and the network the graph where features say more.
+    As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label, and at first the
+    sources h are the labels; they spread over the weighted edges of `KNNGraph`, with 10 μ since sources are few. Then,
+    in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
+    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round.
 
-    All classes weigh the same: where labels alone spread, those of a class share one unit, and while a network learns,
-    a row weighs 1/(rows of its class), as in the loss of Iscen et al. Else a class of many labels takes over others.
+    Classes have equal weights, so that one of many labels does not dominate. The labels of a class share one unit as
+    sources; in training, a row weighs 1/(rows of its class), as in the loss of Iscen et al. The spreading is a
+    `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention (Theorem T1 of docs/certified.md).
 
-    The spreading is a `CertifiedConv` at rest, with D^-½AD^-½ for A and no attention (Theorem T1 of docs/certified.md).
+    For n = 1 000, 5 000 and 20 000 rows of 50 columns with 100 labels in ten classes, on one core: neighbours take 0.1,
+    0.1 and 1.3 s (O(n²); O(n log n) up to 15 columns), spreading 0.04, 0.2 and 1.0 s (linear in the edges), and
+    networks 1 s for any n, in proportion to columns and ``max_iter``.
 
-    Of n rows of 50 columns with 100 labels in ten classes, on one core, the neighbours take 0.1, 0.1 and 1.3 s for
-    n = 1 000, 5 000 and 20 000 and grow with n², up to 15 columns only with n log n; the spreading 0.04, 0.2 and 1.0 s,
-    which grows with the edges; and the networks one second, whatever n is, in proportion to columns and ``max_iter``.
-
-    A row that :meth:`predict` sees for the first time takes the state at which the same energy is least while the rows
-    of :meth:`fit` keep theirs: so every new row is predicted by itself.
+    :meth:`predict` minimises the same energy over each new row separately, with the states of the rows of :meth:`fit`
+    fixed.
 
     Args:
-        n_neighbors: neighbours of a row in the graph; fewer where there are fewer rows.
-        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; by "cosine" the network reads
-            rows of length one, too. Columns in different units are scaled first (``StandardScaler``): the largest
-            numbers decide who is near. One unit for all columns may be any, from 1e-300 to 1e300.
+        n_neighbors: neighbours of a row in the graph, at most the number of other rows.
+        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; with "cosine" the network reads
+            rows of length one, too. Scale columns of different units first (``StandardScaler``). Entries may be of any
+            magnitude from 1e-300 to 1e300.
         sharpness: of the weights of the edges, see `KNNGraph`.
-        mu: μ, how much a row hears of its neighbours, and so how far what it says is heard; 1 to 3 suits texts.
-        rounds: how often a network learns what has spread, and what it says spreads in turn.
+        mu: μ, the weight of neighbours, which determines how far labels spread; 1 to 3 suits texts.
+        rounds: number of rounds of training and spreading.
         hidden_channels: width of the network.
-        dropout: rate, of the features while the network learns; a high one keeps it from learning errors by heart. 0.8
-            suits texts.
+        dropout: rate on the features in training; a high one prevents overfitting to wrong labels. 0.8 suits texts.
         learning_rate, weight_decay: of Adam.
-        max_iter: steps of Adam in a round, of 256 rows each.
-        random_state: a seed, or ``None`` for other networks in every fit. PyTorch's own randomness stays untouched.
-        verbose: 1 shows a bar of the rounds while fit runs, and what is being done; 0 nothing.
+        max_iter: steps of Adam per round, of 256 rows each.
+        random_state: a seed, or ``None`` for other networks in every fit. PyTorch's random state is not changed.
+        verbose: 1 shows a progress bar; 0 nothing.
 
     Attributes:
         classes_: the labels, sorted.
@@ -78,11 +74,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
         sources_: [N, n_classes], h of the last round.
         edge_index_, edge_weight_: the graph.
-        X_, n_features_in_, feature_names_in_, n_iter_: as everywhere in scikit-learn.
+        X_, n_features_in_, feature_names_in_, n_iter_: as in other estimators of scikit-learn.
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 where there is no label;
-        where there are just -1 and 1 they are two classes, with a warning.
+        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N], -1 for no label. If y has only -1 and 1,
+        these are two classes, with a warning.
 
     Raises:
         TypeError, ValueError: an option or the data do not fit.
@@ -129,7 +125,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
-        # Rounding must not make a row depend on its companions in predict: all is double.
+        # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
         labelled, self.classes_, targets = _labels(y)
         self.X_ = X
@@ -147,13 +143,13 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Any:
-        """The labels [M] of new rows X [M, n_features]."""
+        """Return the labels [M] of new rows X [M, n_features]."""
         numbers = self.predict_proba(X).argmax(1)
         return self.classes_[numbers]
 
     @torch.no_grad()
     def predict_proba(self, X: Any) -> Any:
-        """Their probabilities [M, n_classes], in the order of ``classes_``."""
+        """Return the probabilities [M, n_classes] of new rows, in the order of ``classes_``."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         if issparse(X) != issparse(self.X_):
@@ -164,13 +160,13 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         near = similar(row, column, square, reach, self._reach, float(self.sharpness))
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         weights = near.multiply(_inverse_root(near.sum(1))[:, None]).multiply(_inverse_root(degree)).tocsr()
-        # Of all that the energy says of a row, given the rows that it is joined to: a weighted mean.
+        # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
         return (beta * self._said(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
 
     def _alternate(self, labelled: Tensor, targets: Tensor, bar: tqdm[Any]) -> None:
-        """Spread the labels [R] of some rows; then let networks learn and spread, a new one every round."""
+        """Spread the labels [R] of some rows; then train and spread a new network in every round."""
         graph, X = Graph(len(labelled), self.edge_index_, self.edge_weight_), self._scaled(self.X_)
         known = one_hot(targets, len(self.classes_)).double()
         source = known.new_zeros(len(labelled), known.size(1))
@@ -180,7 +176,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         for _ in range(self.rounds):
             taught = spread.argmax(1)
             taught[labelled] = targets
-            # Where no label has come yet, there is nothing to learn: that is so in the first round only.
+            # In the first round, rows that no label reaches are left out.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
@@ -196,7 +192,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return conv.double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
-        """A network that says the targets [R] of some of the scaled rows."""
+        """Train a network on the targets [R] of some of the scaled rows."""
         width, classes = int(self.hidden_channels), len(self.classes_)
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
@@ -204,7 +200,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             network.parameters(),
             lr=float(self.learning_rate),
             weight_decay=float(self.weight_decay),
-            fused=True,  # one pass over the weights: of 80 000 columns a step takes little more than half the time
+            fused=True,  # one pass over the weights: a step on 80 000 columns takes little more than half the time
         )
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
@@ -215,22 +211,22 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return network.requires_grad_(False)
 
     def _said(self, X: Any) -> Tensor:
-        """f(x), the distributions [M, n_classes], of scaled rows."""
+        """Return f(x), distributions [M, n_classes], of scaled rows."""
         return self.network_(_tensor(X)).softmax(1)
 
     def _fit_scale(self, X: Any) -> None:
-        """What the network reads: rows around zero, of one as their mean square. Sparse rows are scaled only."""
+        """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
         X = comparable(X, self.X_, self.metric)
         self._centre = 0.0 if issparse(X) else X.mean(0)
         self._scale = _root_mean_square(X, self._centre)
 
     def _scaled(self, X: Any) -> Any:
-        """Rows as the network reads them."""
+        """Centre and scale rows for the network."""
         X = comparable(X, self.X_, self.metric)
         return X / self._scale if issparse(X) else (X - self._centre) / self._scale
 
     def _check_options(self) -> None:
-        """Say what does not fit; scikit-learn wants that said by fit, and not before."""
+        """Validate options, in fit and not in the constructor, as scikit-learn requires."""
         for name in ("n_neighbors", "rounds", "hidden_channels", "max_iter"):
             if as_whole(getattr(self, name), name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
@@ -240,7 +236,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         numbers = {
             name: getattr(self, name) for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout")
         }
-        # A search over an array hands on NumPy's numbers.
+        # Parameter searches over arrays pass NumPy scalars.
         numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in numbers.items()}
         for name in ("sharpness", "mu", "learning_rate"):
             check_positive(numbers[name], name)
@@ -254,18 +250,18 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _batches(num_rows: int) -> Iterator[Tensor]:
-    """Rows in random order, over and over, cut into batches."""
+    """Yield batches of rows in random order, epoch after epoch."""
     while True:
         yield from torch.randperm(num_rows).split(_BATCH)
 
 
 def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
-    """Where the rows come to rest, in shares of classes again: a mean whose weights are not negative."""
+    """Return the steady state, clamped at zero: it is a mean of distributions up to rounding."""
     return cast("Tensor", conv.at_rest(graph, source)).clamp(min=0)
 
 
 def _tensor(X: Any) -> Tensor:
-    """An array or compressed rows for torch."""
+    """Convert an array or a sparse matrix to a tensor."""
     if not issparse(X):
         return torch.from_numpy(X)
     ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))
@@ -273,7 +269,7 @@ def _tensor(X: Any) -> Tensor:
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
-    """Which rows have a label, the classes, and the class of every labelled row by its number."""
+    """Return a mask of the labelled rows, the classes, and the index of the class of every labelled row."""
     if y.dtype.kind in "US":
         if "-1" in y.tolist():
             raise ValueError(
@@ -290,7 +286,7 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     check_classification_targets(y[labelled])
     classes, targets = np.unique(y[labelled], return_inverse=True)
     if not labelled.all() and classes.tolist() == [1]:
-        # With one class there is nothing to tell apart: these are the two classes of scikit-learn's oldest convention.
+        # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
         warnings.warn(
             "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled. Name the classes "
             "0 and 1 to leave no doubt.",
@@ -302,11 +298,11 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
 
 
 def _root_mean_square(X: Any, centre: Any) -> float:
-    """Of the entries of X around their means; one where all are equal."""
+    """Return the root mean square of X − centre, or 1 if that is zero."""
     square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - centre) ** 2).mean()
     return float(square**0.5) or 1.0
 
 
 def _inverse_root(degree: Any) -> Any:
-    """1/√d, and 0 for nobody's neighbour."""
+    """Return 1/√d, and 0 for d = 0."""
     return np.divide(1.0, np.sqrt(degree), out=np.zeros(len(degree)), where=degree > 0)

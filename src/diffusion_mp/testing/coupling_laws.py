@@ -35,7 +35,7 @@ class CouplingCase:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """Every pair (source, target), in a shuffled order, and a few of them twice."""
+        """All pairs (source, target) in random order, a few of them twice."""
         node = torch.arange(self.coupling.num_nodes)
         pairs = torch.cartesian_prod(node, node).T if node.numel() else node.new_zeros(2, 0)
         pairs = pairs[:, torch.randperm(pairs.shape[1], generator=self.generator)]
@@ -51,8 +51,8 @@ def check_coupling(
 ) -> None:
     """Check a coupling against its own dense matrix: values, gradients, declared properties, algebra.
 
-    Gradients are compared with respect to the values and to every leaf tensor that the coupling was built from and
-    that requires one. Build it small (N ≤ 30), in double for the sharpest comparison.
+    Gradients are compared for the values and for every leaf tensor of the coupling that requires one. Use few nodes
+    (N ≤ 30), and double precision for the tightest tolerances.
 
     Args:
         coupling: the coupling, or a function that builds it.
@@ -92,7 +92,7 @@ def _form(case: CouplingCase) -> None:
 
 
 def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> list[tuple[str, str, Tensor, Tensor]]:
-    """What a coupling can be asked: (question, row of the table of tolerances, its answer, that of its matrix)."""
+    """Return (name, row of the table of tolerances, result of the coupling, result of its matrix) of every method."""
     return [
         ("@ v", "product", coupling @ v, dense_product(dense, v)),
         (".degree()", "degree", coupling.degree(), dense.sum(-1).T),
@@ -105,7 +105,7 @@ def _views(case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor) -> 
 
 @torch.no_grad()
 def _expect_matrix(case: CouplingCase, name: str, coupling: Coupling, dense: Tensor) -> None:
-    """A coupling made of the case's one answers as this matrix does, and keeps its promises."""
+    """Expect a coupling derived from that of the case to agree with a matrix and to keep its promises."""
     expect_close(coupling.to_dense(), dense, "entries", f"{name}.to_dense()")
     for question, operation, got, expected in _views(case, coupling, dense, case.values(heads=coupling.heads)):
         expect_close(got, expected, operation, f"{name} {question}")
@@ -314,7 +314,7 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
 
 
 def _expect_gradients(case: CouplingCase, routes: list[tuple[str, Tensor, Tensor]], *leaves: Tensor) -> None:
-    """The gradients of (name, ours, the oracle's), in what is given and in every leaf that either was computed from."""
+    """Expect equal gradients of (name, ours, the oracle's) in the given leaves and in all that either depends on."""
     found = leaf_tensors(*(r[1] for r in routes), *(r[2] for r in routes))
     targets = [*leaves, *(leaf for leaf in found if all(leaf is not given for given in leaves))]
     for name, got, expected in routes:
@@ -361,57 +361,38 @@ def _autocast(case: CouplingCase) -> None:
 
 
 COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
-    _form,
-    _product,
-    _heads_broadcast,
-    _transpose,
-    _adjoint,
-    _degree,
-    _at,
-    _log_at,
-    _dirichlet,
-    _majorant,
-    _linearity,
-    _declared_properties,
-    _metric,
-    _low_rank_form,
-    _scaling,
-    _addition,
-    _block_diagonal,
-    _gradients,
-    _pooled_by_blocks,
-    _scipy_operator,
-    _purity,
-    _autocast,
-)
+    _form, _product, _heads_broadcast, _transpose, _adjoint, _degree, _at, _log_at, _dirichlet, _majorant,
+    _linearity, _declared_properties, _metric, _low_rank_form, _scaling, _addition, _block_diagonal,
+    _gradients, _pooled_by_blocks, _scipy_operator, _purity, _autocast,
+)  # fmt: skip
 
 
 def dense_product(dense: Tensor, v: Tensor) -> Tensor:
-    """[H, N, N] times [N, H, D], one head broadcasting."""
+    """Multiply [H, N, N] by [N, H, D], broadcasting one head."""
     heads = max(dense.shape[0], v.shape[1])
     dense, v = dense.expand(heads, -1, -1), v.expand(-1, heads, -1)
     return torch.einsum("hij,jhd->ihd", dense, v)
 
 
 def dense_entries(dense: Tensor, pairs: Tensor) -> Tensor:
-    """s_ij [E, H] for pairs (j, i)."""
+    """Return s_ij [E, H] for pairs (j, i)."""
     return dense[:, pairs[1], pairs[0]].T
 
 
 def dense_dirichlet(dense: Tensor, x: Tensor) -> Tensor:
-    """Σ_ij s_ij ‖x_i − x_j‖² per head, by the definition."""
+    """Return Σ_ij s_ij ‖x_i − x_j‖² per head, by the definition."""
     x = x.unsqueeze(1) if x.dim() == 2 else x
     squared = (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)
     return (dense * squared).sum((1, 2))
 
 
 def dense_laplacian(dense: Tensor) -> Tensor:
-    """D − S of every head, D the row sums."""
+    """Return D − S of every head, D the row sums."""
     return torch.diag_embed(dense.sum(-1)) - dense
 
 
 def leaf_tensors(*outputs: Tensor) -> list[Tensor]:
-    """The tensors that require a gradient and from which the outputs were computed."""
+    """Return the leaves of the autograd graph of the outputs."""
     stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set()
     leaves: dict[int, Tensor] = {}

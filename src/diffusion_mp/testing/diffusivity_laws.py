@@ -21,10 +21,10 @@ from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, 
 
 @dataclass(frozen=True)
 class DiffusivityCase(ModuleCase[Diffusivity]):
-    """A diffusivity; its response is the product of its coupling with values that stand for the whole matrix."""
+    """A diffusivity; its response is the product of its coupling with values that determine the matrix."""
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
-        """S at the state of the instance."""
+        """Return S at the state of the instance."""
         coupling: Coupling = module(instance.x, self.graph(instance))
         return coupling
 
@@ -32,9 +32,9 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return self(module, instance) @ self.values(instance.x)
 
     def values(self, x: Tensor) -> Tensor:
-        """Values [N, 1, 8] in [1, 2], a function of each row: for at most eight nodes S @ v determines S.
+        """Return values [N, 1, 8], a function of each row; for at most eight nodes S @ v determines S.
 
-        They are positive, so that nothing cancels in half precision.
+        They lie in [1, 2], so that nothing cancels in half precision.
         """
         directions = torch.randn(x.shape[1], 8, generator=self.generator(), dtype=torch.float64)
         return (1.5 + 0.5 * torch.sin(x.double() @ directions)).to(x.dtype).unsqueeze(1)
@@ -68,11 +68,11 @@ def check_diffusivity(
     States lie in the unit ball. Graphs are directed and weighted, with self-loops and a repeated edge.
 
     Args:
-        diffusivity: an instance (which is copied, never changed), or a class or function that builds one.
+        diffusivity: an instance, which is copied, or a class or function that builds one.
         channels: C of the states; by default its attribute ``channels``, or 6.
-        edges: whether graphs have observed edges; by default what ``needs_graph`` says.
-        level: ``"strict"``, everything the library's own classes obey; or ``"core"``, without second derivatives, half
-            precision, autocast and the like, for a first version.
+        edges: whether graphs have observed edges; by default ``needs_graph``.
+        level: ``"strict"``: all laws, as for the library's own classes; ``"core"``: without second derivatives, half
+            precision, autocast and the like.
         skip: law name → the reason why it does not apply.
         compile: also capture one full graph with `torch.compile` (seconds).
         seed: of states, graphs and parameters.
@@ -81,7 +81,7 @@ def check_diffusivity(
         AssertionError: with one sentence per broken law: class, law, got, expected.
 
     Examples:
-        >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # silent, for it obeys
+        >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # raises nothing
     """
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
     known = getattr(sample, "channels", None)
@@ -138,7 +138,7 @@ def _dependence(case: DiffusivityCase) -> None:
     elif declared == "rows":
         some = 3
         values = x[:, :1].unsqueeze(2)
-        if isinstance(coupling, PooledCoupling):  # which says itself how couplings of some rows become one of all
+        if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
             centre: list[Tensor] = []
             pieces = [(x[rows], values[rows]) for rows in (slice(some), slice(some, None))]
             blocks = [(module(piece, RowBlock(piece, centre)), part) for piece, part in pieces]
@@ -194,7 +194,7 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     if case.edges or not module.row_stochastic:
         return
     dense = case(module, instance).to_dense()
-    if bool((dense == torch.eye(instance.num_nodes)).all()):  # an MLP couples a node to itself, not to its twin
+    if bool((dense == torch.eye(instance.num_nodes)).all()):  # the identity couples a node to itself, not to its copy
         return
     doubled = Instance(torch.cat([instance.x, instance.x]), None, None, 2 * instance.ptr)
     once, twice = case.response(module, instance), case.response(module, doubled)
@@ -231,14 +231,6 @@ def _algebra(case: DiffusivityCase) -> None:
 
 
 DIFFUSIVITY_LAWS: tuple[Law[DiffusivityCase], ...] = (
-    _declarations,
-    _promises,
-    _dependence,
-    _coupling_laws,
-    _isolated_nodes,
-    _needs_graph,
-    _duplicated_nodes,
-    _same_in_training,
-    _algebra,
-    *MODULE_LAWS,
-)
+    _declarations, _promises, _dependence, _coupling_laws, _isolated_nodes, _needs_graph, _duplicated_nodes,
+    _same_in_training, _algebra, *MODULE_LAWS,
+)  # fmt: skip

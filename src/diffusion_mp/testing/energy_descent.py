@@ -1,4 +1,4 @@
-"""``assert_energy_descent``: run a step on random instances and insist that its energy does not rise."""
+"""``assert_energy_descent``: check on random instances that a step does not raise its energy."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ def assert_energy_descent(
 ) -> None:
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double.
 
-    An update runs on random symmetric graph couplings whose Laplacian has eigenvalues in [0, 2] (one with a penalty of
-    its own, such as `Backtracking`, on that penalty's coupling), with a random source if its ``beta`` is not zero. A
-    layer runs as ``layer(x, edge_index)`` on random undirected graphs and must map C channels to C.
+    An update runs on random symmetric graph couplings whose Laplacian has eigenvalues in [0, 2], with a random source
+    if its ``beta`` is not zero; one with a penalty, such as `Backtracking`, on that penalty's coupling. A layer runs as
+    ``layer(x, edge_index)`` on random undirected graphs and must map C channels to C.
 
     Args:
-        layer_or_update: what moves the state. A copy runs, in double and in evaluation mode.
-        energy: an `Energy`, or a function of the coupling and the state at the step's start that returns one. By
-            default the one that theory gives: the quadratic energy of the coupling (Theorem 1), or that of the layer's
-            penalty (Theorem 7), at the smallest certified λ; for updates other than `ExplicitEuler` the energy of the
-            state alone.
-        instances, steps, num_nodes, channels, seed: how many, how long, how large, and from which seed. A layer's
-            ``in_channels`` is used in place of ``channels``.
+        layer_or_update: the layer or update; a copy runs in double and in evaluation mode.
+        energy: an `Energy`, or a function of the coupling and the state before the step that returns one. By default
+            the quadratic energy of the coupling (Theorem 1), or that of the layer's penalty (Theorem 7), at the least
+            certified λ; for updates other than `ExplicitEuler` the energy of the state alone.
+        instances, steps, num_nodes: number of instances, of steps on each, and of nodes.
+        channels: C, unless a layer has ``in_channels``.
+        seed: of the instances.
 
     Raises:
-        AssertionError: names the step, the instance, the energy before and after; or the certificate's reason when no
-            theorem covers the step and no energy was given.
+        AssertionError: the energy rose, or no theorem covers the step and no energy was given.
 
     Examples:
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
@@ -72,7 +71,7 @@ Step = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
 
 
 def _descend(step: Step, x: Tensor, where: str) -> Tensor:
-    """Take one step and compare the energy at its ends."""
+    """Take one step and compare the energies before and after it."""
     moved, energy = step(x)
     if moved.shape != x.shape:
         raise AssertionError(f"{where}: the state has shape {tuple(moved.shape)}, expected {tuple(x.shape)} as before")
@@ -99,7 +98,7 @@ def _run_update(update: nn.Module, energy: EnergyOfStep | None, start: Tensor, g
             chosen = _chosen(energy, coupling, x)
         else:
             chosen = Energy(own) if own is not None else _quadratic(update, coupling, source)
-        # For other updates than the explicit step theory speaks of the energy of the state alone.
+        # Theorems on other updates than the explicit step are about the energy of the state alone.
         x_prev = x if energy is not None or isinstance(update, ExplicitEuler) else None
         return update(x, coupling, source=source), lambda state: chosen(state, x_prev)
 
@@ -118,7 +117,7 @@ def _run_layer(layer: nn.Module, energy: EnergyOfStep | None, start: Tensor, gen
 
 
 def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
-    """The energy that a theorem gives a layer's explicit step."""
+    """Return the energy that a theorem gives for a layer's explicit step."""
     update, diffusivity = getattr(layer, "update", None), getattr(layer, "diffusivity", None)
     if not isinstance(update, ExplicitEuler) or update.beta or diffusivity is None:
         raise AssertionError(
@@ -138,7 +137,7 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
 
 
 def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> Energy:
-    """The quadratic energy of a coupling, at the certified λ for an explicit step."""
+    """Return the quadratic energy of a coupling, at the certified λ for an explicit step."""
     form: Form = getattr(update, "form", "conservative")
     beta, leak, lam = getattr(update, "beta", 0.0), getattr(update, "leak", 0.0), 1.0
     if isinstance(update, ExplicitEuler):
@@ -157,7 +156,7 @@ def _chosen(energy: EnergyOfStep, coupling: Coupling, x: Tensor) -> Energy:
 
 
 def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
-    """A symmetric coupling with row sums of at most one: both Laplacians then have eigenvalues in [0, 2)."""
+    """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
     num_nodes = x.shape[0]
     graph = random_instance(num_nodes, 1, generator).graph().to_undirected()
     graph = Graph(num_nodes, graph.edges, graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max()))

@@ -25,7 +25,7 @@ class Tolerance(NamedTuple):
 
 
 _SINGLE = Tolerance(1e-4, 1e-5)
-# Eight bits of mantissa are lost in the inputs, the scores and the result; the sum itself is taken in float32.
+# Inputs, scores and results are rounded to eight bits of mantissa; sums are taken in float32.
 _BRAIN = Tolerance(4e-2, 4e-2)
 _HALF = Tolerance(1e-2, 1e-2)
 
@@ -41,7 +41,7 @@ TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
     "entries": _row(Tolerance(1e-12, 1e-12)),
     "dirichlet": _row(Tolerance(1e-9, 1e-9), Tolerance(1e-3, 1e-4)),
     "gradient": _row(Tolerance(1e-8, 1e-9), Tolerance(1e-3, 1e-4)),
-    # the same numbers computed in another arrangement: permuted, batched, doubled
+    # the same result for permuted, batched or doubled inputs
     "rearranged": _row(Tolerance(1e-10, 1e-11)),
     # a layer or an update against its formula or another library
     "layer": _row(Tolerance(1e-9, 1e-10)),
@@ -62,9 +62,10 @@ Examples:
 
 
 def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
-    """The tolerance of an operation at a dtype.
+    """Return the tolerance of an operation at a dtype.
 
-    Raises `KeyError` when the table has no such row or column.
+    Raises:
+        KeyError: the table has no such operation or dtype.
 
     Examples:
         >>> tolerance("product", torch.float64).rtol < 1e-8
@@ -88,13 +89,13 @@ STRICT: set[Callable[..., None]] = set()
 
 
 def strict(law: Law[Any]) -> Law[Any]:
-    """Marks a law that something useful may well break: half precision, second derivatives, compilation."""
+    """Mark a law of the strict level, which useful modules may break: half precision, second derivatives, …"""
     STRICT.add(law)
     return law
 
 
 class LawBroken(AssertionError):
-    """What one law found: got and expected."""
+    """A law does not hold; the message has the values got and expected."""
 
 
 def expect(condition: bool, sentence: str) -> None:
@@ -131,7 +132,7 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run the body from a seed and put the global random state back."""
+    """Seed the global random state for the body and restore it afterwards."""
     check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -152,8 +153,7 @@ def run_laws(
         subject: what is being checked, usually the class name or the `repr`.
         laws: the laws; a law's name is its function's name without the leading underscore, spaces for underscores.
         case: what every law is called with.
-        skip: law name → the reason why it does not apply. A name that no law has is an error. ``None`` where nobody can
-            skip one.
+        skip: law name → the reason why it does not apply; ``None`` if the caller cannot skip laws.
         level: ``"core"`` leaves out the laws that are marked `strict`.
     """
     check_choice(level, "level", get_args(Level))
@@ -173,7 +173,7 @@ def run_laws(
         except LawBroken as error:
             sentence = str(error)
             first = first or error
-        except Exception as error:  # anything the subject raises where the law expected an answer
+        except Exception as error:  # the subject raised where the law expected a result
             sentence = f"it raised {type(error).__name__}: {error}"
             first = first or error
         else:
@@ -188,5 +188,5 @@ def run_laws(
 
 
 def law_name(law: Law[Case]) -> str:
-    """The readable name of a law."""
+    """Return the readable name of a law."""
     return getattr(law, "__name__", repr(law)).strip("_").replace("_", " ")

@@ -26,7 +26,7 @@ def _nothing(x: Tensor) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class LayerCase(ModuleCase[nn.Module]):
-    """A layer and what is passed to it beside the state and the graph."""
+    """A layer, and further arguments as a function of the state."""
 
     extra: Extra
 
@@ -35,7 +35,7 @@ class LayerCase(ModuleCase[nn.Module]):
         return out
 
     def call(self, module: nn.Module, at: Instance, **options: Any) -> Any:
-        """As PyG calls a layer."""
+        """Call the layer by PyG's convention."""
         return module(at.x, at.edge_index, at.edge_weight, at.batch, **self.extra(at.x), **options)
 
     def step(self, module: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -46,7 +46,7 @@ class LayerCase(ModuleCase[nn.Module]):
         return forward
 
     def size(self, response: Tensor) -> Tensor:
-        """Rounding is relative to what was added up: terms may cancel in a row, so small rows count as median ones."""
+        """Return the largest entry of each row, at least the median row's, since terms may cancel within a row."""
         size = response.abs().amax(dim=1, keepdim=True)
         return size.clamp(min=float(size.detach().median()))
 
@@ -64,18 +64,14 @@ def check_layer(
 ) -> None:
     """Check a layer or a model called as ``layer(x, edge_index, edge_weight, batch)`` on small random graphs.
 
-    It is checked in evaluation mode, so dropout does not disturb the comparisons.
+    It runs in evaluation mode, without dropout.
 
     Args:
-        layer: an instance (which is copied, never changed), or a function that builds one.
+        layer: an instance, which is copied, or a function that builds one.
         in_channels: C of the states; by default its attribute ``in_channels``.
         edges: whether the graphs have observed edges (False: ``edge_index`` is None throughout).
         extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``.
-        level: ``"strict"``, everything the library's own classes obey; or ``"core"``, without second derivatives, half
-            precision, autocast and the like, for a first version.
-        skip: law name → the reason why it does not apply.
-        compile: also capture one full graph with `torch.compile` (seconds).
-        seed: of states, graphs and parameters.
+        level, skip, compile, seed: see :func:`check_diffusivity`.
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
@@ -123,7 +119,7 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     expect_close(module(joined.x, graph, **extra), expected, "rearranged", "the output for a Graph")
     if joined.edge_index is None or joined.edge_weight is None:
         return
-    # a sparse matrix holds one entry per pair; the sum of repeated edges is a different graph to an edge attention
+    # a sparse matrix has one entry per pair, and edge attention distinguishes repeated edges from their sum
     source, target = joined.edge_index
     size = (joined.num_nodes, joined.num_nodes)
     pairs = torch.stack([target, source])
@@ -159,13 +155,8 @@ def _state_dict(case: LayerCase) -> None:
 
 
 LAYER_LAWS: tuple[Law[LayerCase], ...] = (
-    _output,
-    _unit_weights,
-    _graph_in_place_of_edges,
-    _returned_coupling,
-    _state_dict,
-    *MODULE_LAWS,
-)
+    _output, _unit_weights, _graph_in_place_of_edges, _returned_coupling, _state_dict, *MODULE_LAWS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,12 +168,12 @@ class UpdateCase(ModuleCase[StateUpdate]):
         return moved
 
     def coupling(self, instance: Instance) -> Coupling:
-        """Symmetric, nonnegative, with eigenvalues in [−1, 1], which explicit steps of size one stand."""
+        """Return a symmetric, nonnegative coupling with eigenvalues in [−1, 1], for stable explicit steps."""
         made: Coupling = AdjacencyDiffusivity("sym", direction="undirected")(instance.x, instance.graph())
         return made
 
     def source(self, module: StateUpdate, x: Tensor) -> Tensor | None:
-        """A function of each row, for updates that weigh a source."""
+        """Return a function of each row, for updates that use a source."""
         return x.cos() if module.takes_source and module.beta != 0.0 else None
 
     def step(self, module: StateUpdate) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -206,19 +197,15 @@ def check_update(
     """Check an update on small random states in the unit ball and symmetric couplings of random graphs.
 
     Args:
-        update: an instance (which is copied, never changed), or a class or function that builds one.
+        update: an instance, which is copied, or a class or function that builds one.
         channels: C of the states.
-        level: ``"strict"``, everything the library's own classes obey; or ``"core"``, without second derivatives, half
-            precision, autocast and the like, for a first version.
-        skip: law name → the reason why it does not apply.
-        compile: also capture one full graph with `torch.compile` (seconds).
-        seed: of states, graphs and parameters.
+        level, skip, compile, seed: see :func:`check_diffusivity`.
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
 
     Examples:
-        >>> check_update(lambda: ExplicitEuler(tau=0.5), level="core")  # silent, for it obeys
+        >>> check_update(lambda: ExplicitEuler(tau=0.5), level="core")  # raises nothing
     """
     check_counts(channels=channels)
     build, fresh, sample = builder(update, "update", StateUpdate, seed)
@@ -254,13 +241,13 @@ def _heads(case: UpdateCase) -> None:
 
 
 def _refusals(case: UpdateCase) -> None:
-    """a state of other nodes, a missing source and one that nobody weighs are refused before any arithmetic"""
+    """a state of other nodes, a missing source and an unused one are refused before any arithmetic"""
     module, instance = case.module(), case.instance()
     coupling, x = case.coupling(instance), instance.x
     source = case.source(module, x)
     _expect_refused(lambda: module(torch.cat([x, x]), coupling, source=source), "a state of other nodes")
     if source is not None:
-        try:  # some take the state itself
+        try:  # some updates use the state itself as the source
             module(x, coupling)
         except ValueError as error:
             expect("source" in str(error), f"without a source it says {error}")
@@ -286,7 +273,7 @@ def _constants(case: UpdateCase) -> None:
 
 
 def _previous(case: UpdateCase) -> None:
-    """with takes_previous it starts without a state before, and looks at one that comes"""
+    """with takes_previous it starts without a previous state, and depends on one that is passed"""
     module, instance = case.module(), case.instance()
     if not module.takes_previous:
         return
@@ -294,14 +281,9 @@ def _previous(case: UpdateCase) -> None:
     options = {"source": case.source(module, x)}
     first, moving = module(x, coupling, previous=None, **options), module(x, coupling, previous=x - 1, **options)
     expect(bool(first.isfinite().all()), "the first step, previous=None, is not finite")
-    expect(not torch.equal(first, moving), "the next state is the same whatever the state before, previous, was")
+    expect(not torch.equal(first, moving), "the next state does not depend on the previous state")
 
 
 UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (
-    _shapes,
-    _heads,
-    _refusals,
-    _constants,
-    _previous,
-    *MODULE_LAWS,
-)
+    _shapes, _heads, _refusals, _constants, _previous, *MODULE_LAWS,
+)  # fmt: skip

@@ -39,7 +39,7 @@ class Instance:
 
     @property
     def batch(self) -> Tensor | None:
-        """Graph index of every node, None where there is one graph."""
+        """Graph index of every node, or None for one graph."""
         if len(self.sizes) == 1:
             return None
         return torch.repeat_interleave(torch.arange(len(self.sizes)), self.ptr.diff())
@@ -53,19 +53,19 @@ class Instance:
         return replace(self, x=self.x.to(dtype), edge_weight=weight)
 
     def at(self, x: Tensor) -> Instance:
-        """The same graphs with another state."""
+        """Return the same graphs with another state."""
         return replace(self, x=x)
 
     def empty(self) -> Instance:
-        """The same kind of instance without a node."""
+        """Return an instance of the same kind without nodes."""
         edges = None if self.edge_index is None else self.edge_index[:, :0]
         weight = None if self.edge_weight is None else self.edge_weight[:0]
         return Instance(self.x[:0], edges, weight, torch.tensor([0, 0]))
 
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
-        """Node k of the result is node permutation[k]; the edges are listed in another order too.
+        """Permute the nodes, node k of the result being node permutation[k], and the order of the edges.
 
-        A batch stays a batch only if the permutation stays inside each graph.
+        In a batch, the permutation must stay within each graph.
         """
         edge_index, edge_weight = self.edge_index, self.edge_weight
         if edge_index is not None:
@@ -76,10 +76,9 @@ class Instance:
 
 
 def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
-    """A state inside the unit ball, where the premises of every penalty hold, on a graph without isolated nodes.
+    """Return a state in the unit ball, within the domain of every penalty, on a graph without isolated nodes.
 
-    The edges are a directed ring, as many random pairs (self-loops among them), and one edge given twice; the weights
-    lie in [½, 3/2].
+    The edges are a directed ring, random pairs (also self-loops), and one repeated edge, with weights in [½, 3/2].
     """
     x = torch.randn(num_nodes, channels, generator=generator, dtype=torch.float64)
     x = x / (1 + x.norm(dim=-1, keepdim=True))
@@ -94,7 +93,7 @@ def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *
 
 
 def join(instances: Sequence[Instance]) -> Instance:
-    """The instances side by side, as one ragged batch."""
+    """Return the instances as one ragged batch."""
     sizes = torch.tensor([size for instance in instances for size in instance.sizes])
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
     offset, index, weight = 0, [], []
@@ -113,7 +112,7 @@ def join(instances: Sequence[Instance]) -> Instance:
 
 
 def hub_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
-    """Every node sends to node 0, so that one sum is long."""
+    """Return an instance in which every node sends to node 0, for a long sum."""
     base = random_instance(num_nodes, channels, generator, edges=edges)
     if base.edge_index is None:
         return base
@@ -126,14 +125,14 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModuleCase(ABC, Generic[M]):
-    """A way to build the module, how to call it, and the instances it is tried on.
+    """A module under test: how to build and call it, and the instances that it is applied to.
 
     Attributes:
-        build: builds the module, in the dtype that parameters have by default.
-        fresh: whether ``build`` draws the parameters (else it copies an instance).
+        build: builds the module, with parameters of the default dtype.
+        fresh: whether ``build`` draws the parameters, or copies an instance.
         channels: C of the states.
         edges: whether the graphs have observed edges.
-        compile: whether graph capture is tried too.
+        compile: whether to test `torch.compile`.
         seed: of states, graphs and parameters.
     """
 
@@ -146,14 +145,14 @@ class ModuleCase(ABC, Generic[M]):
 
     @abstractmethod
     def response(self, module: M, instance: Instance) -> Tensor:
-        """What the module makes of an instance, one row per node: this is what the shared laws compare."""
+        """Return the module's result for an instance, one row per node, which the shared laws compare."""
 
     @abstractmethod
     def step(self, module: M) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """The function of (x, edge_index) that `torch.compile` has to capture."""
+        """Return the function of (x, edge_index) that `torch.compile` captures."""
 
     def size(self, response: Tensor) -> Tensor:
-        """What rounding in half precision is relative to."""
+        """Return the magnitude to which rounding in half precision is relative."""
         return torch.ones_like(response)
 
     def generator(self) -> torch.Generator:
@@ -171,19 +170,22 @@ class ModuleCase(ABC, Generic[M]):
         return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
     def differentiable(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        """The response as a function of the state, and its leaves: the state, and the parameters it depends on too."""
+        """Return the response as a function of its leaves, and these leaves: the state and the parameters."""
         module, instance = self.module(), self.instance(5)
 
         def function(x: Tensor, *parameters: Tensor) -> Tensor:
             return self.response(module, instance.at(x))
 
-        # gradcheck moves its inputs in place, so the module's own parameters can be among them
+        # gradcheck perturbs its inputs in place, so the module's own parameters can be among them
         parameters = (parameter for parameter in module.parameters() if parameter.requires_grad)
         return function, (instance.x.clone().requires_grad_(), *parameters)
 
 
 def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[], Any], bool, Any]:
-    """How to build what a user gave, a module or what makes one; whether that is anew each time; and a sample."""
+    """Return a function that builds the subject, whether it draws parameters, and a sample.
+
+    The subject is a module, which is copied, or a class or function that builds one.
+    """
     fresh, what = not isinstance(subject, nn.Module), "torch.nn.Module" if kind is nn.Module else kind.__name__
     if fresh:
         check_function(subject, name, f"that builds a {what}, or one")
@@ -315,7 +317,7 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
         return
     with seeded(case.seed):
         reference = case.build()
-        if not case.fresh:  # an instance that cannot be built anew is reset twice, from different values
+        if not case.fresh:  # a copied instance is compared with another copy, reset from other values
             reference.reset_parameters()  # type: ignore[operator]
     with torch.no_grad():
         for parameter in named.values():
@@ -350,16 +352,6 @@ def _compile(case: ModuleCase[M]) -> None:
 
 
 MODULE_LAWS: tuple[Law[Any], ...] = (
-    _permutation,
-    _batching,
-    _poisoned_batch_mate,
-    _edge_cases,
-    _first_derivatives,
-    _second_derivatives,
-    _half_precision,
-    _autocast,
-    _purity,
-    _reset_parameters,
-    _readable,
-    _compile,
-)
+    _permutation, _batching, _poisoned_batch_mate, _edge_cases, _first_derivatives, _second_derivatives,
+    _half_precision, _autocast, _purity, _reset_parameters, _readable, _compile,
+)  # fmt: skip

@@ -1,10 +1,10 @@
-"""Diffusions whose solution is known: for our updates, and for a user's own.
+"""Diffusions with known solutions, to test updates.
 
     for problem in exact_problems():
         expect_close(MyUpdate(t=1.0)(problem.state, problem.coupling), problem.heat(1.0), "solve")
     assert abs(order_of_convergence(MyStep, path_problem(12)) - 1) < 0.05
 
-The answers come from dense matrices that are written down entry by entry here and from SciPy, never from a coupling.
+Solutions are computed from dense matrices by torch and SciPy, independently of couplings.
 """
 
 import math
@@ -34,11 +34,11 @@ from diffusion_mp.updates import Form, StateUpdate
 
 @dataclass(frozen=True)
 class Problem:
-    """A diffusion dx/dt = −Δx (− κx + βh) on a small graph, and its exact answers in double precision.
+    """A diffusion dx/dt = −Δx (− κx + βh) on a small graph, and its exact solutions in double precision.
 
     Attributes:
         name: for messages and test names.
-        matrix: S [N, N], symmetric and non-negative.
+        matrix: S [N, N], symmetric and nonnegative.
         state: x at time 0 [N, H, D].
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
 
@@ -67,7 +67,7 @@ class Problem:
         return diagonal.diag() - self.matrix
 
     def heat(self, t: float) -> Float[Tensor, "N H D"]:
-        """exp(−tΔ) x, the state after a time t (``scipy.linalg.expm``)."""
+        """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
         check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
@@ -77,28 +77,28 @@ class Problem:
     def implicit_step(
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
     ) -> Float[Tensor, "N H D"]:
-        """(I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
+        """Return (I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
         check_positive(tau, "tau", allow_zero=True)
         check_positive(leak, "leak", allow_zero=True)
         return self._solve(tau, 1 + tau * leak, self.state if source is None else self.state + tau * beta * source)
 
     def steady_state(self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0) -> Float[Tensor, "N H D"]:
-        """(Δ + κ)⁻¹ βh, by a dense solve."""
+        """Return (Δ + κ)⁻¹ βh, by a dense solve."""
         check_positive(leak, "leak", allow_zero=True)
         check_values(source, self.matrix.size(0), 1, "source")
         return self._solve(1.0, leak, beta * source)
 
     def _solve(self, tau: float, shift: float, right: Tensor) -> Tensor:
-        """(τΔ + shift)⁻¹ right."""
+        """Return (τΔ + shift)⁻¹ right."""
         matrix = tau * self.laplacian + shift * torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         solution: Tensor = torch.linalg.solve(matrix, right.flatten(1))
         return solution.view_as(right)
 
 
 def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", *, seed: int = 0) -> Problem:
-    """A random state [N, 2, 3] on a graph given by its symmetric adjacency.
+    """Return a problem with a random state [N, 2, 3] on a graph without isolated nodes.
 
-    Nobody may be isolated. In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as GCN has it.
+    In the residual form S is D^-½AD^-½, so that I − S is positive semidefinite, as in GCN.
 
     Args:
         name: of the problem.
@@ -107,7 +107,7 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
         seed: of the state.
 
     Raises:
-        TypeError, ValueError: no such adjacency.
+        TypeError, ValueError: the adjacency is not a symmetric, nonnegative matrix.
 
     Examples:
         >>> problem_on_graph("a pair", torch.tensor([[0.0, 1.0], [1.0, 0.0]])).name
@@ -127,7 +127,7 @@ def problem_on_graph(name: str, adjacency: Tensor, form: Form = "conservative", 
 
 
 def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
-    """0 − 1 − … − (N − 1)."""
+    """Return the adjacency of the path 0 − 1 − … − (N − 1)."""
     check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes - 1, dtype=torch.float64)
     return ones.diag(1) + ones.diag(-1)
@@ -164,7 +164,7 @@ def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
 
 
 def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem:
-    """Everybody with everybody: e^{-tΔ} x is the mean plus e^{-tN} times the rest.
+    """Diffusion on a complete graph: e^{-tΔ} x is the mean plus e^{-tN} times the rest.
 
     Args:
         num_nodes: N.
@@ -180,7 +180,7 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
-    """A rectangular grid: the Kronecker sum of two paths.
+    """Diffusion on a rectangular grid, the Kronecker sum of two paths.
 
     Args:
         rows, columns: N is their product.
@@ -197,7 +197,7 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
 
 
 def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0) -> Problem:
-    """Weights in [½, 3/2] on a random graph of mean degree about six, kept connected by a path through all nodes.
+    """Diffusion on a random graph of mean degree about six with weights in [½, 3/2], connected by a path.
 
     Args:
         num_nodes: N.
@@ -218,7 +218,7 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
 
 
 def exact_problems() -> list[Problem]:
-    """Every graph above in both forms.
+    """Return a problem for each of these graphs in both forms.
 
     Examples:
         >>> all(isinstance(problem, Problem) for problem in exact_problems())
@@ -231,10 +231,10 @@ def exact_problems() -> list[Problem]:
 
 
 def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
-    """The k-th Neumann mode of the path and its eigenvalue: D̄ − S maps cos(πk(i + ½)/N) to 4 sin²(πk/2N) times itself.
+    """Return the k-th Neumann mode of the path, cos(πk(i + ½)/N), and its eigenvalue λ = 4 sin²(πk/2N) of D̄ − S.
 
-    These are the columns of the DCT-II; diffusion scales the mode by e^{-tλ}, an explicit step by 1 − τλ and an
-    implicit one by 1/(1 + τλ), exactly.
+    Modes are the columns of the DCT-II. Diffusion scales them by e^{-tλ}, an explicit step by 1 − τλ and an implicit
+    one by 1/(1 + τλ).
 
     Args:
         num_nodes: N.
@@ -263,13 +263,13 @@ def order_of_convergence(
     t: float = 0.5,
     counts: Sequence[int] = (64, 128, 256),
 ) -> float:
-    """The p in error ~ τᵖ when ``step(t / n)`` is applied n times, for n in ``counts``, against `Problem.heat`.
+    """Return p in error ~ τᵖ for n steps of ``step(t / n)``, n in ``counts``, compared with `Problem.heat`.
 
     Args:
-        step: from a time step to the update.
-        problem: where to start.
-        t: the end.
-        counts: numbers of steps, two at least.
+        step: maps a time step to an update.
+        problem: the problem, from its state.
+        t: final time.
+        counts: at least two numbers of steps.
 
     Examples:
         >>> round(order_of_convergence(lambda tau: CrankNicolson(tau), path_problem(5), counts=(8, 16, 32)))
