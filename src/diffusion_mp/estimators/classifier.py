@@ -53,9 +53,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     Args:
         n_neighbors: neighbours of a row in the graph, at most the number of other rows.
-        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; with "cosine" the network reads
-            rows of length one, too. Scale columns of different units first (``StandardScaler``). Entries may be of any
-            magnitude from 1e-300 to 1e300.
+        metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; with "cosine" the network
+            reads rows of length one, too. Scale columns of different units first (``StandardScaler``). Entries may be
+            of any magnitude from 1e-300 to 1e300.
         sharpness: of the weights of the edges, see `KNNGraph`.
         mu: μ, the weight of neighbours, which determines how far labels spread; 1 to 3 suits texts.
         rounds: number of rounds of training and spreading.

@@ -134,11 +134,7 @@ def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
 
 
 def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
-    """Diffusion along a path.
-
-    Args:
-        num_nodes: N.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+    """Diffusion along a path of N nodes; see `Problem` for ``form``.
 
     Examples:
         >>> path_problem(5).matrix.shape
@@ -148,11 +144,7 @@ def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
 
 
 def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
-    """Diffusion around a cycle of at least three nodes.
-
-    Args:
-        num_nodes: N.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+    """Diffusion around a cycle of N ≥ 3 nodes; see `Problem` for ``form``.
 
     Examples:
         >>> cycle_problem(5).matrix.shape
@@ -164,11 +156,7 @@ def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
 
 
 def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem:
-    """Diffusion on a complete graph: e^{-tΔ} x is the mean plus e^{-tN} times the rest.
-
-    Args:
-        num_nodes: N.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+    """Diffusion on a complete graph: e^{-tΔ} x is the mean plus e^{-tN} times the rest. See `Problem` for ``form``.
 
     Examples:
         >>> complete_problem(5).matrix.shape
@@ -180,11 +168,7 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
-    """Diffusion on a rectangular grid, the Kronecker sum of two paths.
-
-    Args:
-        rows, columns: N is their product.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+    """Diffusion on a rectangular grid, the Kronecker sum of two paths; see `Problem` for ``form``.
 
     Examples:
         >>> grid_problem(2, 3).matrix.shape
