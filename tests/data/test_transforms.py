@@ -1,0 +1,392 @@
+"""Laplacian encodings, `ToDiffusionGraph` and `pad`: values, devices, workers and refusals."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.loader import DataLoader as BatchLoader
+from torch_geometric.transforms import AddLaplacianEigenvectorPE, Compose, NormalizeFeatures
+from torch_geometric.utils import to_undirected
+
+from diffusion_mp import Graph
+from diffusion_mp.data import AddLaplacianPE, ToDiffusionGraph, pad, transforms
+from diffusion_mp.layers import DIFFormerConv, GCNConv
+from diffusion_mp_experiments.sequences import ListOps, Pathfinder, SequenceDataset
+from diffusion_mp_experiments.sequences.dataset import byte_tokens, item_random
+
+
+def random_graph(num_nodes, seed=0, weighted=False, p=0.15):
+    """Connected, with eigenvalues that differ."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = torch.triu_indices(num_nodes, num_nodes, 1)
+    kept = (torch.rand(pairs.size(1), generator=generator) < p) | (pairs[1] == pairs[0] + 1)
+    edges = pairs[:, kept]
+    if not weighted:
+        return Data(edge_index=to_undirected(edges), num_nodes=num_nodes)
+    weight = torch.rand(edges.size(1), generator=generator, dtype=torch.float64) + 0.5
+    edges, weight = to_undirected(edges, weight)
+    return Data(edge_index=edges, edge_weight=weight, num_nodes=num_nodes)
+
+
+@pytest.fixture
+def _double():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def laplacian(data):
+    """I − D^-½AD^-½, dense."""
+    adjacency = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
+    weight = torch.ones(data.num_edges) if data.edge_weight is None else data.edge_weight
+    adjacency[data.edge_index[0], data.edge_index[1]] = weight.double()
+    scale = adjacency.sum(dim=1).rsqrt()
+    return torch.eye(data.num_nodes, dtype=torch.float64) - scale[:, None] * adjacency * scale
+
+
+@pytest.mark.usefixtures("_double")
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
+    if not dense:
+        monkeypatch.setattr(transforms, "_DENSE", 0)
+    data = random_graph(60, weighted=weighted)
+    out = AddLaplacianPE(5)(data)
+    vectors, values = out.laplacian_eigenvectors, out.laplacian_eigenvalues[0]
+    assert torch.allclose(laplacian(data) @ vectors, vectors * values, rtol=0, atol=1e-10)
+    assert torch.allclose(vectors.T @ vectors / 60, torch.eye(5), rtol=0, atol=1e-10)
+    assert torch.allclose(values, torch.linalg.eigvalsh(laplacian(data))[1:6], rtol=0, atol=1e-10)
+    assert out.laplacian_mask.all()
+    assert (out.laplacian_eigenvalues == values).all()
+
+
+@pytest.mark.parametrize("num_nodes", [30, 130])
+def test_pygs_transform_up_to_sign(num_nodes):
+    """PyG has a dense and, from 100 nodes on, a sparse solver."""
+    data = random_graph(num_nodes)
+    ours = AddLaplacianPE(4)(data).laplacian_eigenvectors / math.sqrt(num_nodes)
+    with torch.random.fork_rng(devices=[]):
+        theirs = AddLaplacianEigenvectorPE(4, is_undirected=True)(data).laplacian_eigenvector_pe
+    sign = (ours * theirs).sum(dim=0).sign()
+    assert torch.allclose(ours, theirs.to(ours.dtype) * sign, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_it_repeats_and_draws_nothing(monkeypatch, dense):
+    if not dense:
+        monkeypatch.setattr(transforms, "_DENSE", 0)
+    data = random_graph(50)
+    before = torch.get_rng_state()
+    first, second = (AddLaplacianPE(6)(data).laplacian_eigenvectors for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(before, torch.get_rng_state())
+    assert "laplacian_eigenvectors" not in data
+
+
+@pytest.mark.parametrize("num_nodes", [0, 1, 2, 4])
+def test_small_graphs_are_padded(num_nodes):
+    edges = torch.combinations(torch.arange(num_nodes)).T if num_nodes > 1 else torch.zeros(2, 0, dtype=torch.long)
+    out = AddLaplacianPE(5)(Data(edge_index=to_undirected(edges), num_nodes=num_nodes))
+    found = max(num_nodes - 1, 0)
+    assert out.laplacian_eigenvectors.shape == out.laplacian_eigenvalues.shape == (num_nodes, 5)
+    assert (out.laplacian_mask == (torch.arange(5) < found)).all()
+    assert (out.laplacian_eigenvectors[:, found:] == 0).all()
+    assert (out.laplacian_eigenvalues[:, found:] == 0).all()
+    if num_nodes == 4:  # the complete graph: L = (n I − 1 1ᵀ)/(n − 1)
+        assert torch.allclose(out.laplacian_eigenvalues[:, :3], torch.tensor(4 / 3))
+
+
+def test_isolated_nodes_and_no_edges():
+    out = AddLaplacianPE(2)(Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=4))
+    assert torch.isfinite(out.laplacian_eigenvectors).all()
+    assert torch.isfinite(
+        AddLaplacianPE(2)(Data(edge_index=torch.zeros(2, 0).long(), num_nodes=3)).laplacian_eigenvectors
+    ).all()
+
+
+def test_the_path_has_cosines():
+    """Path of n nodes, L = I − D^-½AD^-½: eigenvalues 1 − cos(πr/(n − 1)), r = 0, 1, …"""
+    n = 9
+    chain = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+    out = AddLaplacianPE(4)(Data(edge_index=to_undirected(chain), num_nodes=n))
+    expected = [1 - math.cos(math.pi * r / (n - 1)) for r in range(1, 5)]
+    assert out.laplacian_eigenvalues[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_alone_and_batched():
+    graphs = [AddLaplacianPE(5)(random_graph(n, seed=n)) for n in (3, 20, 11)]
+    batch = Batch.from_data_list(graphs)
+    assert torch.equal(batch.laplacian_mask, torch.cat([g.laplacian_mask for g in graphs]))
+    assert torch.equal(batch.laplacian_eigenvectors, torch.cat([g.laplacian_eigenvectors for g in graphs]))
+
+
+def test_large_graphs_take_the_sparse_solver():
+    n = transforms._DENSE + 100
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    ladder = torch.cat([ring, torch.tensor([[0], [n // 3]])], dim=1)  # a chord, so that eigenvalues differ
+    out = AddLaplacianPE(3)(Data(edge_index=to_undirected(ladder), num_nodes=n))
+    values = out.laplacian_eigenvalues[0]
+    assert (values > 0).all()
+    assert (values.diff() >= 0).all()
+    assert (values < 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Data(num_nodes=3), "needs edge_index"),
+        (Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2), r"undirected graph.*ToUndirected\(\)"),
+        (
+            Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([1.0, 2.0]), num_nodes=2),
+            "with one weight",
+        ),
+    ],
+)
+def test_refusals(data, message):
+    with pytest.raises(ValueError, match=message):
+        AddLaplacianPE(2)(data)
+
+
+def test_a_count_below_one():
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        AddLaplacianPE(0)
+    assert repr(AddLaplacianPE(7)) == "AddLaplacianPE(k=7)"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
+def test_edges_of_fewer_bits(dtype):
+    """Source · N + target leaves 16 bits at 182 nodes and 32 at 46 341; the edges are among the last 60 of them."""
+    size = 300 if dtype == torch.int16 else 70_000
+    last = torch.arange(size - 60, size)
+    path = to_undirected(torch.stack([last[:-1], last[1:]]))
+    wide, narrow = (Data(edge_index=path.to(dtype), num_nodes=size) for dtype in (torch.long, dtype))
+    add = AddLaplacianPE(2)
+    assert torch.equal(add(narrow).laplacian_eigenvectors, add(wide).laplacian_eigenvectors)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (Data(edge_index=torch.tensor([[0, 9], [9, 0]]), num_nodes=3), ValueError, r"edge_index must lie in \[0, 2\]"),
+        (Data(edge_index=torch.tensor([[0, -1], [-1, 0]]), num_nodes=3), ValueError, "edge_index must lie in"),
+        (Data(edge_index=torch.zeros(2, 2), num_nodes=3), TypeError, "edge_index must hold integers"),
+        (Data(edge_index=torch.zeros(3, 2).long(), num_nodes=3), ValueError, r"edge_index must be \[2, num_edges\]"),
+        (None, TypeError, "data must be a torch_geometric Data"),
+    ],
+)
+def test_edges_that_are_none(data, error, message):
+    with pytest.raises(error, match=message):
+        AddLaplacianPE(2)(data)
+
+
+def molecule(nodes: int) -> Data:
+    generator = torch.Generator().manual_seed(nodes)
+    edges = torch.randint(nodes, (2, 3 * nodes), generator=generator)
+    return Data(x=torch.rand(nodes, 4, generator=generator), edge_index=edges, edge_weight=torch.rand(3 * nodes))
+
+
+MOLECULES = [molecule(nodes) for nodes in (3, 7, 5, 4)]
+
+
+@pytest.mark.parametrize("self_loops", [None, "remaining"])
+def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops: Any) -> None:
+    data = Compose([NormalizeFeatures(), ToDiffusionGraph(self_loops)])(MOLECULES[1])
+    layer = GCNConv(4, 4)
+    torch.testing.assert_close(
+        layer(data.x, data.graph), layer(data.x, data.edge_index, data.edge_weight), rtol=0, atol=0
+    )
+    looped = data.graph.with_self_loops("remaining")
+    assert looped.csc.found or self_loops is None
+    layer(data.x, data.graph)
+    assert data.graph.with_self_loops("remaining") is looped
+
+
+def batches() -> Iterator[tuple[str, Any]]:
+    yield "a batch", ToDiffusionGraph()(Batch.from_data_list(MOLECULES))
+    yield "a list", ToDiffusionGraph()(MOLECULES)
+    for workers in (0, 1):
+        loader = DataLoader(MOLECULES, 4, collate_fn=ToDiffusionGraph("remaining"), num_workers=workers)
+        yield f"{workers} workers", next(iter(loader))
+
+
+def test_a_batch_has_a_graph_of_its_own() -> None:
+    layer = DIFFormerConv(4, 4)
+    alone = torch.cat([layer(data.x, data.edge_index, data.edge_weight) for data in MOLECULES])
+    for name, batch in batches():
+        assert batch.graph.num_graphs == 4, name
+        torch.testing.assert_close(layer(batch.x, batch.graph), alone, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_graphs_that_were_made_before_the_batch_are_refused(no_typecheck: None) -> None:
+    dataset = [ToDiffusionGraph()(data) for data in MOLECULES]
+    batch = next(iter(BatchLoader(dataset, 4)))
+    with pytest.raises(TypeError, match=r"graph of the batch; got a list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"):
+        GCNConv(4, 4)(batch.x, batch.graph)
+
+
+@pytest.mark.parametrize("data", [None, HeteroData(), torch.zeros(3), [], [1]])
+def test_what_is_no_data_is_refused(data: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        ToDiffusionGraph()(data)
+
+
+def test_the_graph_moves_with_its_data() -> None:
+    batch = ToDiffusionGraph("remaining")(MOLECULES)
+    assert batch.to("cpu").graph is batch.graph
+    graph = batch.graph.prepare()
+    ptr = graph.ptr.tolist()
+    moved = batch.to("meta").graph
+    assert all(t.is_meta for t in (moved.edge_index, moved.edge_weight))
+    assert moved.csr.node.is_meta
+    assert moved.with_self_loops().edges.is_meta
+    assert moved.ptr.tolist() == ptr
+    assert not graph.edges.is_meta
+
+
+def test_a_pickled_graph_keeps_what_was_found() -> None:
+    graph = Graph(5, torch.randint(5, (2, 9)))
+    graph.with_self_loops("remaining").prepare()
+    again = pickle.loads(pickle.dumps(graph))
+    looped = again.with_self_loops("remaining")
+    assert torch.equal(looped.csc.order, graph.with_self_loops("remaining").csc.order)
+    assert looped.reweighted("twice", lambda: looped._own_weights() * 2).pattern is looped.pattern
+
+
+def test_prepared_forms_do_not_change_what_is_computed() -> None:
+    data = MOLECULES[2]
+    plain, prepared = Graph.from_data(data), Graph.from_data(data).prepare()
+    layer, x = GCNConv(4, 4), data.x.clone().requires_grad_()
+
+    def grad(graph: Graph) -> Tensor:
+        return torch.autograd.grad(layer(x, graph).square().sum(), x)[0]
+
+    assert torch.equal(grad(plain), grad(prepared))
+
+
+class Counting(SequenceDataset):
+    """Item i is i + 1 times the token i."""
+
+    vocabulary, classes = 5, 2
+
+    def __len__(self) -> int:
+        return 5
+
+    def item(self, index: int):
+        return torch.full((index + 1,), index), index % 2
+
+
+def test_pad():
+    tokens, mask, labels = pad([Counting()[i] for i in (1, 3, 0)])
+    assert tokens.tolist() == [[1, 1, 0, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
+    assert mask.tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
+    assert labels.tolist() == [1, 1, 0]
+    assert (tokens.dtype, mask.dtype, labels.dtype) == (torch.long, torch.bool, torch.long)
+
+
+def test_pad_cuts():
+    tokens, mask, _ = pad([Counting()[i] for i in (1, 3)], max_length=3)
+    assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
+    assert mask.tolist() == [[True, True, False], [True] * 3]
+    assert pad([Counting()[1]], max_length=3)[0].shape == (1, 2)  # never longer than needed
+
+
+def test_two_texts():
+    batch = [(byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1), (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0)]
+    tokens, mask, other, other_mask, labels = pad(batch)
+    assert tokens.tolist() == [[98, 99], [0, 0]]
+    assert mask.tolist() == [[True, True], [False, False]]
+    assert other.tolist() == [[98, 99, 100], [1, 256, 0]]
+    assert other_mask.sum(dim=1).tolist() == [3, 2]
+    assert labels.tolist() == [1, 0]
+
+
+def test_in_a_loader():
+    loader = DataLoader(ListOps(num=5, min_length=10, max_length=30), batch_size=2, collate_fn=pad)
+    shapes = [(tokens.shape, mask.shape, len(labels)) for tokens, mask, labels in loader]
+    assert [count for *_, count in shapes] == [2, 2, 1]
+    assert all(tokens == mask and 10 <= tokens[1] <= 30 for tokens, mask, _ in shapes)
+
+
+def test_indices():
+    dataset = Counting()
+    assert [label for _, label in dataset] == [0, 1, 0, 1, 0]
+    assert len(dataset[-1][0]) == 5
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=rf"-5 \.\. 4; got {index}"):
+            dataset[index]
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("index", [1.5, "a", None, True, slice(0, 2), [0, 1], torch.tensor([0, 1]), torch.tensor(0.5)])
+def test_indices_that_are_none(index):
+    options = {"num": 4, "min_length": 5, "max_length": 20}
+    for read in (
+        Counting().__getitem__,
+        Pathfinder(num=4).__getitem__,
+        Pathfinder(num=4).scene,
+        ListOps(**options).item,
+    ):
+        with pytest.raises(TypeError, match="index must be a whole number; got"):
+            read(index)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+def test_any_whole_number_is_an_index():
+    for index in (np.int64(3), np.uint8(3), torch.tensor(3), -2, np.int8(-2)):
+        assert Counting()[index][0].tolist() == [3] * 4
+    for index in (-1, 4, 10**20):
+        with pytest.raises(IndexError, match=rf"index must lie in 0 \.\. 3; got {index}"):
+            ListOps(num=4, min_length=5, max_length=20).item(index)
+
+
+def test_refusals_of_pad():
+    with pytest.raises(ValueError, match="batch must hold at least one item"):
+        pad([])
+    with pytest.raises(ValueError, match="max_length must be at least 1"):
+        pad([Counting()[0]], max_length=0)
+
+
+def test_neighbouring_keys_give_unrelated_numbers():
+    first = torch.tensor([item_random("task", seed, i).random() for seed in range(20) for i in range(200)])
+    assert first.mean() == pytest.approx(0.5, abs=0.02)
+    assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.05
+    assert item_random("a", 1, 23).random() != item_random("a", 12, 3).random()
+    assert item_random("a", 1).random() == item_random("a", 1).random()
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (None, "batch must be a list of items; got None"),
+        (torch.zeros(2, 3), "batch must be a list of items; got a float32 tensor"),
+        ([3, 4], "every item of batch must be tokens and a label"),
+        ([(torch.tensor([1]), 0), (torch.tensor([1]), torch.tensor([2]), 0)], "every item of batch .* like the first"),
+        ([(torch.tensor([1.5]), 0)], r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor"),
+        ([(torch.tensor([[1]]), 0)], r"whole numbers \[L\]; got a int64 tensor of shape \[1, 1\]"),
+        ([([1, 2], 0)], r"whole numbers \[L\]; got \[1, 2\]"),
+        ([(torch.tensor([1]), 0.5)], "the label of an item of batch must be a whole number; got 0.5"),
+    ],
+)
+def test_batches_that_are_none(batch, message):
+    with pytest.raises(TypeError, match=message):
+        pad(batch)
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize("seed", ["a", 1.5, None, True, [1]])
+def test_seeds_are_whole_numbers(seed):
+    for task in (ListOps, Pathfinder):
+        with pytest.raises(TypeError, match="seed must be a whole number"):
+            task(seed=seed)
