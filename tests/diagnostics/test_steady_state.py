@@ -129,7 +129,7 @@ def test_refusals() -> None:
         posterior_variance(SimpleDiffusivity()(X), 0.1)
     with pytest.raises(CouplingMismatchError, match="symmetric and nonnegative"):
         posterior_variance(LowRankCoupling(FEATURE, FEATURE, symmetric=True), 0.1)
-    with pytest.raises(SingularSystemError, match="a node that couples with nobody"):
+    with pytest.raises(SingularSystemError, match="got a zero row"):
         posterior_variance(SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True), 0.1)
     with pytest.raises(ValueError, match="leak must be finite and > 0"):
         posterior_variance(ring(), 0.0)

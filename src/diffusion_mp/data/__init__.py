@@ -1,4 +1,4 @@
-"""What users put under their own data: parts of a large graph, clusters, neighbours, encodings, splits, padding."""
+"""Parts and clusters of large graphs, graphs of neighbours, encodings, splits and padded sequences."""
 
 from diffusion_mp.data.knn import KNNGraph, knn_graph
 from diffusion_mp.data.partition import PartOf, find_clusters

@@ -35,9 +35,9 @@ class RandomPartitionLoader(DataLoader[Data]):
     - `kept_edges`, and with `degrees="full"` `full_degree`: see :class:`PartOf`.
 
     The partition depends on `seed` and epoch only. Passes count epochs from 0; `set_epoch(epoch)`, which Lightning
-    calls, sets the next one. Attributes are gathered per batch, by workers if there are any, so tensors may be
-    memory-mapped (`torch.from_numpy(numpy.memmap(...))`) and larger than memory. (Spawned workers get copies of the
-    attributes.) On several processes of `torch.distributed` all draw the same partition and yield a share of its parts.
+    calls, sets the next one. Attributes are gathered per batch, by workers if there are any. Tensors may thus be
+    memory-mapped (`torch.from_numpy(numpy.memmap(...))`) and larger than memory, though spawned workers copy them. On
+    several processes of `torch.distributed` all draw the same partition and yield a share of its parts.
 
     Args:
         data: one graph, on the CPU.

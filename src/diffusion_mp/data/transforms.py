@@ -28,10 +28,10 @@ _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 class AddLaplacianPE(BaseTransform):
     """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
-    Unlike PyG's `AddLaplacianEigenvectorPE`, signs are not drawn from the global generator, graphs of at most k nodes
-    are padded with zeros, eigenvalues are kept, and vectors have mean square 1 whatever the size of the graph. Signs,
-    and bases of repeated eigenvalues, are arbitrary: read the vectors with a sign-invariant encoder
-    (`LaplacianEncoder`). PyG's `AddRandomWalkPE` can stand in the same `Compose`.
+    Unlike PyG's `AddLaplacianEigenvectorPE`, no signs are drawn from the global generator, and graphs of at most k
+    nodes are padded with zeros. Eigenvalues are kept, and vectors have mean square 1 for graphs of any size. Signs, and
+    bases of repeated eigenvalues, are arbitrary: read the vectors with a sign-invariant encoder (`LaplacianEncoder`).
+    PyG's `AddRandomWalkPE` composes with it.
 
     Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], and `laplacian_mask`, bool [N, k],
     false for padding; rows are nodes, so that batches concatenate them.

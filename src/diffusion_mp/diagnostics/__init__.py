@@ -1,4 +1,4 @@
-"""Diagnostics: what a layer does, measured and drawn."""
+"""Diagnostics: measurements and plots of layers, couplings and states."""
 
 from diffusion_mp.diagnostics.hooks import EnergyTrace, roughness
 from diffusion_mp.diagnostics.kernel_error import kernel_error

@@ -1,4 +1,4 @@
-"""Where a diffusion layer should stand: its commutator with attention, and a report by layer (Zhang & Zhou, § 3.5)."""
+"""Placement of diffusion layers: commutators with attention, and a report by layer (Zhang & Zhou, § 3.5)."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
         raise SingularSystemError(
-            "posterior_variance needs positive row sums; got a node that couples with nobody, whose variance is "
-            "infinite. Leave it out, or add an IdentityCoupling."
+            "posterior_variance needs positive row sums; got a zero row, whose variance is infinite. Leave the node "
+            "out, or add an IdentityCoupling."
         )
     dtype = torch.promote_types(coupling.dtype, torch.float32)
     diagonal = (1.0 + leak) * degree

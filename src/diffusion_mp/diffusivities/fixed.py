@@ -68,8 +68,8 @@ class AdjacencyDiffusivity(Diffusivity):
     ``degrees="count", direction="pyg"`` is the released code, which ignores weights in the degrees and takes in-degrees
     at both ends (docs/errata.md, D17).
 
-    In a part of a graph with ``full_degree``, d is the degree in the whole graph, and so entries are those of the whole
-    graph; rows of ``"row"`` then sum to the share of their edges in the part.
+    In a part of a graph with ``full_degree``, d is the degree in the whole graph, and entries are those of the whole
+    graph. Rows of ``"row"`` then sum to the fraction of their edges in the part.
 
     Args:
         normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij.

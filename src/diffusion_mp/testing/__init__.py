@@ -1,4 +1,4 @@
-"""Checks for couplings, diffusivities, layers and updates, ours and yours."""
+"""Checks of couplings, diffusivities, layers and updates, and problems with known solutions."""
 
 from diffusion_mp.testing.coupling_laws import check_coupling
 from diffusion_mp.testing.diffusivity_laws import check_diffusivity

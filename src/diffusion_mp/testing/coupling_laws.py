@@ -208,7 +208,7 @@ def _expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
     dense = dense.detach()
     if coupling.symmetric:
         expect_close(dense, dense.transpose(1, 2), "degree", f"{name} is declared symmetric, but s_ij against s_ji")
-    if coupling.row_stochastic:  # a row to which nobody sends is zero, and cannot sum to one
+    if coupling.row_stochastic:  # a node without senders has a zero row
         rows, empty = dense.sum(-1), (dense == 0).all(-1)
         expect_close(rows, (~empty).to(rows.dtype), "degree", f"{name} is declared row_stochastic, but a row sum")
     if coupling.nonnegative and dense.numel():

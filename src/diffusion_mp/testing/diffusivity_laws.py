@@ -1,4 +1,4 @@
-"""The laws every diffusivity obeys: what it declares, what its couplings obey, and what `MODULE_LAWS` ask."""
+"""The laws of diffusivities: on their declarations and their couplings, on top of `MODULE_LAWS`."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def run_laws(
     """Run every law on the case and raise one `AssertionError` that names the subject and each broken law.
 
     Args:
-        subject: what is being checked, usually the class name or the `repr`.
+        subject: name of the object under test, usually its class.
         laws: the laws; a law's name is its function's name without the leading underscore, spaces for underscores.
         case: what every law is called with.
         skip: law name → the reason why it does not apply; ``None`` if the caller cannot skip laws.
