@@ -17,7 +17,7 @@ from torch_geometric.utils import coalesce
 from torch_geometric.utils import spmm as pyg_spmm
 
 from diffusion_mp.couplings import LogLowRankCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities.random_features import attention_features
+from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies import GaussianPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.linear_attention import linear_attention

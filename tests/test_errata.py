@@ -15,8 +15,8 @@ from diffusion_mp.diffusivities import (
     SigmoidDiffusivity,
     SoftmaxDiffusivity,
 )
-from diffusion_mp.diffusivities.graph_term import Mix
-from diffusion_mp.diffusivities.random_features import attention_features
+from diffusion_mp.diffusivities.fixed import Mix
+from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies import Energy, JointEnergy, SigmoidPenalty, SimplePenalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.graph import Graph

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from diffusion_mp import ConvergenceError, SigmoidDiffusivity
 from diffusion_mp.diagnostics import lipschitz, perturbation_bound, roughness
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.transformer_block import TransformerBlock
+from diffusion_mp.layers.sequences import TransformerBlock
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import HeatKernel

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffusion_mp.diagnostics import commutator, diagnose, perturbation_bound, roughness
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.transformer_block import SelfAttention
+from diffusion_mp.layers.sequences import SelfAttention
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.testing.laws import seeded
 

@@ -21,7 +21,7 @@ from diffusion_mp import (
     kernel_error,
 )
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions, positive_features
-from diffusion_mp.kernels.gumbel import gumbel
+from diffusion_mp.kernels.noise import gumbel
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
 

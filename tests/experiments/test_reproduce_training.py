@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torchmetrics import MeanMetric
 
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
-from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp_experiments.reproduce import training

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffusion_mp.diagnostics.plotting import axis
 from diffusion_mp.energies import Energy
 from diffusion_mp.errors import check_function, check_kind, check_mask, check_tensor, describe
-from diffusion_mp.layers.pde_diffusion import tokens_first
+from diffusion_mp.layers.sequences import tokens_first
 
 
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:

@@ -21,7 +21,7 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.graph.ops import graph_sizes
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.precision import quotient
 from diffusion_mp.updates.closed_forms import LowRankInverse
 from diffusion_mp.updates.preconditioners import DENSE, dense_factor
 

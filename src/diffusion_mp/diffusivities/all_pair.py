@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from types import NoneType
@@ -90,10 +91,13 @@ class QueryKeyDiffusivity(Diffusivity):
             if projection == "separate":
                 self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
 
-    def queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True) -> Features:
+    def queries_and_keys(
+        self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True, origin: Tensor | None = None
+    ) -> Features:
         """Return q and k, normalised; one object if they are equal.
 
-        ``unit=False`` skips ``normalize="row"``, for couplings that divide by the norms themselves.
+        ``unit=False`` skips ``normalize="row"``, for couplings that divide by the norms themselves. With ``origin`` the
+        keys are those of x − origin.
         """
         if self.projection is not None or self.channels not in (None, x.size(1)):
             check_state(x, channels=self.channels, module=self)
@@ -101,10 +105,13 @@ class QueryKeyDiffusivity(Diffusivity):
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
             q = k = x.unflatten(1, (self.heads, -1))
+            if origin is not None:
+                k = (x - origin).unflatten(1, (self.heads, -1))
         else:
             q = k = self.query(x).unflatten(1, (self.heads, -1))
-            if self.projection == "separate":
-                k = self.key(x).unflatten(1, (self.heads, -1))
+            if self.projection == "separate" or origin is not None:
+                key = self.key if self.projection == "separate" else self.query
+                k = key(x if origin is None else x - origin).unflatten(1, (self.heads, -1))
         if self.normalize == "row" and unit:
             return unit_rows(q, k)
         if self.normalize == "frobenius":
@@ -128,6 +135,22 @@ def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]
     norm = torch.where(total == 0, torch.inf, total).sqrt()
     wide = torch.promote_types(q.dtype, torch.float32)
     return (q.to(wide) / norm.to(wide)).to(q.dtype)
+
+
+def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
+    """Return the smallest row of every node's graph, [N, C], or [1, C] for one graph; without gradient.
+
+    A softmax over keys does not change if all keys are shifted. The difference of a row from one that is no larger
+    keeps its digits, and equal rows differ by exactly zero, however a matrix product rounds them.
+    """
+    x = x.detach()
+    size = x.abs().amax(1).nan_to_num(nan=math.inf)
+    if graph.is_single:
+        return x[size.argmin(0, keepdim=True)] if x.size(0) else x
+    batch, number = graph.batch.to(x.device), torch.arange(x.size(0), device=x.device)
+    least = size.new_zeros(graph.num_graphs).scatter_reduce(0, batch, size, "amin", include_self=False)
+    others = number.masked_fill(size > least[batch], x.size(0))
+    return x[number.new_zeros(graph.num_graphs).scatter_reduce(0, batch, others, "amin", include_self=False)[batch]]
 
 
 class AllPairDiffusivity(QueryKeyDiffusivity):

@@ -33,9 +33,8 @@ from diffusion_mp.errors import (
     check_state,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.gumbel import gumbel, take_step
-from diffusion_mp.kernels.precision import accumulating, without_autocast
-from diffusion_mp.kernels.unit import quotient
+from diffusion_mp.kernels.noise import gumbel, take_step
+from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
 
 
 def orthogonal_directions(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity, origin_of
 from diffusion_mp.errors import as_size, check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
@@ -21,6 +21,9 @@ from diffusion_mp.kernels.spmm import sddmm
 
 class FrictionAttention(nn.Module):
     """q̃ = W̃_Q x/√d and k̃ = W̃_K x, whose inner products are the scores of frictions (SFi-Former, § 3.3).
+
+    Keys are taken of x − o with a row o of each graph: a shift of all keys does not change frictions, and equal rows
+    have equal keys however they are rounded.
 
     Args:
         channels: C of the state.
@@ -40,8 +43,8 @@ class FrictionAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """Return q̃ and k̃."""
-        query, key = (projection(x).unflatten(1, (self.heads, -1)) for projection in (self.query, self.key))
-        return self.scale * query, key
+        query, key = self.query(x), self.key(x - origin_of(x, graph))
+        return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(1, (self.heads, -1))
 
 
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
@@ -110,7 +113,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """Return q/√d and k, whose inner products are the scores of r."""
-        q, k = self.queries_and_keys(x, graph)
+        q, k = self.queries_and_keys(x, graph, origin=None if self.normalize else origin_of(x, graph))
         return as_size(q.size(2)) ** -0.5 * q, k
 
     def friction_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features | tuple[None, None]:

@@ -29,7 +29,7 @@ from diffusion_mp.diffusivities import (
     SoftmaxDiffusivity,
     SparseFlowDiffusivity,
 )
-from diffusion_mp.diffusivities.query_key import Normalization, Projection
+from diffusion_mp.diffusivities.all_pair import Normalization, Projection
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph.graph import SelfLoops

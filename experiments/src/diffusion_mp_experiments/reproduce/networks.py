@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity, UniformDiffusivity
-from diffusion_mp.diffusivities.query_key import QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import check_probability
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv
