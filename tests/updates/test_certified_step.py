@@ -288,7 +288,7 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
 
 
 def test_whether_an_undirected_graph_is_symmetric_is_asked_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import diffusion_mp.graph.graph as graph_module
+    from diffusion_mp.graph import graph as graph_module
 
     asked = []
     look = graph_module.is_symmetric

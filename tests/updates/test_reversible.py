@@ -26,9 +26,9 @@ from diffusion_mp.energies.spectrum import laplacian_extremes
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling
-from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate, preconditioners
+from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate, implicit
+from diffusion_mp.updates.implicit import precondition
 from diffusion_mp.updates.linear_solve import conjugate_gradients, solve
-from diffusion_mp.updates.preconditioners import precondition
 
 DOUBLE = torch.float64
 N, PTR = 30, torch.tensor([0, 9, 9, 10, 30])
@@ -343,7 +343,7 @@ def test_all_pairs_are_factorised_where_they_are_few(normalize: bool, monkeypatc
     got = Equilibrium(leak=1e-4)(X, counted)
     assert counted.products <= 5
     torch.testing.assert_close(got, dense_update(Equilibrium(leak=1e-4), coupling, X, X), rtol=1e-9, atol=1e-7)
-    monkeypatch.setattr(preconditioners, "DENSE", 2 * N * N - 1)
+    monkeypatch.setattr(implicit, "DENSE", 2 * N * N - 1)
     slow = Counted(coupling)
     slow.quadratic = True
     torch.testing.assert_close(Equilibrium(leak=1e-4)(X, slow), got, rtol=1e-7, atol=1e-7)

@@ -1,14 +1,12 @@
-"""State updates: how a coupling moves the state."""
+"""State updates: one numerical step of the diffusion of a coupling."""
 
 from diffusion_mp.updates.backtracking import Backtracking
 from diffusion_mp.updates.base import Form, LaplacianUpdate, StateUpdate
 from diffusion_mp.updates.certified_step import CertifiedStep
-from diffusion_mp.updates.explicit_euler import ExplicitEuler
+from diffusion_mp.updates.explicit import ExplicitEuler, MomentumStep, teleport
 from diffusion_mp.updates.fixed_point import fixed_point
 from diffusion_mp.updates.heat_kernel import HeatKernel
-from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler
-from diffusion_mp.updates.momentum import MomentumStep
-from diffusion_mp.updates.teleport import teleport, teleport_limit
+from diffusion_mp.updates.implicit import CrankNicolson, Equilibrium, ImplicitEuler, teleport_limit
 
 __all__ = [
     "Backtracking",

@@ -1,4 +1,4 @@
-"""``Backtracking``: the explicit step, with τ made small enough for the energy to go down."""
+"""``Backtracking``: an explicit step whose size is reduced until the energy decreases."""
 
 import math
 from collections.abc import Callable
@@ -13,33 +13,33 @@ from diffusion_mp.energies.pairs import find_distance_above
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, check_counts, check_flags, check_positive
 from diffusion_mp.graph.ops import graph_sizes
-from diffusion_mp.updates.base import Form, LaplacianUpdate
+from diffusion_mp.updates.base import Form, LaplacianUpdate, State
 
 
 class Backtracking(LaplacianUpdate):
-    r"""The step of Eq. 6 of TfD (Wu, Wipf & Yan, 2025) with the first τ, τq, τq², … at which the energy does not rise.
+    r"""The step of Eq. 6 of TfD (Wu, Wipf & Yan, 2025) with the first of τ, τq, τq², … that does not raise the energy.
 
         x′ = x − τ(dx − Sv),   P(x′) ≤ P(x)
 
     This makes Theorem 7 constructive: it states that such a τ exists when S is the penalty's own coupling at the
-    state. The energy P is, by the coupling that comes,
+    state. The energy P is
 
     * for `QuadraticPenalty` that of the Laplacian of ``form``, tr xᵀΔx (Theorem 1; the residual form has its own);
     * for other penalties Σ_ij δ(‖x_i − x_j‖²) over the pairs of the same graph (Eq. 13), or over the observed edges if
       the coupling is sparse (Example 5);
-    * or whatever ``penalty`` returns, when it is a function of the state [N, H, D], such as an `Energy`.
+    * or the value of ``penalty``, where it is a function of the state [N, H, D], such as an `Energy`.
 
-    Nor is a step taken that leaves the penalty's domain: beyond it the simple penalty falls, and would reward a state
-    that explodes. Every graph of a ragged batch has its own τ. One product with S, one energy per trial. The search
-    runs without gradients; the accepted step is differentiated with τ held constant. The τ of the last call is
-    ``last_tau``: a number, or for a batch a tensor [B].
+    A step that leaves the domain of the penalty is rejected as well: beyond it the simple penalty decreases, which
+    would reward a diverging state. Every graph of a batch has its own τ. The search takes one product with S and one
+    energy per trial, without gradients; the accepted step is differentiated with τ held constant. ``last_tau`` is the
+    τ of the last call: a number, or a tensor [B] for a batch.
 
     Args:
-        penalty: the penalty δ, or a callable x ↦ energy; it returns one per graph [B], or one for all (0-dimensional),
-            which then share τ.
+        penalty: the penalty δ, or a callable x ↦ energy, of every graph [B], or of all together (0-dimensional), which
+            then share τ.
         tau: the first step tried, > 0.
         shrink: factor q in (0, 1).
-        max_steps: trials at most.
+        max_steps: maximum number of trials.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ, and its first
             minimum a root of a cubic (Theorem T7 of docs/certified.md). ``tau`` is tried where it has no minimum.
@@ -54,7 +54,7 @@ class Backtracking(LaplacianUpdate):
             source, shapes that do not fit.
 
     Examples:
-        >>> step = Backtracking(SimplePenalty(), tau=1.0)  # takes a smaller τ until the energy falls
+        >>> step = Backtracking(SimplePenalty(), tau=1.0)  # reduces τ until the energy decreases
         >>> h = torch.nn.functional.normalize(x, dim=1)
         >>> step(h, SimplePenalty().coupling(h, normalize=True)).shape
         torch.Size([6, 4])
@@ -88,7 +88,7 @@ class Backtracking(LaplacianUpdate):
         self.last_tau: float | Tensor | None = None
 
     def check(self, coupling: Coupling) -> None:
-        """Refuse the exact step where the energy is a sum over edges."""
+        """Raise ``CouplingMismatchError`` for an exact step where the energy is a sum over edges."""
         super().check(coupling)
         if self.best_first and isinstance(coupling, SparseCoupling):
             raise CouplingMismatchError(
@@ -96,17 +96,10 @@ class Backtracking(LaplacianUpdate):
                 f"edges. Leave exact out."
             )
 
-    def step(
-        self,
-        x: Float[Tensor, " N #H D"],
-        coupling: Coupling,
-        values: Float[Tensor, " N #H D"] | None = None,
-        source: Float[Tensor, " N #H D"] | None = None,
-    ) -> Float[Tensor, " N #H D"]:
-        """Take the largest step tried that does not raise the energy."""
+    def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
+        """Take the first step tried that does not raise the energy."""
         values = self.validate(x, coupling, values, source)
-        diagonal = self.diagonal(coupling)
-        own = (diagonal.to(x.dtype) if isinstance(diagonal, Tensor) else diagonal) * x
+        own = self.decay(x, coupling)
         slope = own - coupling @ values
         x = x.expand_as(slope)
         tau = self._search(x.detach(), slope.detach(), own.detach(), coupling)
@@ -115,7 +108,7 @@ class Backtracking(LaplacianUpdate):
 
     @torch.no_grad()
     def _search(self, x: Tensor, slope: Tensor, own: Tensor, coupling: Coupling) -> Tensor:
-        """τ of every graph [B], or of all together."""
+        """Return τ of every graph [B], or one for all."""
         outside = self._distance_outside(x, coupling)
         if bool((outside != 0).any()):
             raise ValueError(
@@ -125,7 +118,7 @@ class Backtracking(LaplacianUpdate):
             )
         start = self.energy(x, coupling)
         per_graph = coupling if start.dim() else None
-        # At rest, what is left of the two terms is rounding, and its energy means nothing.
+        # At rest, the difference of the two terms is rounding error, and its energy is meaningless.
         rounding = 64 * torch.finfo(x.dtype).eps
         rest = _sum(slope.square(), per_graph).sqrt() <= rounding * _sum(own.expand_as(x).square(), per_graph).sqrt()
         tau = torch.where(rest, self.tau, self._first(x, slope, coupling))
@@ -142,7 +135,7 @@ class Backtracking(LaplacianUpdate):
         )
 
     def _first(self, x: Tensor, slope: Tensor, coupling: Coupling) -> Tensor:
-        """The first τ to try."""
+        """Return the first τ to try."""
         if not (self.best_first and isinstance(self.penalty, SimplePenalty)):
             return torch.tensor(self.tau, dtype=torch.float64, device=x.device)
         parts = zip(_graphs(x, coupling), _graphs(slope, coupling), strict=True)
@@ -150,11 +143,11 @@ class Backtracking(LaplacianUpdate):
         return torch.tensor(best[0] if coupling.ptr is None else best, dtype=torch.float64, device=x.device)
 
     def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, "*B"]:
-        """The energy that must not rise, of every graph of a batch [B]; in float64 where it is one of ours."""
+        """Return the energy that must not rise, of every graph of a batch [B]; in float64 for a `Penalty`."""
         if not isinstance(self.penalty, Penalty):
             return self.penalty(x)
         if isinstance(self.penalty, QuadraticPenalty):
-            if self.form == "conservative":  # constants cost nothing; they would cancel
+            if self.form == "conservative":  # constants cost nothing; taking them out avoids cancellation
                 x = torch.cat([x[:0], *(part - part.mean(0) for part in _graphs(x, coupling))])
             return _sum(x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling)
         if isinstance(coupling, SparseCoupling):
@@ -164,7 +157,7 @@ class Backtracking(LaplacianUpdate):
         return _each(self.penalty.total, x, coupling)
 
     def _distance_outside(self, x: Tensor, coupling: Coupling) -> Tensor:
-        """A squared distance among those summed that the penalty is not meant for, of every graph; 0 if it has none."""
+        """Return a squared distance outside the domain of the penalty, of every graph, or 0 where there is none."""
         limit = self.penalty.reach(x.dtype) if isinstance(self.penalty, Penalty) else math.inf
         if limit == math.inf:
             return x.new_zeros(())
@@ -179,36 +172,36 @@ class Backtracking(LaplacianUpdate):
 
 
 def first_minimum(p: np.ndarray) -> float | None:
-    """The first τ > 0 where Σ_k p_k τᵏ stops falling; ``None`` where there is none."""
+    """Return the first minimum τ > 0 of Σ_k p_k τᵏ, ``None`` unless it decreases at 0 and has one."""
     slope = np.polynomial.Polynomial(p).deriv()
     roots = slope.roots()
     real = roots.real[(abs(roots.imag) <= 1e-8 * abs(roots)) & (roots.real > 0)]
     if slope(0) >= 0 or not len(real):
         return None
     tau = real.min()
-    return float(tau - slope(tau) / slope.deriv()(tau))  # the roots of a matrix are as exact as its largest one
+    return float(tau - slope(tau) / slope.deriv()(tau))  # a Newton step: eigenvalues are only as exact as the largest
 
 
 def edge_distances(x: Float[Tensor, "N H D"], coupling: SparseCoupling) -> Float[Tensor, "E H"]:
-    """‖x_i − x_j‖² over the observed edges, in float64."""
+    """Return ‖x_i − x_j‖² over the observed edges, in float64."""
     sender, receiver = coupling.graph.edges
     return (x[sender] - x[receiver]).double().square().sum(-1)
 
 
 def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
-    """x − τ slope, with one τ or one for every graph."""
+    """Return x − τ slope, with one τ or one for every graph."""
     if tau.dim() and coupling.ptr is not None:
         tau = tau.repeat_interleave(coupling.ptr.diff().to(tau.device)).view(-1, 1, 1)
     return x - tau.to(x.dtype) * slope
 
 
 def _graphs(x: Tensor, coupling: Coupling) -> tuple[Tensor, ...]:
-    """The rows of every graph."""
+    """Return the rows of every graph."""
     return x.split(graph_sizes(coupling.ptr, len(x)))
 
 
 def _each(function: Callable[[Tensor], Tensor], x: Tensor, coupling: Coupling) -> Tensor:
-    """A function of every graph's rows [B]; of a single graph a number."""
+    """Return a function of the rows of every graph [B], of a single graph a number."""
     parts = [function(part) for part in _graphs(x, coupling)]
     if coupling.ptr is None:
         return parts[0]
@@ -216,12 +209,12 @@ def _each(function: Callable[[Tensor], Tensor], x: Tensor, coupling: Coupling) -
 
 
 def _sum(x: Tensor, coupling: Coupling | None) -> Tensor:
-    """Σ x over all, or over every graph of a coupling, as exact as each of them alone."""
+    """Return Σ x over all rows, or over every graph of a coupling, as exact as of that graph alone."""
     return x.sum() if coupling is None else _each(torch.sum, x, coupling)
 
 
 def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
-    """Σ x [E, H] over the edges of every graph."""
+    """Return Σ x [E, H] over the edges of every graph."""
     if coupling.ptr is None:
         return x.sum()
     graph = torch.searchsorted(coupling.ptr.to(x.device), coupling.graph.edges[1], right=True) - 1

@@ -1,4 +1,4 @@
-"""``StateUpdate``: what every update promises, and the Laplacian product that most of them share."""
+"""``StateUpdate``, the interface of all updates, and ``LaplacianUpdate``, the base of those that use a Laplacian."""
 
 import math
 import warnings
@@ -28,13 +28,13 @@ State = Float[Tensor, " N #H D"]
 
 
 class Positive(nn.Module):
-    """softplus(r) = log(1 + eʳ) > 0 of a learnable number r, as a 0-dimensional tensor: a weight of an energy.
+    """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
 
     Args:
-        initial: what it is at the start, > 0.
+        initial: its initial value, > 0.
 
     Raises:
-        TypeError, ValueError: ``initial`` is no finite number above zero.
+        TypeError, ValueError: ``initial`` is not a finite number above zero.
 
     Examples:
         >>> weight = Positive(1.0)  # softplus of a parameter, so it stays positive
@@ -49,11 +49,11 @@ class Positive(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the initial number."""
+        """Reset to the initial value."""
         nn.init.constant_(self.raw, self.initial + math.log(-math.expm1(-self.initial)))
 
     def forward(self) -> Float[Tensor, ""]:
-        """The number as it is now."""
+        """Return the current value."""
         return softplus(self.raw)
 
     def extra_repr(self) -> str:
@@ -63,14 +63,14 @@ class Positive(nn.Module):
 class StateUpdate(nn.Module, ABC):
     """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
 
-    An update uses ``S @ v``, ``S.degree()`` and the properties that a coupling declares, nothing else. A subclass
-    writes `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A method of two steps
-    declares ``takes_previous = True`` and has a keyword ``previous`` in `step`: the state one step earlier, from the
-    layer that takes several steps or the model that has several layers; ``None`` at the first.
+    An update uses only ``S @ v``, ``S.degree()`` and the properties that a coupling declares. A subclass implements
+    `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A two-step method declares
+    ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, which the layer
+    or model passes; ``None`` at the first step.
 
     Shapes:
-        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Or a state [N, C],
-        whose channels are cut into the heads of the coupling and joined again in the result [N, C].
+        x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a state
+        [N, C] are split into the heads of the coupling, and the result is [N, C].
 
     Raises:
         TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
@@ -78,18 +78,18 @@ class StateUpdate(nn.Module, ABC):
 
     Examples:
         >>> update, S = ExplicitEuler(tau=0.5), UniformDiffusivity()(x)
-        >>> isinstance(update, StateUpdate), update(x, S).shape  # every update is called like this
+        >>> isinstance(update, StateUpdate), update(x, S).shape  # every update has this signature
         (True, torch.Size([6, 4]))
     """
 
-    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra are those of self-adjoint
-    #: operators, closed forms for features.
+    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra need self-adjoint operators,
+    #: closed forms need features.
     needs_reversible: ClassVar[bool] = False
-    #: Whether the update has a source term τβh at all.
+    #: Whether the update has a source term τβh.
     takes_source: ClassVar[bool] = True
-    #: Whether `step` looks at the state before this one too.
+    #: Whether `step` also reads the previous state.
     takes_previous: bool = False
-    #: β, the weight of the source; where it is not zero, a source must come.
+    #: β, the weight of the source; unless it is zero, a source is required.
     beta: float = 0.0
 
     def forward(
@@ -100,9 +100,10 @@ class StateUpdate(nn.Module, ABC):
         source: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """The next state; ``values`` is what propagates (default: the state itself), ``source`` is h of Eq. 10.
+        """Return the next state.
 
-        ``options`` are those that the `step` of this update has beside these.
+        ``values`` are propagated (default: the state itself), ``source`` is h of Eq. 10, and ``options`` are passed on
+        to `step`.
         """
         values = None if values is x else values
         if not isinstance(x, Tensor) or x.dim() != 2:
@@ -125,15 +126,15 @@ class StateUpdate(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """The next state of every head, [N, H, D]."""
+        """Return the next state of every head, [N, H, D]."""
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew; an update with parameters of its own says how."""
+        """Reset the parameters of all submodules; an update with parameters of its own overrides this."""
         for child in self.children():
             reset(child)
 
     def check(self, coupling: Coupling) -> None:
-        """Raise ``CouplingMismatchError`` unless ``coupling`` has what this update needs; before any arithmetic."""
+        """Raise ``CouplingMismatchError`` unless ``coupling`` has the properties that this update needs."""
         if self.needs_reversible and not coupling.whole:
             raise CouplingMismatchError(
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
@@ -148,7 +149,7 @@ class StateUpdate(nn.Module, ABC):
             )
 
     def validate(self, x: Tensor, coupling: Coupling, values: Tensor | None, source: Tensor | None) -> Tensor:
-        """Check everything that came and return the values (the state where none were given)."""
+        """Check all inputs and return the values, by default the state."""
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
@@ -180,10 +181,10 @@ class StateUpdate(nn.Module, ABC):
 class LaplacianUpdate(StateUpdate):
     """Base of the updates that act through a Laplacian Δ, in one of the two forms of TfD (Wu, Wipf & Yan, 2025).
 
-    ``form="conservative"``: Δ = D̄ − S with D̄ the row sums of S (Eq. 6); constants stay as they are.
-    ``form="residual"``: Δ = I − S (Eq. 63), the same thing if and only if the rows of S sum to one.
+    ``form="conservative"``: Δ = D̄ − S with D̄ the row sums of S (Eq. 6); constants are fixed points.
+    ``form="residual"``: Δ = I − S (Eq. 63). Both agree if and only if the rows of S sum to one.
 
-    Where there is a source h (Eq. 10), ``beta`` is its weight; ``leak`` is κ ≥ 0, the rate at which the state decays.
+    ``beta`` is the weight of the source h (Eq. 10); ``leak`` is κ ≥ 0, the rate at which the state decays.
 
     Examples:
         >>> isinstance(ExplicitEuler(tau=0.5), LaplacianUpdate)
@@ -199,26 +200,31 @@ class LaplacianUpdate(StateUpdate):
         self.beta, self.leak = float(beta), float(leak)
 
     def diagonal(self, coupling: Coupling) -> Tensor | float:
-        """The diagonal part of Δ: row sums [N, H, 1], or 1."""
+        """Return the diagonal part of Δ: row sums [N, H, 1], or 1."""
         return coupling.degree().unsqueeze(-1) if self.form == "conservative" else 1.0
 
     def exact_diagonal(self, coupling: Coupling, dtype: torch.dtype) -> Tensor | float:
-        """The diagonal part of Δ as exact as ``dtype``; see `Coupling.exact_degree`."""
+        """Return the diagonal part of Δ to the precision of ``dtype``; see `Coupling.exact_degree`."""
         return 1.0 if self.form == "residual" else coupling.exact_degree(dtype).unsqueeze(-1)
 
+    def decay(self, x: Tensor, coupling: Coupling) -> Tensor:
+        """Return (d + κ)·x, with d the diagonal part of Δ."""
+        rate: Tensor | float = self.diagonal(coupling) + self.leak
+        return (rate.to(x.dtype) if isinstance(rate, Tensor) else rate) * x
+
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
-        """The product u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``; row sums are taken once."""
+        """Return the map u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``."""
         diagonal = self.exact_diagonal(coupling, dtype) + shift
         return lambda u: diagonal * u - coupling @ u
 
     def exact(self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor | None:
-        """f(Δ) v where the coupling has the eigenvectors of Δ at hand, else ``None``: what to ask before iterating."""
+        """Return f(Δ) v where the coupling knows the eigenvectors of Δ, else ``None``."""
         return coupling.laplacian_function(function, v) if self.form == "conservative" else None
 
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
-        """Warn where modes that decay at ``rate`` or slower matter, and the rounding of the entries of S hides them.
+        """Warn where the rounding of the entries of S hides modes that decay at ``rate`` or slower.
 
-        I − S may be singular, and is singular no more when S is rounded; D̄ − S maps constants to zero all the same.
+        Rounding S may make a singular I − S regular, whereas D̄ − S maps constants to zero in any precision.
         """
         resolution = torch.finfo(coupling.dtype).eps
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
@@ -234,6 +240,6 @@ class LaplacianUpdate(StateUpdate):
 
 
 def working_precision(v: Tensor, heads: int = 1) -> Tensor:
-    """``v`` in double precision, for long recurrences and ill-conditioned systems, and expanded to ``heads``."""
+    """Return ``v`` in double precision, for long recurrences and ill-conditioned systems, expanded to ``heads``."""
     v = v.double()
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -1,4 +1,4 @@
-"""``CertifiedStep``: source, graph, all pairs, activation and normalisation in one step that never raises an energy."""
+"""``CertifiedStep``: source, graph, all pairs, activation and normalisation in a step that never raises an energy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class CertifiedStep(StateUpdate):
 
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
-    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C what every row of a head is
-    confined to, and p the coupling's `majorant`. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) whatever β, λ and μ,
-    with no step size to choose: `JointEnergy` is F. Where C is convex p are the row sums of W, so x′ is the projection
-    of a weighted mean of h and all x_j: attention, graph and source share one denominator. A node that nothing pulls at
-    (β = 0 and no neighbours) stays where it is.
+    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C the set that every row of a
+    head is confined to, and p the `majorant` of the coupling. By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) for any
+    β, λ and μ, with no step size to choose; `JointEnergy` is F. Where C is convex, p are the row sums of W, and x′ is
+    the projection of a weighted mean of h and all x_j: attention, graph and source share one denominator. A node with
+    β = 0 and no neighbours does not move.
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
@@ -56,7 +56,7 @@ class CertifiedStep(StateUpdate):
 
     @property
     def beta(self) -> float | Positive:  # type: ignore[override]
-        """The weight of the source, a number or what makes it."""
+        """The weight of the source, a number or the module that computes it."""
         return self.weight
 
     def step(
@@ -69,10 +69,10 @@ class CertifiedStep(StateUpdate):
         metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
         centre: Tensor | None = None,
     ) -> State:
-        """The projection of x + (βM(h − x) − L_W x) / (βM + p); in at least float32 on the way.
+        """Return the projection of x + (βM(h − x) − L_W x) / (βM + p), computed in at least float32.
 
-        L_W x is taken of x − ``centre``, which has the same differences and more of their digits; by default the mean
-        of every graph. Where rows lie elsewhere it has to be the same for all (``Graph.centre``).
+        L_W is applied to x − ``centre``, by default the mean of every graph: differences are the same, with fewer
+        digits lost to cancellation. Where rows are spread over processes, all need one centre (``Graph.centre``).
         """
         if values is not None and values is not x:
             raise ValueError(
@@ -104,10 +104,10 @@ class CertifiedStep(StateUpdate):
 
 
 def _resolved(x: Tensor, total: Tensor, cost: Tensor, ptr: Tensor | None) -> bool:
-    """Whether rounding x′ to the nearest number raises F of no graph by more than 10⁻⁵ of it (10⁻¹² in double).
+    """Return whether rounding x′ to nearest raises F of every graph by at most 10⁻⁵ of it (10⁻¹² in double).
 
-    With ρ_i ≤ ε|x_i| it raises F by 2 Σ p_i|δ_i||ρ_i| at most, δ the move, and F ≥ Σ ``cost`` ≥ ½ Σ p_i|δ_i|². Where
-    torch traces there are no values to ask, and this is taken for granted; a GPU is not waited for.
+    A rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, δ the move, and F ≥ Σ ``cost`` ≥ ½ Σ p_i|δ_i|².
+    Assumed true while tracing, where there are no values, and false on a GPU, which would have to synchronise.
     """
     if not values_only() or x.device.type != "cpu":
         return not values_only()
@@ -118,17 +118,17 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor, ptr: Tensor | None) -> boo
 
 
 def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> Tensor:
-    """The projection of x + move, rounded towards x + best, where the bound that the proof has of F is least."""
+    """Return the projection of x + move, rounded towards x + best, the minimiser of the majorant of F."""
     start = x.double()
     with torch.no_grad():
-        # Rounding may have taken x out of C, and the way back is not always down F: so C is moved to where x is.
+        # Rounding may have moved x out of C, and projecting back may raise F, so C is shifted to contain x.
         slip = start - constraint.project(start)
         slip = torch.where(slip.abs() <= 4 * torch.finfo(x.dtype).eps * start.abs(), slip, 0.0)
     moved = start + move
     target = constraint.project(moved - slip, start) + slip
     nearest = target.to(x.dtype)
     with torch.no_grad():
-        # Measured from x, where the digits are: in double precision a move may be lost in x + move as well.
+        # Measured from x: even in double precision a small move may be lost in x + move.
         short = torch.where(target == moved, move, target - x) - best
         beyond = ((nearest - x) - best).abs() > short.abs()
         excess = nearest - torch.nextafter(nearest, (x + best).to(x.dtype))
@@ -136,7 +136,7 @@ def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> T
 
 
 def _by_head(metric: Tensor, x: Tensor) -> Float[Tensor, "N H 1"]:
-    """The metric [N] or [N, H] of a state."""
+    """Check a metric [N] or [N, H] and return it by head."""
     check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
     if metric.dim() not in (1, 2) or metric.size(0) != x.size(0):
         raise ValueError(f"metric must be [{x.size(0)}] or [{x.size(0)}, heads]; got {describe(metric)}.")

@@ -22,48 +22,46 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.updates.linear_solve import InverseApply
-
-Step = Callable[[Tensor], Tensor]
+from diffusion_mp.updates.linear_solve import InverseApply, Operator
 
 
 def _all_rows(x: Tensor) -> Tensor:
-    """The total of a graph whose rows are all at hand."""
+    """Return the sum over all rows where this process has all of them."""
     return x
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # how many steps it takes depends on values
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of steps depends on values
 def fixed_point(
-    step: Step,
+    step: Operator,
     x0: Float[Tensor, "*shape"],
     *,
     energy: Callable[[Tensor], Tensor] | None = None,
     tol: float | None = None,
     max_iter: int = 1000,
     memory: int = 10,
-    total: Step = _all_rows,
+    total: Operator = _all_rows,
     what: str = "the fixed point",
 ) -> Float[Tensor, "*shape"]:
-    r"""z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
+    r"""Return z* = T(z*), the limit of z ← T(z), with the gradient of the implicit function theorem.
 
         ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
 
-    for every tensor θ inside ``step``. The gradient g is a fixed point too, of a step that is one vector–Jacobian
-    product, so both passes are the one accelerated iteration (`iterate`). What is kept for the backward pass is the
-    graph of a single step, however many were taken (Bai, Kolter & Koltun, 2019, Theorem 1). Once differentiable. Where
-    there are several fixed points the acceleration may find another one than the plain iteration.
+    for every tensor θ inside ``step``. The gradient g is itself a fixed point, of a step with one vector–Jacobian
+    product, so both passes use the same accelerated iteration (`iterate`). The backward pass needs the autograd graph
+    of a single step, however many were taken (Bai, Kolter & Koltun, 2019, Theorem 1). Once differentiable. With several
+    fixed points the acceleration may find another one than the plain iteration.
 
     Args:
-        step: T, differentiable, with tensors of the shape of x₀ in and out.
-        x0: where to begin. No gradient flows into it: the limit does not depend on it.
-        energy: a function of the state that T never raises. A limit above the energy of x₀, which only the acceleration
-            can lead to, is not taken; the plain iteration then runs.
+        step: T, differentiable, which maps tensors of the shape of x₀ to such tensors.
+        x0: initial state. It has no gradient, since the limit does not depend on it.
+        energy: a function of the state that T never raises. If the accelerated iteration ends above the energy of x₀,
+            the plain iteration replaces it.
         tol: ‖T(z) − z‖ ≤ tol ‖T(z)‖ at the end; by default 1e-12 in double, 1e-6 in single precision. Where T contracts
             by ρ the error is up to 1/(1 − ρ) times as large.
-        max_iter: steps at most, in each pass.
+        max_iter: maximum number of steps of each pass.
         memory: of the acceleration, see `iterate`.
-        total: a sum over all rows from one over the rows at hand, where others have the rest (``Graph.total``).
-        what: what an error calls it.
+        total: turns a sum over the rows of this process into one over all rows (``Graph.total``).
+        what: name of the fixed point in messages.
 
     Raises:
         ConvergenceError: ``max_iter`` steps were not enough; also from the backward pass.
@@ -84,7 +82,7 @@ def fixed_point(
     if type(memory) is not int or memory != 0:
         check_counts(memory=memory)
     check_finite(x0, "x0")
-    # Half precision has no fixed point to six digits, nor has a step that autocast takes there.
+    # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
     start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
     tol = precision(start.dtype).residual if tol is None else tol
 
@@ -103,8 +101,8 @@ def fixed_point(
                 raise TypeError(f"energy(z) must be one number; got {describe(value)}.")
         return not bool(found[1] <= found[0])
 
-    def limit(step: Step, begin: Tensor, what: str, memory: int = memory) -> Tensor:
-        with without_autocast(begin):  # of the products of the acceleration, and where backward() was called
+    def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
+        with without_autocast(begin):  # for the products of the acceleration, and in backward()
             return iterate(step, begin, tol=tol, max_iter=max_iter, memory=memory, total=total, what=what)
 
     solution = limit(exact, start, what)
@@ -118,7 +116,7 @@ def fixed_point(
         return solution.to(x0.dtype)
 
     def inverse_transposed(grad: Tensor) -> Tensor:
-        """(I − Jᵀ)⁻¹ grad."""
+        """Return (I − Jᵀ)⁻¹ grad."""
         with torch.enable_grad():
             variable = solution.detach().requires_grad_()
             image = exact(variable)
@@ -135,26 +133,26 @@ def fixed_point(
 
 @torch.no_grad()
 def iterate(
-    step: Step,
+    step: Operator,
     x: Float[Tensor, "*shape"],
     *,
     tol: float,
     max_iter: int,
     memory: int,
-    total: Step = _all_rows,
+    total: Operator = _all_rows,
     what: str = "the fixed point",
 ) -> Float[Tensor, "*shape"]:
-    r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖; the result is an image of T.
+    r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖, and return T(x).
 
     With r = T(x) − x and the last ``memory`` differences Δr of residuals and ΔT of images, the next x is T(x) − ΔT γ
-    for the γ that makes ‖r − Δr γ‖ least (Anderson, 1965). Where the residual of such an x is no smaller than the one
-    before, T(x) itself comes next, and the differences are forgotten; so it converges where T alone does, at twice its
-    price at worst. ``memory=0`` is T alone.
+    for the γ that minimises ‖r − Δr γ‖ (Anderson, 1965). Where this does not reduce the residual, T(x) is taken
+    instead and the differences are discarded; so it converges where T alone does, at most at twice the cost.
+    ``memory=0`` is T alone.
 
     Raises:
-        ConvergenceError: not within ``max_iter`` steps, or something is not finite.
+        ConvergenceError: no convergence within ``max_iter`` steps, or a value is not finite.
     """
-    # Differences lie in the rows of a ring, so that no iteration allocates or copies all of them.
+    # A ring buffer of differences: no iteration copies all of them.
     images, residuals = x.new_zeros(2, memory, x.numel()).unbind()
     count, mixed = 0, False
     last_image = last_residual = x.flatten()
@@ -184,11 +182,11 @@ def iterate(
     )
 
 
-def _least(differences: Float[Tensor, "m n"], residual: Float[Tensor, " n"], total: Step) -> Float[Tensor, " m"]:
-    """The γ for which ‖residual − γ · differences‖ is least."""
+def _least(differences: Float[Tensor, "m n"], residual: Float[Tensor, " n"], total: Operator) -> Float[Tensor, " m"]:
+    """Return the γ that minimises ‖residual − γ · differences‖."""
     products = total(differences @ torch.cat([differences, residual.unsqueeze(0)]).t())
     gram, right = products[:, :-1], products[:, -1]
-    # Columns of norm one, and a multiple of the identity that rounding hides: differences may be dependent.
+    # Differences may be linearly dependent: scale them to norm one and add a multiple of the identity near rounding.
     scale = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny).rsqrt()
     gram = scale.unsqueeze(1) * gram * scale
     gram.diagonal().add_(10 * torch.finfo(gram.dtype).eps)

@@ -1,17 +1,21 @@
-"""``HeatKernel``: the diffusion itself, with no error in time."""
+"""``HeatKernel``: the exact solution of the diffusion, without time discretisation."""
 
 import math
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
-from diffusion_mp.updates.closed_forms import low_rank_heat
+from diffusion_mp.updates.linear_solve import by_graph, identity_like, rebased
 
-# An interval that reaches below zero by a multiplies rounding by e^{ta}: the exponent that is given away.
+# A spectral interval that begins at −a multiplies rounding errors by e^{ta}: the exponent ta that is tolerated.
 LOST = 3.0
 
 
@@ -20,16 +24,16 @@ class HeatKernel(LaplacianUpdate):
 
         x′ = e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−tr} I_k(tr) T_k((Δ − c)/r) v
 
-    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, and linear attention with any
-    queries and keys, S = U Kᵀ, in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md); for others it is this
-    Chebyshev expansion, with [c − r, c + r] an interval that holds the spectrum of Δ, T_k the Chebyshev polynomials and
-    I_k the modified Bessel functions (Tal-Ezer & Kosloff, 1984). It takes about √(2tr·log(1/tol)) products with S.
-    Autograd runs through the recurrence, with the interval held constant (the result does not depend on it).
+    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them. Linear attention with any
+    queries and keys, S = U Kᵀ, has a closed form in O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings
+    this is a Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the
+    Chebyshev polynomials and I_k the modified Bessel functions. It takes about √(2tr·log(1/tol)) products with S.
+    Autograd differentiates the recurrence with the interval held constant, since the result does not depend on it.
 
     Args:
         t: diffusion time t > 0.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        tol: truncation error relative to ‖v‖; by default the resolution of the values, of float32 at least.
+        tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
     Shapes:
         x, values [N, H, D]; result [N, H, D].
@@ -55,7 +59,7 @@ class HeatKernel(LaplacianUpdate):
         self.t, self.tol = float(t), tol
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Sum the Chebyshev series of exp(−tΔ) v by its three-term recurrence."""
+        """Return exp(−tΔ) v, in closed form or by the three-term recurrence of its Chebyshev series."""
         values = self.validate(x, coupling, values, source)
         v = working_precision(values, max(x.size(1), coupling.heads))
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
@@ -75,13 +79,13 @@ class HeatKernel(LaplacianUpdate):
             )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
-        if -self.t * low > LOST:  # the bound is loose, or the state really grows
+        if -self.t * low > LOST:  # the bound is loose, or the state does grow
             low, high = laplacian_extremes(coupling, self.form)
         centre, radius = (low + high) / 2, (high - low) / 2
         digits = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
         weights = chebyshev_weights(self.t * radius, digits if self.tol is None else self.tol)
         total = weights[0] * v
-        if radius > 0.0:  # else nothing couples to anything: Δ is a multiple of the identity
+        if radius > 0.0:  # else Δ is a multiple of the identity
             shifted = self.laplacian(coupling, v.dtype, -centre)
             before, current = v, shifted(v) / radius
             total = total + weights[1] * current
@@ -91,7 +95,7 @@ class HeatKernel(LaplacianUpdate):
         return (math.exp(-self.t * low) * total).to(values.dtype)
 
     def _has_even_rates(self, coupling: Coupling) -> bool:
-        """Whether S is low-rank and the diagonal part of Δ is one, or zero in empty rows."""
+        """Return whether S is low-rank and the diagonal part of Δ is one, or zero in empty rows."""
         return coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
 
     def extra_repr(self) -> str:
@@ -99,7 +103,7 @@ class HeatKernel(LaplacianUpdate):
 
 
 def chebyshev_weights(z: float, tol: float) -> list[float]:
-    """Coefficients of e^{-z}·exp(−zX) in T_k(X), X in [−1, 1], as many as ``tol`` needs (all of them are below 2)."""
+    """Return the coefficients of e^{-z}·exp(−zX), X in [−1, 1], in the T_k(X), as many as ``tol`` needs."""
     from scipy.special import ive
 
     if z == 0.0:
@@ -108,5 +112,44 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
     orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
     weights = 2.0 * ive(orders, z) * (-1.0) ** orders
     weights[0] /= 2.0
-    tail = np.cumsum(np.abs(weights)[::-1])[::-1]  # what is lost by stopping before order k
+    tail = np.cumsum(np.abs(weights)[::-1])[::-1]  # error of stopping before order k
     return [float(weight) for weight in weights[: max(2, np.count_nonzero(tail > tol))]]
+
+
+def low_rank_heat(
+    form: LowRankForm, diagonal: Float[Tensor, " N #H one"], t: float, v: Float[Tensor, " N #H D"]
+) -> Float[Tensor, "N H D"]:
+    r"""Return exp(−t(diag(d) − U Kᵀ)) v (Theorem T3 of docs/certified.md); d_i = 1, or 0 if row i of U is zero.
+
+        e⁻ᵗ[v + U tφ₁(tG) Kᵀv],   G = KᵀU,   φ₁(X) = (e^X − 1)/X
+
+    for d = 1. In general x changes by U [e^{-t} tφ₁(tG) Kᵀ(dv) + tφ₁(t(G − I)) Kᵀ((1 − d)v)], and both matrices are
+    blocks of one exponential, which does not overflow.
+    """
+
+    def graphs(diagonal: Tensor, left: Tensor, right: Tensor, v: Tensor) -> Tensor:
+        nodes, features = right.shape[-2:]
+        if nodes <= features:
+            return _exponential(t * (left @ right.mT - diagonal * identity_like(left @ right.mT))) @ v
+        left, right = rebased(left, right)
+        core = right.mT @ left
+        eye, zero = identity_like(core), torch.zeros_like(core)
+        pooled, count = right.mT @ (diagonal * v), 2
+        if bool((diagonal == 0).any()):
+            pooled, count = torch.cat([pooled, right.mT @ (v - diagonal * v)], dim=-2), 3
+        rows = [[core - eye, eye, eye], [zero, -eye, zero], [zero, zero, zero]]
+        generator = torch.cat([torch.cat(blocks[:count], dim=-1) for blocks in rows[:count]], dim=-2)
+        power = _exponential(t * generator)[..., :features, features:]
+        return torch.exp(-t * diagonal) * v + left @ (power @ pooled)
+
+    return by_graph(form, graphs, diagonal, form.left, form.right, v)
+
+
+def _exponential(x: Tensor) -> Tensor:
+    """Return exp(x) to the last digits for every norm.
+
+    PyTorch (2.13) uses a polynomial of degree 8 for norms between 3e-4 and 0.05, with errors up to 2e-11. An appended
+    diagonal block 1 keeps the norm above that range.
+    """
+    beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0))
+    return torch.linalg.matrix_exp(beside)[..., :-1, :-1]

@@ -6,42 +6,45 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
-from diffusion_mp.updates.closed_forms import LowRankInverse
-from diffusion_mp.updates.linear_solve import solve
-from diffusion_mp.updates.preconditioners import precondition
+from diffusion_mp.updates.explicit import teleport
+from diffusion_mp.updates.linear_solve import LowRankInverse, Operator, solve
+
+# Entries of all heads up to which a dense factor is computed: 128 MiB in double, 4 096 nodes of one head.
+DENSE = 1 << 24
 
 
 class SolvedUpdate(LaplacianUpdate):
     """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
 
-    How it is solved, the first of these that fits:
+    The system is solved by the first applicable of these methods:
 
     - in the eigenvectors of Δ, where the coupling knows them (`NeumannCoupling`);
     - in closed form, where S is low-rank: O(N F² + F³) (Theorem T3 of docs/certified.md), differentiable any number of
-      times. A system that is symmetric but not promised to be definite is left to the iteration, which sees it;
-    - by conjugate gradients in the metric of the coupling, preconditioned as `precondition` says. Derivatives come from
-      the implicit function theorem, so memory does not grow with the iterations, and are once differentiable.
+      times. A symmetric system that may be indefinite is left to conjugate gradients, which detect it;
+    - by conjugate gradients in the metric of the coupling, with the preconditioner of `precondition`. Derivatives use
+      the implicit function theorem: memory does not grow with the iterations, and they are once differentiable.
 
-    All of it happens in double precision, whatever the precision of the state: a long step or a small leak makes
-    systems whose condition number is the inverse of float32's resolution.
+    All methods use double precision, whatever the dtype of the state: long steps and small leaks lead to condition
+    numbers as large as the inverse of float32's resolution.
 
     Args:
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         beta: weight β of the source h.
         leak: κ ≥ 0, the rate at which the state decays.
         tol: relative residual of every (head, channel) column; by default 1e-12, for states in single and half
-            precision 1e-6, times the shift where that is below one, so that six digits of the solution are right.
-        max_iter: iterations of conjugate gradients at most.
+            precision 1e-6, times a shift below one, so that six digits of the solution are right.
+        max_iter: maximum number of iterations of conjugate gradients.
 
     Shapes:
         x, values, source [N, H, D]; result [N, H, D].
 
     Raises:
-        CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), nor low-rank.
-        ConvergenceError: ``max_iter`` is not enough, or the system is not positive definite or singular.
+        CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
+        ConvergenceError: ``max_iter`` is not enough, or the system is singular or not positive definite.
         ValueError: an argument out of range, a missing source, shapes that do not fit.
     """
 
@@ -63,8 +66,8 @@ class SolvedUpdate(LaplacianUpdate):
         self.tol, self.max_iter = tol, max_iter
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
-        """(Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
-        # Without the promise S ≥ 0 the system may be indefinite, which conjugate gradients notice and say.
+        """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
+        # Unless S ≥ 0 is declared, the system may be indefinite, which conjugate gradients detect.
         if coupling.nonnegative and shift > 0.0:
             solution = self.exact(coupling, lambda rate: 1.0 / (rate + shift), b)
             if solution is not None:
@@ -88,7 +91,7 @@ class SolvedUpdate(LaplacianUpdate):
         )
 
     def _is_dominant(self, coupling: Coupling, shift: float) -> bool:
-        """Whether every row of Δ + shift, S ≥ 0, has more on its diagonal than off it: regular, and so is any part."""
+        """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""
         if not (coupling.nonnegative and shift > 0.0):
             return False
         if self.form == "conservative" or coupling.row_stochastic:
@@ -97,11 +100,11 @@ class SolvedUpdate(LaplacianUpdate):
 
 
 class _ThetaStep(SolvedUpdate):
-    r"""Base of the steps that solve for a state m after a part θ of the step, and go on from there along a line.
+    r"""Base of the steps that solve for the state m at a fraction θ of the step and extrapolate to its end.
 
         (I + θτ(Δ + κ)) m = v + θτβh,   x′ = v + (m − v)/θ
 
-    Where Δ is positive semidefinite none of them expands a state for θ ≥ ½, at any τ.
+    Where Δ is positive semidefinite and θ ≥ ½, no step expands a state, for any τ.
     """
 
     #: θ in (0, 1].
@@ -113,10 +116,10 @@ class _ThetaStep(SolvedUpdate):
         self.tau = float(tau)
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Solve for the state after θτ whose slope is taken there, and go on with that slope."""
+        """Solve for the state after θτ and extrapolate."""
         values = self.validate(x, coupling, values, source)
         start = working_precision(values, max(x.size(1), coupling.heads))
-        # Divided by θτ, the system keeps the scale of Δ however long the step: (Δ + κ + 1/θτ) m = v/θτ + βh.
+        # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
         rate = 1.0 / (self.theta * self.tau)
         b = rate * start
         if source is not None and self.beta != 0.0:
@@ -134,7 +137,7 @@ class ImplicitEuler(_ThetaStep):
         (I + τ(Δ + κ)) x′ = v + τβh
 
     The step starts at the values v (the state itself unless given). Where Δ is positive semidefinite (the conservative
-    form of any non-negative S, the residual form of a symmetrically normalised one) it never expands, at any τ.
+    form of any nonnegative S, the residual form of a symmetrically normalised one) it never expands, for any τ.
 
     Args:
         tau: step size τ > 0, as large as wanted.
@@ -154,9 +157,9 @@ class CrankNicolson(_ThetaStep):
 
         (I + (τ/2)(Δ + κ)) x′ = (I − (τ/2)(Δ + κ)) v + τβh
 
-    That is half a step of `ImplicitEuler`, from v to m, and as far again: x′ = 2m − v. The error of a step is of third
-    order in τ. Where Δ is positive semidefinite it never expands, at any τ; but beyond τ = 2/λ the mode of eigenvalue λ
-    changes sign, and for τλ → ∞ it hardly decays: for long steps from rough states take `ImplicitEuler`, `HeatKernel`.
+    With m half a step of `ImplicitEuler` from v, x′ = 2m − v. The error of a step is of third order in τ. Where Δ is
+    positive semidefinite it never expands, for any τ. Beyond τ = 2/λ the mode of eigenvalue λ changes sign, and for
+    τλ → ∞ it hardly decays: use `ImplicitEuler` or `HeatKernel` for long steps from rough states.
 
     Args:
         tau: step size τ > 0, as large as wanted.
@@ -176,13 +179,12 @@ class Equilibrium(SolvedUpdate):
 
         (Δ + κ) x* = βh
 
-    This is where `ExplicitEuler` of the same form, β and leak ends after infinitely many steps; APPNP's limit is
-    ``form="residual"``, ``beta = leak = alpha / (1 - alpha)``. The state it is called with only matters as the default
-    source.
+    This is the limit of `ExplicitEuler` with the same form, β and leak; the limit of APPNP is `teleport_limit`. The
+    state only matters as the default source.
 
-    Without a leak, D̄ − S has the constants in its kernel: the printed (D̄ − S)⁻¹H does not exist unless H happens
-    to be orthogonal to them, so the conservative form needs ``leak > 0``. The residual form I − S may be regular by
-    itself; its smallest eigenvalue is then computed and must be above 1e-6 (1e-2 in single precision).
+    Without a leak, D̄ − S maps constants to zero, and the printed (D̄ − S)⁻¹H does not exist unless H is orthogonal to
+    them, so the conservative form needs ``leak > 0``. The residual form I − S may be regular by itself: without a leak
+    its smallest eigenvalue is computed and must exceed 1e-6 (1e-2 in single precision).
 
     Args:
         form, beta, leak, tol, max_iter: see `SolvedUpdate`.
@@ -204,7 +206,7 @@ class Equilibrium(SolvedUpdate):
         super().__init__(form, beta=beta, **options)
 
     def check(self, coupling: Coupling) -> None:
-        """Refuse asymmetric couplings, and a system without a unique solution."""
+        """Raise for couplings that are not reversible, and for systems without a unique solution."""
         super().check(coupling)
         if self.leak > 0.0:
             return
@@ -228,9 +230,63 @@ class Equilibrium(SolvedUpdate):
             )
 
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
-        """Solve for the state at which diffusion, leak and source are in balance."""
+        """Solve for the steady state."""
         if source is None:
             source = x if values is None else values
         self.validate(x, coupling, values, source)
         b = self.beta * working_precision(source, max(x.size(1), coupling.heads))
         return self.solve(coupling, self.leak, b, source.dtype).to(source.dtype)
+
+
+def teleport_limit(alpha: float) -> Equilibrium:
+    """x* = α (I − (1 − α) S)⁻¹ h, the limit of `teleport` (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
+
+    Examples:
+        >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # the limit of APPNP
+        torch.Size([6, 4])
+    """
+    check_positive(alpha, "alpha")
+    step = teleport(alpha)
+    return Equilibrium("residual", beta=step.beta, leak=step.leak)
+
+
+@torch.no_grad()
+def precondition(
+    coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None, form: LowRankForm | None, dominant: bool
+) -> Operator | None:
+    """Return an approximate inverse of diag(d) − S, self-adjoint and positive definite in the metric; ``None`` for I.
+
+    - A product with a ``quadratic`` coupling costs as much as its matrix. Up to 4 096 nodes the matrix is factorised,
+      N³/3, which pays off from some hundred products on; one or two iterations remain.
+    - Where ``dominant`` (S ≥ 0, and no row sum of S reaches d) the low-rank part of S and the diagonal are inverted
+      exactly, O(N F² + F³), and an iteration costs O(N F D) more. The rest of S, usually a sparse graph, is left to
+      the iteration; without a low-rank part, a varying diagonal is inverted.
+
+    Args:
+        coupling: S.
+        diagonal: d [N, H, 1], or a number.
+        metric: d̄ [N, H] where S is not symmetric.
+        form: the low-rank part of S.
+        dominant: whether S ≥ 0 and every row sum of S is below d.
+    """
+    if coupling.quadratic and coupling.heads * coupling.num_nodes**2 <= DENSE:
+        factor = dense_factor(coupling, diagonal, metric)
+        if factor is not None:
+            root = 1.0 if metric is None else metric.sqrt().unsqueeze(2)
+            return lambda r: torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(0, 1) / root
+    if not dominant:
+        return None
+    if form is not None and form.left.size(2):
+        return LowRankInverse(form, diagonal)
+    return (lambda r: r / diagonal) if isinstance(diagonal, Tensor) else None
+
+
+def dense_factor(coupling: Coupling, diagonal: Tensor | float, metric: Tensor | None = None) -> Tensor | None:
+    """Return the Cholesky factor [H, N, N] of D̄^½(diag(d) − S)D̄^-½ in double, ``None`` if not positive definite."""
+    matrix = coupling.to_dense().double()
+    if metric is not None:
+        root = metric.sqrt().t()
+        matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
+    on = diagonal if isinstance(diagonal, Tensor) else matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
+    factor, info = torch.linalg.cholesky_ex(torch.diag_embed(on.squeeze(2).t()) - matrix)
+    return None if bool(info.any()) else factor

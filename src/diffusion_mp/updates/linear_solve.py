@@ -1,16 +1,23 @@
-"""Preconditioned conjugate gradients on all columns at once, differentiated implicitly."""
+"""Linear systems with a Laplacian: conjugate gradients with implicit derivatives, and the inverse of low-rank forms."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of
 
 Operator = Callable[[Tensor], Tensor]
+
+# Relative residual of a closed-form solution; above it, rounding errors dominate the solution.
+LEFT_OVER = 1e-6
 
 
 @torch.no_grad()
@@ -32,8 +39,9 @@ def conjugate_gradients(
     Args:
         operator: u ↦ A u.
         b: the right-hand sides.
-        tol, max_iter: when a column stops, and when the iteration gives up.
-        what: the name of the system in messages.
+        tol: relative residual at which a column stops.
+        max_iter: maximum number of iterations.
+        what: name of the system in messages.
         metric: d̄ > 0, where A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default in uᵀv.
         preconditioner: an approximation of u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
 
@@ -44,7 +52,7 @@ def conjugate_gradients(
     if b.numel() == 0:
         return torch.zeros_like(b)
     scale = b.abs().amax(0)
-    scale = torch.where(scale > 0, scale, 1.0)  # so that the squares of tiny columns do not underflow
+    scale = torch.where(scale > 0, scale, 1.0)  # squares of tiny columns would underflow
     residual = b / scale
     weight = None if metric is None else (metric / metric.amax(0)).unsqueeze(2)
 
@@ -58,7 +66,7 @@ def conjugate_gradients(
     slope = inner(residual, improved)
     goal = tol * tol * start
     for _ in range(max_iter):
-        active = ~(square <= goal)  # NaN counts as active, and is caught below
+        active = ~(square <= goal)  # NaN counts as active and is caught below
         if not bool(active.any()):
             return x * scale
         image = operator(direction)
@@ -87,7 +95,7 @@ def conjugate_gradients(
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """Hand a gradient on, and refuse to be differentiated through whatever it depends on."""
+    """Pass a gradient on, and raise when it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *dependencies: Tensor) -> Tensor:
@@ -112,7 +120,7 @@ class InverseApply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # Tied to r as well as to the incoming gradient: r is what depends on θ when the loss is linear in x.
+        # Depends on r as well as on the incoming gradient: only r depends on θ when the loss is linear in x.
         guard: Callable[..., Tensor] = _OnceDifferentiable.apply
         return guard(ctx.adjoint(grad.detach()), grad, *ctx.saved_tensors), None
 
@@ -125,12 +133,12 @@ def solve(
     preconditioner: Operator | None = None,
     **options: Any,
 ) -> Float[Tensor, "N H D"]:
-    """Solve A x = b by `conjugate_gradients` with these options; differentiate through the solution, not the iteration.
+    """Solve A x = b by `conjugate_gradients` with these options, differentiated implicitly.
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
     gradient of the implicit function theorem: ∂L/∂b = g and ∂L/∂θ = −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every
-    tensor θ inside ``operator``; where A is self-adjoint in a metric d̄, Aᵀ = D̄ A D̄⁻¹ is in its reciprocal. Memory does
-    not grow with the iterations. Once differentiable.
+    tensor θ inside ``operator``. Where A is self-adjoint in a metric d̄, Aᵀ = D̄ A D̄⁻¹ is self-adjoint in 1/d̄. Memory
+    does not grow with the iterations. Once differentiable.
 
     Raises:
         ConvergenceError: as `conjugate_gradients`; also from the backward pass.
@@ -158,3 +166,132 @@ def solve(
         return solution
     correction: Callable[..., Tensor] = InverseApply.apply
     return solution + correction(residual, adjoint)
+
+
+class LowRankInverse:
+    r"""(diag(d) − S)⁻¹ for S = diag(e) + U Kᵀ, factorised once (Woodbury, 1950; Theorem T3 of docs/certified.md).
+
+        A⁻¹ + A⁻¹U(I − KᵀA⁻¹U)⁻¹KᵀA⁻¹,   A = diag(d − e)
+
+    It costs O(N F² + F³) a graph and may be differentiated any number of times. Graphs of one size are factorised
+    together; a graph with no more nodes than features has its own matrix factorised, which is then the smaller one.
+
+    Args:
+        form: S.
+        diagonal: d [N, H, 1], of one head or of those of the form, or a number.
+    """
+
+    def __init__(self, form: LowRankForm, diagonal: Tensor | float) -> None:
+        self.form = form
+        own = 0.0 if form.diagonal is None else form.diagonal.unsqueeze(2)
+        self.diagonal: Tensor = diagonal * form.left.new_ones(*form.left.shape[:2], 1) - own
+        self.blocks = [
+            _Block.of(gather(self.diagonal, rows), gather(form.left, rows), gather(form.right, rows))
+            for rows in _graphs(form)
+        ]
+
+    def __call__(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        """Return (diag(d) − S)⁻¹ b."""
+        solved = iter(self.blocks)
+        return by_graph(self.form, lambda part: next(solved).apply(part), b)
+
+    def solve(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        """Return (diag(d) − S)⁻¹ b after checking its residual.
+
+        Raises:
+            ConvergenceError: the system is singular to working precision, or something in it is not finite.
+        """
+        x = self(b)
+        with torch.no_grad():
+            moved = by_graph(
+                self.form, lambda left, right, x: left @ (right.mT @ x), self.form.left, self.form.right, x
+            )
+            left_over, size = (self.diagonal * x - moved - b).norm(dim=0), b.norm(dim=0)
+        if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
+            relative = torch.where(size > 0, left_over / size, left_over).max().item()
+            raise ConvergenceError(
+                f"a low-rank system is singular, nearly so, or holds NaN or infinity: the solution misses the "
+                f"right-hand side by {relative:.3g} of it, expected up to {LEFT_OVER:g}. Raise the leak, or lower tau."
+            )
+        return x
+
+    def inverse_diagonal(self) -> Float[Tensor, "N H"]:
+        """Return the diagonal of (diag(d) − S)⁻¹."""
+        solved = iter(self.blocks)
+        return by_graph(self.form, lambda _: next(solved).inverse_diagonal(), self.diagonal).squeeze(2)
+
+
+class _Block(NamedTuple):
+    """Graphs of one size: R (I − û k̂ᵀ)⁻¹ sR with R = |A|^-½, s the sign of a, û = sRU and k̂ = RK."""
+
+    root: Tensor
+    sign: Tensor
+    left: Tensor
+    right: Tensor
+    factors: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, diagonal: Tensor, left: Tensor, right: Tensor) -> _Block:
+        root, sign = diagonal.abs().rsqrt(), diagonal.detach().sign()
+        left, right = sign * root * left, root * right
+        nodes, features = right.shape[-2:]
+        if nodes > features:
+            left, right = rebased(left, right)
+        core = right.mT @ left if nodes > features else left @ right.mT
+        lu, pivots, _ = torch.linalg.lu_factor_ex(identity_like(core) - core)
+        return cls(root, sign, left, right, (lu, pivots))
+
+    def core_solve(self, b: Tensor) -> Tensor:
+        return torch.linalg.lu_solve(*(factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors), b)
+
+    def apply(self, b: Tensor) -> Tensor:
+        b = self.sign * self.root * b
+        if self.right.size(-2) > self.right.size(-1):
+            return self.root * (b + self.left @ self.core_solve(self.right.mT @ b))
+        return self.root * self.core_solve(b)
+
+    def inverse_diagonal(self) -> Tensor:
+        if self.right.size(-2) > self.right.size(-1):
+            kept = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1, keepdim=True)
+        else:
+            kept = self.core_solve(identity_like(self.factors[0])).diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        return self.sign * self.root.square() * kept
+
+
+def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return U T and K T⁻ᵀ, with the same product, for a T that makes KᵀK the identity, or nearly so if singular.
+
+    KᵀU is then scaled like the coupling itself, whatever the norms of the features. T needs no gradient, since the
+    product does not depend on it.
+    """
+    if not right.size(-1):
+        return left, right
+    with torch.no_grad():
+        size = right.abs().amax(-2, keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
+        values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
+        least = values.size(-1) * torch.finfo(values.dtype).eps
+        root = values.clamp(min=least * values.amax(-1, keepdim=True)).sqrt().unsqueeze(-2)
+        basis, inverse = size.mT * vectors * root, vectors / root
+    return left @ basis, (right / size) @ inverse
+
+
+def identity_like(like: Tensor) -> Tensor:
+    return torch.eye(like.size(-1), dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def _graphs(form: LowRankForm) -> list[Rows]:
+    """Return the rows of all graphs of one size, for every size."""
+    nodes, device = form.left.size(0), form.left.device
+    return [rows_of(starts, size, device) for size, starts in buckets(form.ptr, nodes)]
+
+
+def by_graph(form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Apply a function of stacked graphs of one size, [b, H, n, C] → [b, H, n, D], to all graphs."""
+    every = _graphs(form)
+    parts = [function(*(gather(tensor, rows) for tensor in tensors)).transpose(1, 2).flatten(0, 1) for rows in every]
+    if not parts:
+        return torch.zeros_like(tensors[-1])
+    node = torch.arange(form.left.size(0), device=form.left.device)
+    order = torch.cat([node[rows].flatten() for rows in every])
+    return parts[0] if len(parts) == 1 and isinstance(every[0], slice) else torch.cat(parts)[order.argsort()]
