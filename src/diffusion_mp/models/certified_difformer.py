@@ -1,4 +1,4 @@
-"""``CertifiedDIFFormer``: a graph Transformer whose every layer goes down one energy, while it is trained and after."""
+"""``CertifiedDIFFormer``: a graph Transformer in which every layer descends one energy, for any parameters."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.models.base import GraphModel, Record, forget, recorded
-from diffusion_mp.models.heads import Task, output_layers
+from diffusion_mp.models.ends import Task, output_layers
 from diffusion_mp.updates import fixed_point
 
 
 class CertifiedDIFFormer(GraphModel):
     r"""H = MLP(X),  Z⁰ = Proj_C(H),  Z^(k+1) = :class:`CertifiedConv` (Z^k) with source H,  Ŷ = Z^K W_O + b_O.
 
-    All K steps share β, λ, μ and the projections, so they go down one energy F, attention, graph, source, activation
-    and normalisation together: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K), at every parameter that training may reach (Theorem T1 of
-    docs/certified.md). :meth:`energy` is F, :meth:`energies` shows it layer by layer, and `certify` looks at the
-    premises. Dropout acts on what makes H, never between steps.
+    All K steps share β, λ, μ and the projections, so they descend one energy F of attention, graph, source, activation
+    and normalisation: F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) for any parameters (Theorem T1 of docs/certified.md). :meth:`energy`
+    is F, :meth:`energies` evaluates it layer by layer, and `certify` checks the premises. Dropout acts in the encoder
+    of H, never between steps.
 
-    ``num_layers=None`` goes on until nothing moves, at a stationary point of F. Its gradient is that of the implicit
-    function theorem, so its memory does not depend on how many steps that took (see `fixed_point`).
+    ``num_layers=None`` iterates to a stationary point of F. Gradients come from the implicit function theorem, so
+    memory does not depend on the number of steps (see `fixed_point`).
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``penalty=None`` is the model without attention, everything else the same.
-        inputs: a symmetric and nonnegative diffusivity that reads the features, X, and stands beside the graph as a
-            fixed term of μA; ``graph`` may be ``False`` then.
-        encoder_layers, encoder_channels: linear layers that make H, with ReLU and dropout after each, and the width
-            between them; ``hidden_channels`` by default. One is best for bags of words and few labels
-            (docs/findings.md).
-        centre: take the mean over the nodes of its graph out of H. A constant costs neither pairs nor edges anything,
-            so with a large μ it outlives what tells nodes apart; of a graph of one node nothing remains.
-        dropout: rate.
+            ``penalty=None`` is the model without attention.
+        inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph;
+            ``graph`` may then be ``False``.
+        encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
+            dropout, and the width between them, by default ``hidden_channels``. One layer is best for bags of words
+            and few labels (docs/findings.md).
+        centre: subtract from H its mean over the nodes of each graph. Constants cost no energy of pairs or edges, so
+            with a large μ they outlast differences between nodes. For a graph of one node, zero remains.
+        dropout: dropout rate of the encoder.
         task: ``"node"``, ``"graph"`` or ``"link"``.
 
     Shapes: see :class:`GraphModel`.
 
     Raises:
         TypeError, ValueError: an option or the input does not fit.
-        ConvergenceError: with ``num_layers=None``, the state did not come to rest.
+        ConvergenceError: with ``num_layers=None``, the iteration did not converge.
 
     Examples:
         >>> model = CertifiedDIFFormer(4, 16, 3, num_layers=8)
@@ -117,7 +117,7 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> JointEnergy:
-        """F of the steps at these inputs, a function of states [N, heads, channels / heads]."""
+        """Return the energy F at these inputs, a function of states [N, heads, channels / heads]."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         return self.conv.energy(graph, source, beside)
 
@@ -129,7 +129,7 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Float[Tensor, " states"]:
-        """F before the first step and after every one, in float64; before and after all of them without num_layers."""
+        """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         energy = self.conv.energy(graph, source, beside)
         states = self._states(source, beside, graph, forget)
@@ -143,10 +143,10 @@ class CertifiedDIFFormer(GraphModel):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """That no step raises F at these inputs, with F's coefficients; or the premise that fails (`certify_step`).
+        """Return the certificate that no step raises F at these inputs, or the failing premise (`certify_step`).
 
-        The first state and the coupling there are looked at; what the theorem asks of them, every later step keeps.
-        Without x a random input is looked at, on a directed graph.
+        Only the initial state and its coupling are checked, since every step preserves the premises. Without x a random
+        input on a directed graph is used.
         """
         broken = broken_parameter(self, "encoder.", "inputs.", "conv.")
         if broken is not None:
@@ -159,21 +159,23 @@ class CertifiedDIFFormer(GraphModel):
     def _inputs(
         self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
     ) -> tuple[Tensor, Coupling | None, Graph]:
-        """What comes, checked: H, the coupling that the features have, and the graph."""
+        """Check the inputs and return H, the coupling of the features, and the graph."""
         self._check_features(x)
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
-        """H, and the coupling that the features have."""
+        """Return H and the coupling of the features."""
         beside = None if self.inputs is None else self.inputs(x, graph)
-        source = self.encoder(x).to(self.conv.mu.raw.dtype)  # autocast makes it coarser than an energy can be
+        source = self.encoder(x).to(
+            self.conv.mu.raw.dtype
+        )  # the half precision of autocast is too coarse for an energy
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, beside
 
     def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, record: Record) -> Iterator[Tensor]:
-        """Z⁰, Z¹, …, Z^K; or Z⁰ and where it comes to rest."""
+        """Yield Z⁰, Z¹, …, Z^K; with ``num_layers=None`` Z⁰ and the stationary point."""
         state = self.conv.update.constraint.project(self.conv.by_head(source)).flatten(1)
         yield state
         if self.num_layers is not None:
@@ -187,8 +189,8 @@ class CertifiedDIFFormer(GraphModel):
         yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
 
     def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
-        """Where the steps from a state come to rest."""
-        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex: one place of rest
+        """Return the fixed point of the steps from a state."""
+        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex, with one minimum
         energy = None if alone else self.conv.energy(graph, source, beside)
         return fixed_point(
             lambda z: self.conv(z, graph, source=source, beside=beside),

@@ -16,10 +16,10 @@ from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.attention import TAU
 from diffusion_mp.models.base import LayerStack, Record, recorded
-from diffusion_mp.models.heads import Task
+from diffusion_mp.models.ends import Task
 from diffusion_mp.updates import StateUpdate
 
-#: How far what all nodes share grows through all steps of a model, and its largest step, unless it is told otherwise.
+#: Default growth, over all steps of a model, of the component that all nodes share, and the largest default step.
 GROWTH, LARGEST = 4.0, 0.75
 
 
@@ -29,30 +29,29 @@ class DIFFormer(LayerStack):
     Z^(0) = ReLU(W_I X + b_I),  Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),  Ŷ = Z^(K) W_O + b_O.
 
     By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on what
-    is propagated: projections of a state with dropout are what makes the published form unstable with few labels
-    (docs/errata.md, D20). What all nodes share grows by 1 + τ in every step beside a graph, by default to
-    (1 + τ)^K = 4 after all of them, so that more steps solve the same diffusion more finely instead of smoothing away
-    what tells nodes apart (docs/errata.md, D27). The published form, τ = ½ in every layer and LayerNorm after it, is
-    ``tau=0.5, layer_norm=True``.
+    is propagated: projecting a state with dropout makes the published form unstable with few labels (docs/errata.md,
+    D20). Beside a graph, the component that all nodes share grows by 1 + τ in every step, by default to (1 + τ)^K = 4
+    in total. More steps then solve the same diffusion more finely instead of smoothing away differences between nodes
+    (docs/errata.md, D27). The published form, τ = ½ and LayerNorm in every layer, is ``tau=0.5, layer_norm=True``.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
         num_layers: K.
-        tau: τ, the size of a step; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
+        tau: step size τ; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
         transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
-        source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). It does not keep a deep stack
-            apart unless there is a ``leak`` κ beside it (docs/errata.md, D22).
+        source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). It prevents
+            over-smoothing only together with a ``leak`` κ (docs/errata.md, D22).
         activation: σ′ after every layer, ``"relu"`` or ``None``.
         layer_norm: normalise after the input layer (before its ReLU) and after every step (before σ′), as published.
             With it no theorem covers the stack.
-        dropout: rate.
+        dropout: dropout rate.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        dropout_on: ``"values"``, what a layer propagates and what the output layer reads; or ``"state"``, after the
-            input layer and after every layer, as the released code does: attention then reads a state with dropout.
-        update: what moves the state in place of the explicit step; every layer has a copy of its own. One of two steps
-            (`StateUpdate`) is told the state before the last layer.
-        options: further ones of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …); what is learned
-            in them, every layer has a copy of.
+        dropout_on: ``"values"``, the propagated values and the input of the output layer; or ``"state"``, after the
+            input layer and every layer, as in the released code, where attention reads a state with dropout.
+        update: the update in place of the explicit step, copied for every layer. Two-step updates (`StateUpdate`) also
+            receive the state before the last layer.
+        options: further options of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …); learnable
+            ones are copied for every layer.
 
     Shapes: see :class:`GraphModel`.
 
@@ -109,7 +108,7 @@ class DIFFormer(LayerStack):
                 dropout=dropout if dropout_on == "values" else 0.0,
                 **options,
             )
-            return copy.deepcopy(layer)  # what is learned in the options, no two layers share
+            return copy.deepcopy(layer)  # layers share no learnable option
 
         super().__init__(
             in_channels,

@@ -1,4 +1,4 @@
-"""``DiffusionGNN``: the fixed-diffusivity GNNs as one model (Wu, Wipf & Yan 2025, Table 1)."""
+"""``DiffusionGNN``: the fixed-diffusivity GNNs as one model (Wu, Wipf & Yan 2025, Table 1); ``ResidualGCN``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import pairwise, starmap
 from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
+from torch.nn.functional import relu
+from torch_geometric.nn.inits import reset
 from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.resolver import activation_resolver
 
@@ -17,34 +19,35 @@ from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNI
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import GraphModel, Record, recorded
-from diffusion_mp.models.heads import Task, output_layers
+from diffusion_mp.models.ends import Task, output_layers
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
-#: Those whose layers are alike.
+#: Those with layers of one kind.
 LAYERED = ("mlp", "gcn", "gin", "gat")
 
 
 class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
-    The activation and dropout stand before every layer that has weights (dropout also on the features, and in GAT on
-    the values), a norm before the activation.
+    Norm, activation and dropout precede every layer with weights; dropout also acts on the features, and in GAT on the
+    values.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the hidden states and the logits.
         num_layers: layers of the stack (MLP, GCN, GIN, GAT, GCNII), or propagation steps (SGC, APPNP).
-        conv: which one.
-        heads: of GAT's hidden layers; its last layer has one.
-        dropout: rate.
-        alpha: teleport of APPNP and GCNII.
-        theta: of GCNII.
+        conv: the kind of layer.
+        heads: of the hidden layers of GAT; its last layer has one.
+        dropout: dropout rate.
+        alpha: teleport probability of APPNP and GCNII.
+        theta: θ of GCNII.
         norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
-        act: the activation, by the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
-        jk: what a last linear map reads of the states after every layer of an MLP, GCN, GIN or GAT (Xu et al. 2018):
-            ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``; ``None``: the last layer gives the output itself.
-        edge_dim: of features of edges, which GAT's attention reads: ``edge_attr`` [E, edge_dim].
-        task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads ReLU of a last layer of ``hidden_channels``.
+        act: the activation, the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
+        jk: how the states after every layer of an MLP, GCN, GIN or GAT are combined for a last linear map (Xu et al.
+            2018): ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``; ``None``: the last layer gives the output.
+        edge_dim: channels of ``edge_attr`` [E, edge_dim], which the attention of GAT reads.
+        task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads the activation of a last layer of
+            ``hidden_channels``.
 
     Shapes: see :class:`GraphModel`.
 
@@ -76,7 +79,7 @@ class DiffusionGNN(GraphModel):
         check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", get_args(ConvName))
         check_probability(dropout, "dropout")
-        teleport(alpha)  # refuses what no step could teleport, whichever layers there are
+        teleport(alpha)  # checks alpha, whichever layers are built
         check_positive(theta, "theta")
         if hidden_channels % heads:
             raise ValueError(f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels.")
@@ -128,7 +131,7 @@ class DiffusionGNN(GraphModel):
                     yield MLPConv(hidden_channels, out_channels)
 
         self.convs = nn.ModuleList(layers())
-        cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which moves them as they are
+        cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which propagates the features themselves
 
     def propagate(self, x: Tensor, graph: Graph, record: Record, edge_attr: Tensor | None = None) -> Tensor:
         initial, states = None, []
@@ -137,7 +140,7 @@ class DiffusionGNN(GraphModel):
             has_weights = any(True for _ in conv.parameters())
             has_source = conv.update.beta != 0
             x = self._activated(x, k - 1) if has_weights and k else x
-            # The first state that a source is asked for is the initial embedding of Eq. 10.
+            # The initial embedding of Eq. 10 is the input of the first layer that has a source.
             initial = x if has_source and initial is None else initial
             x = dropout(x, self.dropout, self.training) if has_weights else x
             states += [x] if k else []
@@ -149,6 +152,44 @@ class DiffusionGNN(GraphModel):
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:
         return self.act(self.norms[layer](x) if self.norms else x)
+
+
+class ResidualGCN(nn.Module):
+    r"""h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, with dropout after every ReLU.
+
+    This is the GNN beside the attention in PyG's SGFormer and in the code released for large graphs.
+
+    Args:
+        in_channels, hidden_channels: of X and of the states.
+        num_layers: number of layers after the first one.
+        dropout: dropout rate.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse; output: [N, hidden_channels].
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.encoder = input_linear(in_channels, hidden_channels)
+        self.convs = nn.ModuleList(GCNConv(hidden_channels, hidden_channels) for _ in range(num_layers))
+        self.norms = nn.ModuleList(make_norm("batch", hidden_channels) for _ in range(num_layers + 1))
+
+    def reset_parameters(self) -> None:
+        """Reset all parameters and the statistics of the norms."""
+        reset(self.encoder)
+        reset(self.convs)
+        reset(self.norms)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Return the last state."""
+        first = x = self._activated(self.norms[0](self.encoder(x)))
+        for conv, norm in zip(self.convs, self.norms[1:], strict=True):
+            x = self._activated(norm(conv(x, graph))) + first
+        return x
+
+    def _activated(self, x: Tensor) -> Tensor:
+        return dropout(relu(x), self.dropout, self.training)
 
 
 def _activation(act: str) -> nn.Module:

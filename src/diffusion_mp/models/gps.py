@@ -1,4 +1,4 @@
-"""``GatedGCN``, ``GPS``, ``DFiFormer`` and ``SFiFormer``: one frame, from message passing alone to sparse flow."""
+"""``GatedGCN``, ``GPS``, ``DFiFormer`` and ``SFiFormer``: stacks of blocks with message passing and attention."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, describe
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
-from diffusion_mp.layers.gps import Norm
-from diffusion_mp.models.stack import BlockStack
+from diffusion_mp.layers.edge_layer import Norm
+from diffusion_mp.models.base import BlockStack
 
 
 class GatedGCN(BlockStack):
@@ -49,7 +49,7 @@ class GatedGCN(BlockStack):
 class GPS(BlockStack):
     r"""GraphGPS (Rampášek et al. 2022): GatedGCN and attention over all pairs in every block, see :class:`GPSBlock`.
 
-    The attention is a :class:`SFiConv`, by default multi-head softmax attention: no friction (λ* = 0), no adjacency.
+    The attention is a :class:`SFiConv`, by default softmax attention without friction (λ* = 0) and adjacency.
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
@@ -57,7 +57,7 @@ class GPS(BlockStack):
         attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout: of the blocks.
-        attention_dropout: on the values that the attention propagates.
+        attention_dropout: dropout rate of the values of the attention.
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
 
@@ -96,7 +96,7 @@ class GPS(BlockStack):
 
         def block() -> nn.Module:
             own: dict[str, Any] = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}
-            further = copy.deepcopy(attention or {})  # a module among them belongs to one block
+            further = copy.deepcopy(attention or {})  # blocks share no module
             passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout) if local else None
             global_ = SFiConv(hidden_channels, hidden_channels, heads, **own, **further)
             return GPSBlock(hidden_channels, passing, global_, norm=norm, dropout=dropout)
@@ -111,7 +111,7 @@ class DFiFormer(GPS):
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         adjacency: the term Ã.
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
-        options: further ones of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …), but for ``lam``.
+        options: further options of :class:`GPS` except ``lam`` (``heads``, ``edge_dim``, ``pe_channels``, …).
 
     Examples:
         >>> model = DFiFormer(4, 16, 3, num_layers=2, task="graph")
@@ -142,7 +142,7 @@ class SFiFormer(GPS):
         lam: λ*.
         adjacency: the term Ã (Table 3 compares).
         task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
-        options: further ones of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
+        options: further options of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
             ``attention={"alpha": ...}``.
 
     Examples:
@@ -168,9 +168,9 @@ class SFiFormer(GPS):
 
     @classmethod
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
-        """SFi-Former+: a model that starts from a trained DFi-Former, whose every parameter it takes (Section 4.2).
+        """Return an SFi-Former+, initialised with the parameters of a trained DFi-Former (Section 4.2).
 
-        What DFi-Former has no counterpart of, the projections of the frictions, is drawn. From a checkpoint:
+        The projections of the frictions, which DFi-Former lacks, are drawn at random. From a checkpoint:
 
         ```python
         dfi = DFiFormer(16, 64, 6)
@@ -179,12 +179,12 @@ class SFiFormer(GPS):
         ```
 
         Args:
-            dfi: the model to start from; it is left as it is.
+            dfi: the trained model, which is not modified.
             lam: λ*, positive.
-            attention: options that differ from those of ``dfi`` (``alpha``, ``friction``).
+            attention: options that override those of ``dfi`` (``alpha``, ``friction``).
 
         Raises:
-            TypeError, ValueError: not a :class:`DFiFormer`, or options with which its parameters do not fit.
+            TypeError, ValueError: not a :class:`DFiFormer`, or options that its parameters do not fit.
         """
         if not isinstance(dfi, DFiFormer):
             raise TypeError(f"dfi must be a DFiFormer; got {describe(dfi)}.")

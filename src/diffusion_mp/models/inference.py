@@ -1,4 +1,4 @@
-"""``full_graph_inference``: a model on a whole large graph, exactly, with a block of rows at a time on a device."""
+"""``full_graph_inference``: exact inference on a large graph, with a block of rows at a time on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
-# Modules that make a row of a row.
+# Modules that act on every row separately.
 ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
 
 
@@ -34,27 +34,27 @@ def full_graph_inference(
     device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Tensor:
-    r"""What ``model(x, edge_index, edge_weight)`` returns in evaluation, in bounded memory and on any device.
+    r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
-    Nothing is sampled, since an O(N) coupling needs nothing: its product S v goes through sums over the senders (KᵀV,
-    Σk, Σv and their count), a few numbers whatever N is. One pass over blocks of rows adds them up, another reads them,
-    so the numbers are those of one forward pass up to rounding. Queries, keys and whatever linear layers need in
-    between exist for one block; states lie where ``x`` is, a few of [N, channels] at a time, and so does the graph,
-    whose sparse product is taken there. ``x`` may be memory-mapped.
+    Nothing is sampled. The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their
+    count), whose size does not depend on N. One pass over blocks of rows accumulates them and another reads them, so
+    the result equals that of a forward pass up to rounding. Queries, keys and intermediate values exist for one block.
+    A few states [N, channels] and the graph stay on the device of ``x``, where sparse products are computed. ``x`` may
+    be memory-mapped.
 
-    The model is neither changed nor moved: a copy of it runs. A diffusivity whose coupling has no such sums (pairwise
-    scores, sequences, the Frobenius norm) runs as it always does, on all rows where ``x`` is.
+    A copy of the model runs; the model itself is not modified. A diffusivity whose coupling has no such sums (pairwise
+    scores, sequences, the Frobenius norm) runs on all rows on the device of ``x``.
 
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``.
-        x, edge_index, edge_weight: one graph, as the model takes it. Passing a ``Graph`` keeps what was derived from it
-            (self-loops, compressed forms) for the next call.
-        block_size: rows that are on the device at a time.
-        device: where blocks are computed; by default where ``x`` is.
-        progress: show a bar of the blocks.
+        x, edge_index, edge_weight: one graph, as the model takes it. A ``Graph`` caches its self-loops and compressed
+            forms for the next call.
+        block_size: number of rows that are on the device at a time.
+        device: device that computes blocks; by default that of ``x``.
+        progress: show a progress bar.
 
     Returns:
-        The logits [N, channels], where ``x`` is.
+        The logits [N, channels] on the device of ``x``.
 
     Raises:
         TypeError, ValueError: the input does not fit the model, or is a batch of several graphs.
@@ -79,7 +79,7 @@ def full_graph_inference(
         blocks = Blocks(block_size, as_device(x.device if device is None else device), bar)
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
-        # Each of these once, as a rule: a pass of a row-wise module, two of a coupling.
+        # Usually one pass for each row-wise module and two for each coupling.
         passes = sum(isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules())
         bar.reset(total=passes * -(-x.size(0) // block_size))
         logits: Tensor = runner(x, graph)
@@ -87,13 +87,13 @@ def full_graph_inference(
 
 
 class Blocks:
-    """Rows a block at a time: from where they are to the device, and back."""
+    """Move blocks of rows to the device and results back."""
 
     def __init__(self, size: int, device: torch.device, bar: tqdm) -> None:
         self.size, self.device, self.bar = size, device, bar
 
     def take_over(self, module: nn.Module) -> None:
-        """Let the modules within ``module`` that make a row of a row, a coupling of rows, or a step run by blocks."""
+        """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
         for name, child in module.named_children():
             if isinstance(child, ROW_WISE):
                 setattr(module, name, _RowWise(child.to(self.device), self))
@@ -105,16 +105,16 @@ class Blocks:
                 setattr(module, name, _Blockwise(child, self))
 
     def each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
-        """What the function returns for every block of rows."""
+        """Return the results of the function for every block of rows."""
         return [self.call(function, rows, tensors) for rows in self.announced(tensors[0].size(0))]
 
     def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """The rows that the function returns for every block, where the tensors are."""
+        """Return the concatenated results for every block of rows, on the device of the tensors."""
         self.announced(tensors[0].size(0))
         return self.filled(lambda rows: self.call(function, rows, tensors), tensors[0])
 
     def filled(self, make: Callable[[slice], Tensor], like: Tensor) -> Tensor:
-        """The rows that are made for every block, where ``like`` is."""
+        """Return the concatenated results of ``make`` for every slice of rows, on the device of ``like``."""
         first, *others = self.slices(like.size(0))
         part = make(first)
         out = torch.empty(like.size(0), *part.shape[1:], dtype=part.dtype, device=like.device)
@@ -124,24 +124,24 @@ class Blocks:
         return out
 
     def slices(self, num_rows: int) -> list[slice]:
-        """The blocks of so many rows, one of none where there are none."""
+        """Return the blocks of ``num_rows`` rows, one empty block for no rows."""
         return [slice(first, min(first + self.size, num_rows)) for first in range(0, max(num_rows, 1), self.size)]
 
     def announced(self, num_rows: int) -> list[slice]:
-        """The same; the bar makes room for them."""
+        """Return the blocks and extend the progress bar by them."""
         rows = self.slices(num_rows)
         self.bar.total = max(self.bar.total, self.bar.n + len(rows))
         return rows
 
     def call(self, function: Callable[..., Any], rows: slice, tensors: tuple[Tensor, ...]) -> Any:
-        """The function of these rows, on the device."""
+        """Return the function of these rows, computed on the device."""
         result = function(*(t[rows].to(self.device) for t in tensors))
         self.bar.update()
         return result
 
 
 class _RowWise(nn.Module):
-    """A row-wise module on the device, called with all rows."""
+    """A row-wise module on the device that is called with all rows."""
 
     def __init__(self, module: nn.Module, blocks: Blocks) -> None:
         super().__init__()
@@ -151,12 +151,12 @@ class _RowWise(nn.Module):
         if x.device != self.blocks.device:
             return self.blocks.joined(self.module, x)
         self.blocks.bar.update(len(self.blocks.announced(x.size(0))))
-        out: Tensor = self.module(x)  # all rows: there, it needs no room beside its result
+        out: Tensor = self.module(x)  # all rows: only the result needs memory there
         return out
 
 
 class _Blockwise(Diffusivity):
-    """A diffusivity that reads single rows: where its coupling has sums, it is made for a block of rows at a time."""
+    """A diffusivity of single rows, evaluated by blocks where its coupling is a `PooledCoupling`."""
 
     depends_on = "rows"
 
@@ -175,21 +175,21 @@ class _Blockwise(Diffusivity):
 
 
 class RowBlock(Graph):
-    """Some rows of a graph without edges; blocks that share ``centre`` measure distances from one point."""
+    """Rows of a graph without edges; blocks that share ``centre`` measure distances from one point."""
 
     def __init__(self, rows: Tensor, centre: list[Tensor]) -> None:
         super().__init__(rows.size(0))
         self._centre = centre
 
     def centre(self, x: Tensor) -> Tensor:
-        # A row, for the mean of all rows would take a pass over the blocks of its own.
+        # The first row: the mean of all rows would take another pass over the blocks.
         if not self._centre:
             self._centre.append(x[:1].detach())
         return self._centre[0].to(x.device)
 
 
 class BlockwiseCoupling(Coupling):
-    """S v in two passes over blocks of rows, one that adds up what the other reads."""
+    """A coupling with products in two passes over blocks of rows, one that accumulates sums and one that reads them."""
 
     def __init__(
         self, couple: Callable[[Tensor], Any], example: PooledCoupling, x: Float[Tensor, "N C"], blocks: Blocks
@@ -209,7 +209,7 @@ class BlockwiseCoupling(Coupling):
         return self.blocks.filled(self.rows_of(v), self.x)
 
     def rows_of(self, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
-        """What gives the rows of S v in a block: the sums are taken here."""
+        """Accumulate the sums, and return a function of a slice that computes these rows of S v."""
         sums = merged(self.blocks.each(lambda x, values: self.couple(x).pool(values), self.x, v))
         self.blocks.announced(v.size(0))
 
@@ -225,13 +225,13 @@ class BlockwiseCoupling(Coupling):
         )
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
-        if self.row_stochastic:  # it is divided by a sum over all nodes
+        if self.row_stochastic:  # divided by a sum over all nodes
             return super().diagonal()
         return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)
 
 
 class _BlockwiseStep(StateUpdate):
-    """An explicit step by blocks of rows: no term of it is written for all rows but products that need all of them."""
+    """An explicit step by blocks of rows, which stores no term for all rows except products that need all of them."""
 
     def __init__(self, update: ExplicitEuler, blocks: Blocks) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class _BlockwiseStep(StateUpdate):
 
 
 def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
-    """What gives the rows of S v in a block."""
+    """Return a function of a slice that computes these rows of S v."""
     if isinstance(coupling, SumCoupling):
         parts = [_rows_of(term, v) for term in coupling.terms]
         return lambda rows: reduce(add, [part(rows) for part in parts])
@@ -264,7 +264,7 @@ def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice],
 
 
 class _KnownRows(Coupling):
-    """Some rows of a coupling, of which the products and the sums are known."""
+    """Some rows of a coupling, with given products and row sums."""
 
     def __init__(self, coupling: Coupling, moved: Float[Tensor, "N H D"], degree: Tensor | None) -> None:
         super().__init__(moved.size(0), coupling.heads, moved)

@@ -1,4 +1,4 @@
-"""``LabelPropagation``: the same diffusion, with labels as the state."""
+"""``LabelPropagation``: diffusion with labels as the state."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.updates import teleport, teleport_limit
 
-# Classes that nobody is labelled with, beyond one per node: more is a wrong number, and costs memory.
+# Limit on the number of classes beyond one per node: a larger label is an error, and would cost memory.
 MANY_CLASSES = 1 << 16
 
 
 class LabelPropagation(KnowsPyGNames, nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
-    Weights of edges, the third argument of a call, are normalised by degrees as edges without weights are. PyG's class
-    has the mask there, and takes weights as they are; for that pass ``AdjacencyDiffusivity("sum")``.
+    Edge weights, the third argument of a call, are normalised by degrees like edges without weights. In PyG's class the
+    third argument is the mask, and weights are not normalised; for that pass ``AdjacencyDiffusivity("sum")``.
 
-    With ``num_layers=None`` to equilibrium: Y* = (1 − α)(I − αS)⁻¹ Y^(0), the limit of the steps without clamping
-    (Zhou et al. 2004, Eq. 4), for an S that is symmetric, or is Ω divided by its row sums with a symmetric Ω. This is
-    scikit-learn's ``LabelSpreading``, which divides the rows by their sums in the end, if S is D^-½WD^-½ without the
-    diagonal: ``SymmetricDiffusivity(..., diagonal=False)``.
+    ``num_layers=None`` gives the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et al. 2004, Eq. 4), for a
+    symmetric S, or a symmetric Ω divided by its row sums. With S = D^-½WD^-½ without the diagonal,
+    ``SymmetricDiffusivity(..., diagonal=False)``, this is scikit-learn's ``LabelSpreading`` up to its final division of
+    rows by their sums.
 
     Args:
-        num_layers: how many steps, or ``None`` for the limit.
+        num_layers: number of steps, or ``None`` for the limit.
         alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: gives S; D^-½AD^-½ by default. It never reads the labels: an attention reads ``features``. It has
-            one head, since there is one state.
+        diffusivity: the diffusivity of S, with one head; by default D^-½AD^-½. It never reads the labels: an attention
+            reads ``features``.
 
     Shapes:
-        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes whose labels are known; features:
-        [N, F], where the diffusivity reads nodes, and only there; output: [N, K].
+        y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], if
+        and only if the diffusivity reads nodes; output: [N, K].
 
     Examples:
         >>> y, known = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, False, False, True, False, False])
@@ -87,7 +87,7 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
         features: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Soft labels of every node."""
+        """Return soft labels of every node."""
         refuse_inputs(self, others)
         check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
         if y.is_meta:
@@ -129,6 +129,6 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
 
 
 def _reads_nodes(diffusivity: Diffusivity) -> bool:
-    """Whether an entry depends on what is given for the nodes, more than on which of them they are."""
+    """Return whether entries depend on the features of nodes, rather than on their positions only."""
     parts = [part for part in diffusivity.modules() if isinstance(part, Diffusivity)]
     return any(part.depends_on not in ("nothing", "parts") and not part.positional for part in parts)

@@ -1,4 +1,4 @@
-"""``NodeFormer``: a Transformer over nodes in linear time, with the observed graph as bias and as supervision."""
+"""``NodeFormer``: a linear-time Transformer over nodes, with the observed graph as bias and supervision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import NodeFormerConv
 from diffusion_mp.models.base import LayerStack, Record, recorded
-from diffusion_mp.models.heads import Task
+from diffusion_mp.models.ends import Task
 
 
 class NodeFormer(LayerStack):
@@ -21,30 +21,30 @@ class NodeFormer(LayerStack):
 
     Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
 
-    The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss, so that
-    the slides' objective L_s + λ L_e is, with PyTorch or Lightning,
+    The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss. The
+    objective of the slides, L_s + λ L_e, is then
 
     ```python
     loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
     ```
 
-    Without a graph the model simply runs, and nothing is recorded. The slides' model has ``jump="cat"``, the layers
-    that :class:`NodeFormerConv` names, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
-    log n per node, beside which the task's is small (docs/errata.md, N11). Its s is 1: what a layer adds is close to a
-    mean over all nodes, so each one halves what tells nodes apart, and after 16 of them next to nothing is left (N12).
+    Without a graph nothing is recorded. The model of the slides has ``jump="cat"``, the layers that
+    :class:`NodeFormerConv` describes, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
+    log n per node, which dominates that of the task (docs/errata.md, N11). Its s is 1. A layer adds roughly a mean over
+    all nodes, so each one then halves the differences between nodes, and after 16 layers almost none remain (N12).
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
         num_layers: L.
-        edge_regularization: λ, what the edge loss of uniform attention weighs.
-        residual: add the state that a layer started from.
-        step: s, how much of its output a layer then adds to that state; by default min(1, 2/L).
+        edge_regularization: λ, the weight of the edge loss.
+        residual: add the input state of a layer to its output.
+        step: s, the weight of the output in that sum; by default min(1, 2/L).
         layer_norm: normalise after the input layer and after every layer.
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
-        jump: what the output layer reads: ``None``, the last state, ``"cat"``, all of them, or their ``"max"``.
-        dropout: rate, after the input layer and of what every layer adds.
+        jump: input of the output layer: the last state (``None``), all states (``"cat"``) or their ``"max"``.
+        dropout: dropout rate after the input layer and on the output of every layer.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
+        options: further options of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
 
     Shapes: see :class:`GraphModel`.
 

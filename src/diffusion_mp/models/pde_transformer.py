@@ -1,4 +1,4 @@
-"""``PDETransformer``: a Transformer encoder with one-dimensional diffusion at one of seven places, or at none."""
+"""``PDETransformer``: a Transformer encoder with one-dimensional diffusion at one of seven sites."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
-from diffusion_mp.models.encoders import FeatureEncoder, feature_columns
-from diffusion_mp.models.heads import Pooling, pooled
+from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
+from diffusion_mp.models.ends import FeatureEncoder, Pooling, feature_columns, pooled
 
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
 
-# Zhang & Zhou, Table 1: the only place that decides. Every site is called once in the code, whatever stands there.
+# Zhang & Zhou, Table 1. The code calls every site once, with a diffusion or the identity in it.
 SITES: dict[str, str] = {
     "P1": "embedding",  # X ← S(Embed(·))
     "P2": "mlp",  # X ← S(X + MLP(X))
@@ -43,38 +42,38 @@ SITES: dict[str, str] = {
 
 
 class PDETransformer(nn.Module):
-    r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` where ``placement`` says.
+    r"""A pre-norm encoder with learned positions and a :class:`PDEDiffusion1d` at ``placement``.
 
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
     positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there.
 
-    As printed, P2 and P3 are the same function: in a pre-norm block the MLP comes last. P7 differs from them as far as
-    the MLP is not linear, for diffusion commutes with what is linear and acts position by position. P4 smooths what
-    the two LayerNorms of a block read, not the state that the residual keeps, and not the last LayerNorm, which is
-    part of no block. P6 smooths along the heads of one token, not along the sequence.
+    As printed, P2 and P3 are the same function, since the MLP of a pre-norm block comes last. P7 differs from them only
+    by the nonlinearity of the MLP, since diffusion commutes with linear maps that act position by position. P4 smooths
+    the input of the two LayerNorms of a block, not the residual state nor the input of the final LayerNorm. P6 smooths
+    along the heads of one token, not along the sequence.
 
     Args:
-        in_channels: of floating-point sequences; or, for sequences of tokens, a list with the size of the vocabulary.
+        in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.
         hidden_channels, out_channels: C of the state, and the number of logits.
         num_layers, heads: of the encoder.
-        max_length: the number of positions that can be learned.
+        max_length: number of learned positions.
         placement: ``"P1"`` … ``"P7"`` of Table 1, or ``None``, the plain encoder.
         diffusion: options of :class:`PDEDiffusion1d` (``strides``, ``alpha``, ``budget``, ``norm``, …).
-        mlp_channels: between the layers of a block's MLP; 4C by default.
-        pooling: what represents a sequence: the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
-        task: ``"classify"``: a sequence; ``"retrieve"``: a pair of them, by two towers that share every weight and an
+        mlp_channels: hidden channels of the MLP of a block; 4C by default.
+        pooling: a sequence is represented by the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
+        task: ``"classify"``: sequences; ``"retrieve"``: pairs of sequences, by two towers with shared weights and an
             MLP on [u, v, u ∘ v, u − v] (Tay et al. 2021).
-        causal: no position sees a later one. Diffusion along the sequence then has ``boundary="causal"``.
-        dropout: rate; see :class:`TransformerBlock`, and after the embedding.
+        causal: no position reads a later one. Diffusion along the sequence then has ``boundary="causal"``.
+        dropout: dropout rate of the blocks, see :class:`TransformerBlock`, and after the embedding.
 
     Shapes:
-        - x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true where there is a token, ``None``
-          where all are; other, other_mask: the second sequences, of any length.
-        - output: [B, out_channels], raw logits. They do not depend on padding, wherever it stands and whatever it
-          holds: positions count tokens.
+        - x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true for tokens, ``None`` without
+          padding; other, other_mask: the second sequences, of any length.
+        - output: [B, out_channels], raw logits. They do not depend on the place or content of padding, since positions
+          count tokens.
 
     Raises:
-        TypeError, ValueError: an option or the input does not fit; a sentence says what came and what was expected.
+        TypeError, ValueError: an option or the input does not fit.
 
     Examples:
         >>> model = PDETransformer(4, 16, 2, num_layers=1, heads=2, max_length=10, placement="P2")
@@ -145,7 +144,7 @@ class PDETransformer(nn.Module):
         self._start_positions()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew, in the order of the constructor."""
+        """Reset all parameters, in the order of the constructor."""
         for child in self.children():
             reset(child)
         self._start_positions()
@@ -157,7 +156,7 @@ class PDETransformer(nn.Module):
         other: Tensor | None = None,
         other_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B out"]:
-        """The logits of every sequence, or of every pair."""
+        """Return the logits of every sequence, or of every pair."""
         if (other is None) != (self.task == "classify"):
             raise ValueError(
                 f"other must be passed with task='retrieve', the second sequence of a pair, and only then; "
@@ -170,7 +169,7 @@ class PDETransformer(nn.Module):
         return self.head(read)
 
     def encode(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B C"]:
-        """The pooled states of the sequences, which sentences call ``name``, before the head."""
+        """Return the pooled states of the sequences; ``name`` is the name of the input in messages."""
         state = self.embed(x, mask, name=name)
         for block in self.blocks:
             state = block(state, mask)
@@ -178,7 +177,7 @@ class PDETransformer(nn.Module):
         return pooled(self.norm(state), tokens, self.pooling)
 
     def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
-        """The first state: embedding and position, smoothed under P1."""
+        """Return the initial state: embedding plus position, smoothed under P1."""
         self._check(x, mask, name)
         if mask is None:
             positions = self.positions[: x.size(1)]
@@ -204,7 +203,7 @@ class PDETransformer(nn.Module):
             )
 
     def _start_positions(self) -> None:
-        """Sinusoids, of the size of embedded tokens, so that neighbours begin alike."""
+        """Initialise the positions with sinusoids, so that neighbours start out similar."""
         count, channels = self.positions.shape
         sinusoids = PositionalEncoding(channels + channels % 2)(torch.arange(count, dtype=self.positions.dtype))
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""``released_state_dict``: parameters that other code has saved, under the names that they have here."""
+"""``released_state_dict``: load checkpoints of the released code of DIFFormer, NodeFormer and SGFormer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Renaming = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 class Names(NamedTuple):
-    """How tensors are called: (pattern, replacement) pairs, each applied where it matches."""
+    """Names of tensors: (pattern, replacement) pairs, applied in order."""
 
     released: tuple[Renaming, ...]
-    """From ours to the released ones."""
+    """From the names of this library to the released ones."""
     other: tuple[Renaming, ...] = ()
-    """From those of another implementation to the released ones."""
+    """From the names of another implementation to the released ones."""
 
 
-#: The parts between a layer and its queries, and between a norm and its module; the letters of the released code.
+#: Names within a layer.
 LAYER: tuple[Renaming, ...] = (
     (r"\bdiffusivity\.(attention\.)?", ""),
     (r"\bquery\b", "Wq"),
@@ -61,7 +61,7 @@ NAMES: dict[type[nn.Module], Names] = {
     ),
 }
 
-#: Which option of a model a tensor is there for, by its released name.
+#: The option of a model that adds a tensor, by the released name of the tensor.
 OPTIONS = {
     r"graph_conv\.": "gnn='residual'",
     r"W[qk]\.weight": "projection='separate'",
@@ -71,30 +71,30 @@ OPTIONS = {
     r"\bb$": "a relational_bias",
     r"^fcs?\b": "task='node'",
 }
-#: What released code never saves: NodeFormer draws features and noise anew at every call.
+#: Buffers that the released code does not save: its NodeFormer draws features and noise at every call.
 DRAWN = re.compile(r"\b(directions|noise_state)$")
 
 
 def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict for ``model`` from one of the repository of DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
+    """Return a state dict for ``model`` from one of released DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
 
     ```python
     released = torch.load("model.pkl", weights_only=True)
     model.load_state_dict(released_state_dict(model, released))
     ```
 
-    Names and shapes are compared; numbers that no tensor tells (τ, dropout, which kernel, …) are arguments of the model
-    as they were arguments there: docs/released.md has them side by side. Buffers that the released code does not save,
-    the random features of NodeFormer, stay those of ``model``.
+    Names and shapes are checked. Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed
+    to the model: docs/released.md lists them side by side. Buffers that the released code does not save, the random
+    features of NodeFormer, keep the values of ``model``.
 
     Args:
         model: a :class:`DIFFormer`, :class:`NodeFormer` or :class:`SGFormer`.
-        released: names and tensors. Files are not read here: ``torch.load(path, weights_only=True)`` runs no code.
+        released: the released state dict, loaded with ``torch.load(path, weights_only=True)``, which runs no code.
 
     Raises:
         TypeError: another model, or no dictionary of tensors.
-        ValueError: a tensor of an unknown name, one for which the model has no place or which it lacks (the sentence
-            names the option), or one of another shape.
+        ValueError: a tensor of an unknown name or another shape, or one that is missing on either side (the message
+            names the option).
 
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
@@ -147,7 +147,7 @@ def _option(name: str) -> str | None:
 
 
 def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None:
-    """Raise unless both have as many layers where both have a stack: no other sentence would say so plainly."""
+    """Raise unless the numbers of layers agree; names of single tensors would make an obscure message."""
     for part, option in (("graph_conv.", "gnn_num_layers"), ("trans_conv.", "trans_num_layers"), ("", "num_layers")):
         layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
         there, here = (len({found[1] for found in map(layers.match, names) if found}) for names in (came, places))

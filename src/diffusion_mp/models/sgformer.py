@@ -14,43 +14,40 @@ from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.models.base import GraphModel, Record, recorded
-from diffusion_mp.models.gnn import ConvName, DiffusionGNN
-from diffusion_mp.models.heads import Task, output_layers
-from diffusion_mp.models.residual_gcn import ResidualGCN
+from diffusion_mp.models.ends import Task, output_layers
+from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 
 
 class SGFormer(GraphModel):
-    r"""SGFormer (slides, "SGFormer"; Wu et al. 2023b): one attention over all pairs, and a GNN on the same embedding.
+    r"""SGFormer (slides, "SGFormer"; Wu et al. 2023b): attention over all pairs and a GNN on the same embedding.
 
     Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
     Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
 
-    Without observed edges Z_O = Z. Dropout acts on what is propagated and on Z_O, never on what the attention reads.
-    With ``trans_num_layers`` further attentions follow, each with its norm, from Z in the place of Z⁽⁰⁾.
+    Without observed edges Z_O = Z. Dropout acts on propagated values and on Z_O, not on the input of the attention.
+    With ``trans_num_layers > 1`` further attentions with norms follow, which read Z instead of Z⁽⁰⁾.
 
-    PyG's class of this name, and the released code, have other options: docs/released.md.
+    docs/released.md lists the options that give PyG's class of this name and the released code.
 
     Args:
         in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
         num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; by default ten
-            steps of APPNP, with which few labels suffice. The slides have a GCN. ``gnn="residual"`` is the one of PyG's
-            SGFormer: it reads X, has BatchNorm, ReLU and dropout after every layer, and adds to each the first of its
-            states.
+            steps of APPNP, which work well with few labels. The slides have a GCN. ``gnn="residual"`` is the
+            :class:`ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
-        shared_encoder: GN reads Z⁽⁰⁾, as the slides say; ``False``: X through an encoder of its own, as the released
-            code does.
+        shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
         layer_norm: normalise in the encoders and after the attention.
-        dropout: rate of the attention's values and of Z_O.
-        gnn_dropout: rate inside GN; ``None``: the same.
+        dropout: dropout rate of the values of the attention and of Z_O.
+        gnn_dropout: dropout rate inside GN; by default ``dropout``.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        trans_num_layers: layers of attention.
-        activation: after the norm of every one, ``"relu"`` or ``None``.
-        dropout_on: ``"values"``, see above; or ``"state"``, after the encoder and after every layer of attention, as
-            PyG does: attention then reads a state with dropout, and Z_O has no more of it.
+        trans_num_layers: number of attention layers.
+        activation: after the norm of every attention layer, ``"relu"`` or ``None``.
+        dropout_on: ``"values"``, see above; or ``"state"``, after the encoder and every attention layer but not on
+            Z_O, as in PyG, where attention reads a state with dropout.
         aggregate: ``"add"``, the sum above, or ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
         trans_num_heads, trans_dropout, gnn_num_layers, graph_weight: PyG's names of ``heads``, ``dropout``,
-            ``num_gnn_layers`` and ``alpha``; they lead where they are given.
-        options: of the attention, further ones of :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
+            ``num_gnn_layers`` and ``alpha``; they take precedence.
+        options: further options of the attention, see :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
 
     Shapes: see :class:`GraphModel`.
 
@@ -154,7 +151,7 @@ class SGFormer(GraphModel):
         return self.decoder(dropout(z, self.dropout, self.training and not on_state))
 
     def _observed(self, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
-        """GN, of the features or of what it shares with the attention."""
+        """Return the states of GN."""
         if isinstance(self.gnn, ResidualGCN):
             return self.gnn(x, graph)
         return self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
