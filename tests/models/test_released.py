@@ -333,7 +333,7 @@ def test_sgformer_of_pyg(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PyG's class itself by PyG's names of arguments; in training with torch's dropout, which draws other numbers."""
-    for module in ("sgformer", "residual_gcn"):
+    for module in ("sgformer", "gnn"):
         monkeypatch.setattr(
             f"diffusion_mp.models.{module}.dropout", lambda x, rate, active=True: torch_dropout(x, rate, active)
         )
