@@ -6,7 +6,7 @@ from torch import nn
 
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
 from diffusion_mp.graph import pattern
-from diffusion_mp.kernels.dropout import dropout
+from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer

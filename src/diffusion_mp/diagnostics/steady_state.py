@@ -22,8 +22,8 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.precision import quotient
-from diffusion_mp.updates.closed_forms import LowRankInverse
-from diffusion_mp.updates.preconditioners import DENSE, dense_factor
+from diffusion_mp.updates.implicit import DENSE, dense_factor
+from diffusion_mp.updates.linear_solve import LowRankInverse
 
 
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:

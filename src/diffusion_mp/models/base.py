@@ -29,7 +29,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.layers.features import channels_at_first, check_features, input_linear
-from diffusion_mp.layers.pyg_names import KnowsPyGNames, refuse_inputs, refuse_proxy
+from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs, refuse_proxy
 from diffusion_mp.models.ends import HEADS, FeatureEncoder, Head, Task, check_no_pairs, feature_columns, output_layers
 from diffusion_mp.updates import CertifiedStep
 

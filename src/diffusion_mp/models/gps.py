@@ -11,7 +11,7 @@ from torch import nn
 
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, describe
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
-from diffusion_mp.layers.edge_layer import Norm
+from diffusion_mp.layers.gps import Norm
 from diffusion_mp.models.base import BlockStack
 
 

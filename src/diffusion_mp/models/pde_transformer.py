@@ -24,7 +24,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.transformer_block import NoDiffusion, TransformerBlock
+from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
 from diffusion_mp.models.ends import FeatureEncoder, Pooling, feature_columns, pooled
 
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
