@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from diffusion_mp_experiments.reproduce.harness import reproduce
-from diffusion_mp_experiments.reproduce.report import lines, section, write_page
+from diffusion_mp_experiments.reproduce.page import illustrated, write_page
+from diffusion_mp_experiments.reproduce.report import lines, section
 from diffusion_mp_experiments.reproduce.table import load_table
 
 
@@ -33,9 +34,11 @@ def run_reproduce(args: list[str]) -> None:
     told = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
     table, start = replace(table, **told), time.perf_counter()
     folder = options.out / (f"{table.name}-quick" if options.quick else table.name)
-    text = section(table, lines(table, reproduce(table, folder, options.jobs, options.only)))
-    (folder / "report.md").write_text(text)
-    print(f"\n{text}\n{time.perf_counter() - start:.0f} s now. Every run: {folder / 'runs.jsonl'}")
+    records = reproduce(table, folder, options.jobs, options.only)
+    report = folder / "report.md"
+    report.write_text(illustrated(table, records, options.configs / table.name / "notes.md", folder))
+    text, seconds = section(table, lines(table, records)), time.perf_counter() - start
+    print(f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {folder / 'runs.jsonl'}")
     if not options.quick:
         print(f"Take it over into docs/results.md: diffusion-mp results --made {options.out}")
 

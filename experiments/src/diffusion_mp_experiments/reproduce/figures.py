@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from diffusion_mp_experiments.reproduce.records import Record
+from diffusion_mp_experiments.reproduce.report import Line
 from diffusion_mp_experiments.reproduce.states import MEASURES
 from diffusion_mp_experiments.reproduce.table import Table
-
-if TYPE_CHECKING:
-    from diffusion_mp_experiments.reproduce.report import Line
 
 # Of Okabe and Ito, told apart by everybody; with more curves than colours the lines differ, too.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -21,8 +22,6 @@ _STYLES = ("-", "--")
 
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """How far each row is ahead of the baselines, with twice the standard error."""
-    from matplotlib.figure import Figure
-
     titles = {row.name: row.title for row in table.rows}
     baselines = [name for name in table.baselines if any(name in line.differences for line in lines)]
     figure = Figure(figsize=(9, 1.5 + 0.32 * len(lines)), layout="constrained")
@@ -49,14 +48,11 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     unit = "seed by seed" if table.splits == 1 else "split by split"
     axes.set(xlabel=f"difference in {table.metric.title}, {unit}, ± 2 standard errors", title=table.title)
     figure.legend(loc="outside lower center", ncols=len(baselines), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
 def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     """What every trial of every row came to on the tuning splits; with nested tuning, of every split."""
-    from matplotlib.figure import Figure
-
     values: dict[str, list[float]] = {}
     for record in records:
         if record["kind"] == "search":
@@ -72,7 +68,6 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", linewidth=0.3)
     axes.set(xlabel=f"validation {table.metric.title}, one mark per trial", title=f"{table.title}: the search")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
@@ -85,8 +80,6 @@ def _looks() -> Iterator[dict[str, Any]]:
 
 def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """Every measure of the states, layer by layer, at the last value of the sweep of a table."""
-    from matplotlib.figure import Figure
-
     by_name, sweep = {line.row: line for line in lines}, table.sweep
     assert sweep is not None
     figure = Figure(figsize=(4.2 * len(MEASURES) + 1, 4.4), layout="constrained")
@@ -102,44 +95,43 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
         panel.grid(linewidth=0.3)
     figure.suptitle(f"{table.title}: states of the trained models, {sweep.title} {sweep.values[-1]}")
     figure.legend(loc="outside lower center", ncols=min(3, len(table.curves)), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
 def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """The metric, and how far apart and in how many directions the last states lie, along the sweep of a table."""
-    from matplotlib.figure import Figure
-
     sweep, by_name = table.sweep, {line.row: line for line in lines}
     assert sweep is not None
     measures = [name for name in ("spread", "rank") if any(line.states.get(name) for line in lines)]
     figure = Figure(figsize=(4.2 * (1 + len(measures)) + 1, 4.4), layout="constrained")
-    panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
-    places = range(len(sweep.values))
+    first, *others = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
     for (curve, title), look in zip(table.curves.items(), _looks(), strict=False):
-        points = [by_name.get(row.name) for row in table.rows if row.curve == curve]
-        known = [(place, point) for place, point in zip(places, points, strict=True) if point is not None]
-        if not known:
-            continue
-        panels[0].errorbar(
-            [place for place, _ in known],
-            [point.score[0] for _, point in known],
-            yerr=[point.score[1] for _, point in known],
-            capsize=2,
-            label=title,
-            **look,
-        )
-        for panel, name in zip(panels[1:], measures, strict=True):
-            told = [(place, point.states[name][-1]) for place, point in known if point.states.get(name)]
-            panel.plot([place for place, _ in told], [value for _, value in told], **look)
+        rows = (row.name for row in table.rows if row.curve == curve)
+        known = {place: by_name[name] for place, name in enumerate(rows) if name in by_name}
+        if known:
+            scores, deviations = zip(*(line.score for line in known.values()), strict=True)
+            first.errorbar(list(known), scores, yerr=deviations, capsize=2, label=title, **look)
+        for panel, measure in zip(others, measures, strict=True):
+            last = {place: line.states[measure][-1] for place, line in known.items() if line.states.get(measure)}
+            panel.plot(list(last), list(last.values()), **look)
     labels = [f"{table.metric.title}, ± 1 sd", *(MEASURES[name] for name in measures)]
-    for panel, label in zip(panels, labels, strict=True):
-        panel.set_xticks(places, [str(value) for value in sweep.values])
-        panel.set(xlabel=sweep.title, ylabel=label)
+    for panel, label in zip([first, *others], labels, strict=True):
+        panel.set_xticks(range(len(sweep.values)), [str(value) for value in sweep.values])
+        panel.set(xlabel=sweep.title, ylabel=label, yscale="log" if label == MEASURES["spread"] else "linear")
         panel.grid(linewidth=0.3)
-    if "spread" in measures:
-        panels[1 + measures.index("spread")].set_yscale("log")
     figure.suptitle(table.title)
     figure.legend(loc="outside lower center", ncols=min(3, len(table.curves)), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
+    """F before the first step of every certified network and after each, the mean over its runs."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    for line, look in zip((line for line in lines if any(line.states.get("F", []))), _looks(), strict=False):
+        axes.plot(range(len(line.states["F"])), line.states["F"], label=line.title, **{**look, "markersize": 3})
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="steps", ylabel="F", yscale="log", title=f"{table.title}: the energy of the trained networks")
+    axes.grid(linewidth=0.3)
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""What the lines of a table come to: means over splits, differences split by split, and the page that says so."""
+"""What the lines of a table come to: means over splits, differences split by split, and the text that says so."""
 
 from __future__ import annotations
 
@@ -7,30 +7,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from diffusion_mp_experiments.reproduce.records import Record, parsed, write
+from diffusion_mp_experiments.reproduce.records import Record
 from diffusion_mp_experiments.reproduce.states import MEASURES
-from diffusion_mp_experiments.reproduce.table import Table, load_table
+from diffusion_mp_experiments.reproduce.table import Table
 
 Estimate = tuple[float, float]
-_HEAD = """# Results
-
-`diffusion-mp results` has written this page from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
-makes the numbers anew: `configs` has a folder for every table, and in it a YAML for every row.
-
-- **The same budget for every model**: so many settings, drawn at random from one declared space, each trained on the
-  tuning splits; the best mean validation metric decides. A row without anything to search has one trial.
-- **Tuning and results share no label.** A fixed random part of the labels belongs to tuning, whose splits train and
-  validate within it; splits of results are drawn from the others. Where splits are published, every split is tuned on
-  its own training and validation nodes (nested).
-- Every run has a fresh model and optimiser. Its epoch is chosen on validation; test nodes are looked at after that.
-- ± beside a score is one standard deviation over splits. A difference is taken split by split, on the same splits, and
-  ± beside it is its standard error; positive is better. Where there is one split, both are over seeds. Nothing is
-  quoted from a paper.
-- *identity*, *uniform*: the test score of the trained model with its attention over pairs replaced by the identity, or
-  by the mean over all nodes, after training. Rows that say so are trained that way, too.
-"""
 
 
 @dataclass(frozen=True)
@@ -222,51 +204,3 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
 
 def _counted(number: object, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
-
-
-def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
-    """Writes docs/results.md and its figures from `results/*.jsonl`; first takes over what was `made` by `reproduce`.
-
-    What `configs/TABLE/notes.md` says, if there is one, stands above that table.
-
-    Raises:
-        FileNotFoundError: there are no results.
-    """
-    from diffusion_mp_experiments.reproduce.figures import draw_curves, draw_differences, draw_search, draw_states
-
-    for path in sorted(made.glob("*/results.jsonl")) if made else []:
-        if (configs / path.parent.name / "table.yaml").is_file():
-            results.mkdir(exist_ok=True)
-            write(parsed(path.read_text(), path), results / f"{path.parent.name}.jsonl")
-    found = sorted(results.glob("*.jsonl"))
-    if not found:
-        raise FileNotFoundError(
-            f"There are no results in {results}; `diffusion-mp reproduce TABLE` makes some, and "
-            "`diffusion-mp results --made runs/reproduce` takes them over."
-        )
-    sections = []
-    for path in found:
-        table = load_table(configs / path.stem)
-        records = parsed(path.read_text(), path)
-        rows = lines(table, records)
-        notes = configs / path.stem / "notes.md"
-        sections.append(section(table, rows, notes.read_text() if notes.is_file() else ""))
-        if table.sweep is not None:
-            picture = f"images/results-{table.name}.png"
-            draw_curves(docs / picture, table, rows)
-            sections.append(f"![{table.metric.title} along {table.sweep.title}]({picture})\n")
-            if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
-                picture = f"images/results-{table.name}-states.png"
-                draw_states(docs / picture, table, rows)
-                sections.append(f"![states of the trained models, layer by layer]({picture})\n")
-            continue
-        if table.baselines:
-            picture = f"images/results-{table.name}.png"
-            draw_differences(docs / picture, table, rows)
-            sections.append(f"![how far each row is ahead]({picture})\n")
-        picture = f"images/results-{table.name}-search.png"
-        draw_search(docs / picture, table, records)
-        sections.append(f"![what the trials came to]({picture})\n\n{chosen(table, records)}\n")
-    page = docs / "results.md"
-    page.write_text("\n".join([_HEAD, *sections]))
-    return page
