@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torchmetrics import MeanMetric
 
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
+from diffusion_mp.diffusivities import GaussianDiffusivity, SymmetricDiffusivity
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
@@ -175,7 +176,15 @@ class Few(FullGraphDataModule):
 
 
 @pytest.mark.parametrize(
-    "make", [Constant, LogisticRegression, Labels, lambda: Labels(None, 0.9), lambda: Diffusion(n_neighbors=2)]
+    "make",
+    [
+        Constant,
+        LogisticRegression,
+        Labels,
+        lambda: Labels(None, 0.9),
+        lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
+        lambda: Diffusion(n_neighbors=2),
+    ],
 )
 def test_predictors_see_training_labels_only(make):
     said = []

@@ -112,9 +112,9 @@ def test_configurations_that_cannot_be(arguments, sentence, tmp_path, monkeypatc
 
 
 @pytest.mark.unwatched
-def test_the_digits_job_looks_at_its_folder_first(tmp_path, capsys):
+def test_a_table_looks_at_its_folder_first(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["--splits=1", "--out", str(tmp_path / "file")]) == 2
+    assert main(["--splits=1", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path / "file")]) == 2
     assert f"Nothing can be written to {tmp_path / 'file'}" in capsys.readouterr().err
 
 
@@ -122,12 +122,8 @@ def test_the_digits_job_looks_at_its_folder_first(tmp_path, capsys):
     ("labels", "sentence"),
     [(500, "Class 0 has 178 labelled nodes, fewer than per_class=500"), (150, "lower per_class, num_val or num_test")],
 )
-def test_the_digits_job_needs_the_labels_that_it_asks_for(labels, sentence, tmp_path, capsys):
-    """Said before any process starts and any bar is drawn."""
-    assert main(["digits", f"--per-class={labels}", "--jobs=2", "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "0/" not in said
+def test_labels_that_there_are_not_are_refused(labels, sentence, refused):
+    assert sentence in refused("fit", *SMALL, f"--data.per_class={labels}")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -135,7 +131,7 @@ def test_a_command_without_a_configuration_says_what_is_missing(command, capsys)
     assert main([command]) == 2
     said = capsys.readouterr().err
     assert f"diffusion-mp {command} needs a model and data: --config configs/" in said
-    assert "diffusion-mp digits" in said
+    assert "The table of the digits, diffusion-mp, needs neither." in said
 
 
 @pytest.mark.exhaustive

@@ -41,12 +41,13 @@ def test_fit_says_the_command_that_goes_on(number, code, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize(("number", "code"), CODES, ids=["SIGINT", "SIGTERM"])
-def test_the_digits_job_says_to_start_again(number, code, tmp_path, monkeypatch, capsys):
+def test_a_table_says_to_start_again(number, code, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(NodeClassifier, "on_train_epoch_start", lambda module: os.kill(os.getpid(), number))
-    assert main(["--splits=1", "--jobs=1", "--out", str(tmp_path)]) == code
+    options = ["--splits=1", "--jobs=1", "--only", "mlp", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path)]
+    assert main(options) == code
     message = capsys.readouterr().err
     assert f"Stopped by {number.name}.\nNothing is lost; start again with\n" in message
-    assert "  diffusion-mp --splits=1 --jobs=1 --out" in message
+    assert "  diffusion-mp --splits=1 --jobs=1 --only mlp --configs" in message
 
 
 def test_exit_codes(capsys):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from diffusion_mp.data.knn import Metric
+from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
@@ -66,20 +67,21 @@ class LogisticRegression(Predictor):
 
 
 class Labels(Predictor):
-    """`LabelPropagation` from the training nodes over the graph.
+    """`LabelPropagation` from the training nodes, over the graph or over all pairs.
 
     Args:
         num_layers: how many steps, or ``None`` for the limit.
-        alpha: as there.
+        alpha, diffusivity: as there; an attention reads the features.
     """
 
-    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9) -> None:
+    def __init__(self, num_layers: int | None = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
         super().__init__()
-        self.propagation = LabelPropagation(num_layers, alpha)
+        self.propagation = LabelPropagation(num_layers, alpha, diffusivity)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         soft = one_hot(y.clamp(min=0), num_classes).float()
-        spread: Tensor = self.propagation(soft, graph, mask=y >= 0)
+        features = x if self.propagation.reads_features else None
+        spread: Tensor = self.propagation(soft, graph, mask=y >= 0, features=features)
         return spread.clamp(min=1e-9).log()
 
 

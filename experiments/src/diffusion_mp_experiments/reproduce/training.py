@@ -30,6 +30,8 @@ from diffusion_mp_experiments.train.many_runs import quiet_lightning, versions
 
 #: A LightningDataModule that has `num_features`, `num_classes` and, as `trains`, the LightningModule for its data.
 DataModule = Any
+#: Of a network at rest, what is looked at of the way.
+STEPS = 30
 _DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
@@ -189,14 +191,23 @@ def _measured(
             result["test"] = value("test")
         result["states"] = {name: [round(each, 6) for each in found] for name, found in states.items() if found}
         if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-            result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
+            result["states"]["F"] = _energies(trained, data.data)
         result["ablated"] = {}
-        for ablation in ABLATIONS:
+        for ablation in () if hasattr(trained, "fit") else ABLATIONS:  # what is fitted has its scores already
             module.model = model = deepcopy(trained)
             if without_attention(model, ablation):
                 result["ablated"][ablation] = value("test")
         module.model = trained
     return result
+
+
+def _energies(model: CertifiedDIFFormer, nodes: Data) -> list[float]:
+    """F at every state; of a network at rest, on the first steps of the way there."""
+    steps, model.num_layers = model.num_layers, model.num_layers or STEPS
+    try:
+        return model.energies(nodes.x, nodes.edge_index).tolist()
+    finally:
+        model.num_layers = steps
 
 
 def data_hash(data: DataModule) -> str:

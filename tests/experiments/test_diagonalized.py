@@ -7,7 +7,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity, GaussianDiffusivity
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
-from diffusion_mp_experiments.train.spectrum import Diagonalized
+from diffusion_mp_experiments.reproduce.networks import Diagonalized, without_attention
 
 GAUSSIAN = {"normalize": None, "measure": "distance", "row_stochastic": False}
 
@@ -40,6 +40,21 @@ def test_kept_until_features_or_edges_change():
     again = both(x, Graph.coerce(x, edges))
     x[0] += 1.0  # in place: the tensor is the same one, what it holds is not
     assert both(x, Graph.coerce(x, edges)) is not again
+
+
+def test_several_of_one_matrix_are_diagonalised_once(monkeypatch):
+    counted = []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (counted.append(1), eigh(matrix))[1])
+    first, again, other = (Diagonalized(pixels())(drawn(12, 3, seed=seed)) for seed in (5, 5, 6))
+    assert len(counted) == 2
+    assert torch.equal(first.modes, again.modes)
+    assert not torch.equal(first.modes, other.modes)
+
+
+def test_an_ablation_leaves_it_as_it_is():
+    model = CertifiedDIFFormer(3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels()))
+    assert not without_attention(model, "identity")
 
 
 def test_what_has_no_real_spectrum_is_refused():
