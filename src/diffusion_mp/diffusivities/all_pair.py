@@ -417,8 +417,8 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     ) -> None:
         if normalize is None:
             raise ValueError(
-                "normalize must be 'row' or 'frobenius'; got None. The attention divides by row sums, which may be "
-                "zero or negative for queries and keys of any length."
+                "normalize must be 'row' or 'frobenius'; got None. Row sums of queries and keys of any length may be "
+                "zero or negative, and the attention divides by them."
             )
         super().__init__(channels, normalize=normalize, **options)
 
