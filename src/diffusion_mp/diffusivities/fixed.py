@@ -207,8 +207,8 @@ class SymmetricDiffusivity(Diffusivity):
         check_flags(diagonal=diagonal)
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
-                f"diffusivity must not divide rows by their sums; got {type(diffusivity).__name__}, which does. "
-                f"Pass row_stochastic=False to it, or normalization='sum' to an adjacency."
+                f"diffusivity must give Ω itself, with row sums to divide by; {type(diffusivity).__name__} has divided "
+                f"its rows by them already. Make it with row_stochastic=False, or normalization='sum' for an adjacency."
             )
         self.diffusivity, self.diagonal = diffusivity, diagonal
         self.needs_graph, self.symmetric = diffusivity.needs_graph, diffusivity.symmetric
