@@ -19,7 +19,7 @@ from diffusion_mp.kernels.neumann import (
     neumann_product,
     spectral,
 )
-from diffusion_mp.kernels.neumann.stencil import Stencil, dense_product, stencils
+from diffusion_mp.kernels.neumann.stencil import stencils
 from diffusion_mp.testing import tolerance
 
 DOUBLE = torch.float64
@@ -102,7 +102,7 @@ def test_neighbours_are_found_one_by_one_too(boundary: str, batch: tuple[Tensor 
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("transpose", [False, True])
-def test_products_equal_their_reference(
+def test_products_equal_their_reference_and_the_matrices(
     batch: tuple[Tensor | None, int],
     boundary: str,
     strides: tuple[int, ...],
@@ -113,8 +113,11 @@ def test_products_equal_their_reference(
     ptr, n = batch
     v, alpha = randn(n, 2, 3, generator=generator), randn(len(strides), 2, generator=generator)
     got = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose)
-    expected = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose, backend="reference")
+    reference = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose, backend="reference")
+    matrices = stencils(n, strides, boundary, ptr, v.detach())
+    expected = torch.einsum("kij,kh,jhd->ihd", matrices.mT if transpose else matrices, alpha, v)
     torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
+    torch.testing.assert_close(reference, expected, **tolerance("product", DOUBLE)._asdict())
     weight = torch.randn(got.shape, generator=generator, dtype=DOUBLE)
     for mine, theirs in zip(
         torch.autograd.grad((got * weight).sum(), (v, alpha)),
@@ -123,7 +126,9 @@ def test_products_equal_their_reference(
     ):
         torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())
     inner = neumann_inner(weight, v, strides, boundary, ptr)
-    truth = neumann_inner(weight, v, strides, boundary, ptr, backend="reference")
+    reference = neumann_inner(weight, v, strides, boundary, ptr, backend="reference")
+    truth = torch.einsum("ihd,kij,jhd->kh", weight, matrices, v)
+    torch.testing.assert_close(reference, truth, **tolerance("product", DOUBLE)._asdict())
     torch.testing.assert_close(inner, truth, **tolerance("product", DOUBLE)._asdict())
 
 
@@ -183,7 +188,8 @@ def test_low_precision_accumulates_in_float32(dtype: torch.dtype, generator: tor
         got = neumann_product(v, alpha[:3], (1, 2, 3))
         smooth = neumann_function(lambda rate: 1 / (1 + rate), v, alpha[:3], (1, 2, 3))
     assert got.dtype == smooth.dtype == dtype
-    expected = dense_product(v.double(), alpha[:3].double(), Stencil((1, 2, 3), "symmetric", None))
+    matrices = stencils(40, (1, 2, 3), "symmetric", None, v.double())
+    expected = torch.einsum("kij,kh,jhd->ihd", matrices, alpha[:3].double(), v.double())
     torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
 
 

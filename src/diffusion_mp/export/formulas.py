@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.log_linear_attention import reference as log_linear
-from diffusion_mp.kernels.neumann.stencil import Stencil, neighbours, positions
+from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.pairwise import scores as pairwise
 from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
 from diffusion_mp.kernels.sparse_flow import reference as sparse_flow
@@ -198,21 +198,6 @@ def sparse_flow_support(
     entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
     in_order = active.flatten(0, 1).t().unflatten(1, (nodes, heads))[stack.place, stack.graph]
     return Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
-
-
-def neumann_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
-    """Σ_k α_k (v_left + v_right), or what every row gives to its neighbours."""
-    left, right = neighbours(v.size(0), *stencil, v.device)
-    if not transpose:
-        return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
-    given = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
-    return torch.zeros_like(v).index_add(0, left.flatten(), given).index_add(0, right.flatten(), given)
-
-
-def neumann_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
-    """⟨g, A_{h_k} v⟩ of every stride and head."""
-    left, right = neighbours(v.size(0), *stencil, v.device)
-    return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
 
 
 def neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:

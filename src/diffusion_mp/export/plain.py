@@ -41,8 +41,8 @@ FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
     sparse_flow._potentials: formulas.sparse_flow_potentials,
     sparse_flow._product: formulas.sparse_flow_product,
     segments._support: formulas.sparse_flow_support,
-    neumann._product: formulas.neumann_product,
-    neumann._inner: formulas.neumann_inner,
+    neumann._product: None,
+    neumann._inner: None,
     spectral._transform: formulas.neumann_transform,
     spectral._modes: spectral._modes_of_rows,
 }

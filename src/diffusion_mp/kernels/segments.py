@@ -49,8 +49,6 @@ class _Places(NamedTuple):
 
     source: Tensor
     """The row of the part for every row of the stack."""
-    padding: Tensor
-    """The rows of the stack that are no node."""
     target: Tensor
     """The row of the stack for every row of the part."""
 
@@ -107,13 +105,11 @@ class Part:
     def _in_place(self, heads: int) -> bool:
         return self.alone or (heads == 1 and len(self.buckets) == 1 and self.buckets[0].mask is None)
 
-    def stack(self, x: Tensor, *, zeros: bool = False) -> Tensor:
-        """The stack of rows [n, H, F]; below a graph that is not the largest its first row is repeated, or zeros."""
+    def stack(self, x: Tensor) -> Tensor:
+        """The stack of rows [n, H, F]; below a graph that is not the largest its first row is repeated."""
         if self._in_place(x.size(1)):
             return x
-        places = self._at(x)
-        stack = x.flatten(0, 1).index_select(0, places.source)
-        return stack.index_fill_(0, places.padding, 0.0) if zeros else stack
+        return x.flatten(0, 1).index_select(0, self._at(x).source)
 
     def room(self, rows: Tensor) -> Tensor:
         """An uninitialised stack of results for ``rows`` [n, H, D]; these themselves where they are in place."""
@@ -163,7 +159,7 @@ class Part:
         padding = place[~node].flatten()
         target = target[: len(source) - len(padding)]
         target[source[place[node]]] = place[node]
-        return _Places(source, padding, target)
+        return _Places(source, target)
 
     def pieces(self, like: Tensor, pairs: int, rows: int) -> Iterator[Piece]:
         """Graphs and heads of rows ``like`` [n, H, F] that together have at most so many pairs of rows, and rows."""
@@ -329,21 +325,24 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
     return lengths
 
 
-def buckets(ptr: Tensor | None, num_nodes: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield ``(size, starts)`` for every distinct size of graph: the first rows [b] of all graphs of that size.
+def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterator[Rows]:
+    """The rows of all graphs of one size, for every distinct size: a slice for one graph, else indices [b, size].
 
     There are at most √(2N) distinct sizes, so this is a short loop also for thousands of graphs.
     """
     if ptr is None:
         if num_nodes:
-            yield num_nodes, torch.zeros(1, dtype=torch.long)
+            yield slice(0, num_nodes)
         return
     sizes = ptr.diff()
     order = torch.argsort(sizes, stable=True)
     distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
     for size, members in zip(distinct.tolist(), order.split(counts.tolist()), strict=True):
-        if size:
-            yield size, ptr[members]
+        first = ptr[members]
+        if size and len(members) == 1:
+            yield slice(int(first), int(first) + size)
+        elif size:
+            yield (first[:, None] + torch.arange(size)).to(device)
 
 
 def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
@@ -357,24 +356,10 @@ def largest(ptr: Tensor | None, num_nodes: int) -> int:
     return num_nodes if ptr is None else int(ptr.diff().max()) if len(ptr) > 1 else 0
 
 
-def rows_of(starts: Tensor, size: int, device: torch.device) -> Rows:
-    """The rows of the graphs that begin at ``starts``: a slice for one graph, else indices [b, size]."""
-    if starts.numel() == 1:
-        first = int(starts)
-        return slice(first, first + size)
-    return (starts[:, None] + torch.arange(size)).to(device)
-
-
 def gather(x: Tensor, rows: Rows) -> Tensor:
     """[N, H, F] → [b, H, size, F], the layout of batched matrix products."""
     stacked = x[rows].unsqueeze(0) if isinstance(rows, slice) else x[rows]
     return stacked.transpose(1, 2)
-
-
-def scatter(out: Tensor, rows: Rows, value: Tensor) -> None:
-    """Write [b, H, size, F] back to rows of ``out`` [N, H, F], in place."""
-    stacked = value.transpose(1, 2).to(out.dtype)
-    out[rows] = stacked.squeeze(0) if isinstance(rows, slice) else stacked
 
 
 class Buffers:

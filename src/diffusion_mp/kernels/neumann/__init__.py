@@ -14,11 +14,11 @@ from diffusion_mp.kernels.neumann.spectral import neumann_function
 from diffusion_mp.kernels.neumann.stencil import (
     Boundary,
     Stencil,
-    dense_inner,
-    dense_product,
     gathered_inner,
     gathered_product,
     neighbours,
+    reference_inner,
+    reference_product,
 )
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 
@@ -31,7 +31,7 @@ TRITON = "diffusion_mp.kernels.neumann.triton"
 @operation(
     "neumann_product",
     family="neumann",
-    reference=dense_product,
+    reference=reference_product,
     cpu=gathered_product,
     triton=gpu.kernel(TRITON, "product", math.inf),
     dtype="v",
@@ -43,7 +43,7 @@ def _product(v: Wide, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
 @operation(
     "neumann_inner",
     family="neumann",
-    reference=dense_inner,
+    reference=reference_inner,
     cpu=gathered_inner,
     triton=gpu.kernel(TRITON, "inner", math.inf),
     dtype="v",

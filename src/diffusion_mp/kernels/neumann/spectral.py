@@ -12,7 +12,7 @@ from torch import Tensor
 from diffusion_mp.kernels.neumann.stencil import column, positions
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import buckets, gather, rows_of, scatter
+from diffusion_mp.kernels.segments import by_size, gather
 
 
 def dct(v: Tensor) -> Tensor:
@@ -44,9 +44,9 @@ def hartley(v: Tensor) -> Tensor:
 def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     apply = hartley if periodic else inverse_dct if inverse else dct
     out = empty_like(v)
-    for size, starts in buckets(ptr, v.size(0)) if v.numel() else ():
-        rows = rows_of(starts, size, v.device)
-        scatter(out, rows, apply(gather(v, rows)))
+    for rows in by_size(ptr, v.size(0), v.device) if v.numel() else ():
+        found = apply(gather(v, rows)).transpose(1, 2)
+        out[rows] = found.squeeze(0) if isinstance(rows, slice) else found
     return out
 
 

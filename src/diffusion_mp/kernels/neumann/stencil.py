@@ -1,7 +1,7 @@
 """Neighbours in sequences, and the sums over them.
 
 Every boundary condition is two index maps: the left and the right neighbour of each row at stride h. The reference
-makes matrices of them; the fast path sums bags of rows, which are found once for a length or a batch.
+indexes by them; the fast path sums bags of rows, which are found once for a length or a batch.
 """
 
 from collections.abc import Sequence
@@ -107,18 +107,21 @@ def stencils(
     return (one_hot(left, num_nodes) + one_hot(right, num_nodes)).to(like.dtype)
 
 
-def dense_product(
+def reference_product(
     v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], stencil: Stencil, transpose: bool = False
 ) -> Float[Tensor, "N H D"]:
-    """Σ_k α_k A_{h_k} v, or with the transposed matrices; O(K N²)."""
-    matrices = stencils(v.size(0), *stencil, v)
-    matrices = matrices.transpose(1, 2) if transpose else matrices
-    return torch.einsum("kij,kh,jhd->ihd", matrices, alpha, v)
+    """Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
+    left, right = neighbours(v.size(0), *stencil, v.device)
+    if not transpose:
+        return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
+    given = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
+    return torch.zeros_like(v).index_add(0, left.flatten(), given).index_add(0, right.flatten(), given)
 
 
-def dense_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
+def reference_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
     """⟨g, A_{h_k} v⟩ of every stride and head."""
-    return torch.einsum("ihd,kij,jhd->kh", g, stencils(v.size(0), *stencil, v), v)
+    left, right = neighbours(v.size(0), *stencil, v.device)
+    return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
 
 
 # Rows of the longest single sequence whose neighbours are kept: beyond, finding them takes less than reading them.
