@@ -12,7 +12,7 @@ from torch import Tensor
 from diffusion_mp.couplings.base import LowRankForm
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
-from diffusion_mp.kernels.segments import Rows, buckets, gather, rows_of
+from diffusion_mp.kernels.segments import Rows, by_size, gather
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -282,8 +282,7 @@ def identity_like(like: Tensor) -> Tensor:
 
 def _graphs(form: LowRankForm) -> list[Rows]:
     """Return the rows of all graphs of one size, for every size."""
-    nodes, device = form.left.size(0), form.left.device
-    return [rows_of(starts, size, device) for size, starts in buckets(form.ptr, nodes)]
+    return list(by_size(form.ptr, form.left.size(0), form.left.device))
 
 
 def by_graph(form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
