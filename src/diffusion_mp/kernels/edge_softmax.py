@@ -71,7 +71,7 @@ def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
 
 
 def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
-    """The same along compressed rows, in as few passes over [E, H] as torch has."""
+    """Return the softmax along compressed rows, in as few passes over [E, H] as torch allows."""
     if not logits.numel() or logits.device.type != "cpu":
         return _softmax_along(rows, logits, prior)
     if prior is not None:
@@ -104,7 +104,7 @@ def row_sums(rows: Compressed, x: Float[Tensor, "E H"]) -> Float[Tensor, "N H"]:
 
 
 def at_rows(rows: Compressed, x: Float[Tensor, "N H"]) -> Float[Tensor, "E H"]:
-    """What the row of every entry has, in at least float32. O(E H)."""
+    """Return the value of its row for every entry, in at least float32. O(E H)."""
     if trained(x):
         return _at_rows(Rows.of(rows), x)
     (x,), _ = accumulating(x)  # only gradients, sums along the rows, need the entries in their order

@@ -33,7 +33,7 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
-    """Why the kernels cannot take these arguments, as the end of a sentence; ``None``: they can.
+    """Return why the kernels cannot take these arguments, as the end of a sentence, or ``None`` if they can.
 
     The interpreter is for tests: slow, and so only taken where "triton" was named.
     """

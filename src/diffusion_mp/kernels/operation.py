@@ -166,7 +166,7 @@ def operation(
 
 
 def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
-    """The derivatives of a backward operation that has none: a sentence that says what to do instead."""
+    """Derivatives for a backward operation without any: raise an error that says what to do instead."""
 
     def refuse() -> NoReturn:
         raise RuntimeError(
@@ -185,7 +185,7 @@ def empty_like(*tensors: Tensor) -> Any:
 
 
 class Signature:
-    """What a function takes and returns; named tuples are taken apart into ``tuple.field``."""
+    """The arguments and results of a function, with named tuples flattened into ``tuple.field``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         hints = get_type_hints(function, include_extras=True)
@@ -270,7 +270,7 @@ def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
 
 
 class Operation(Generic[T]):
-    """What :func:`operation` declares: a function of its arguments and ``backend``."""
+    """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class Operation(Generic[T]):
         self.name = name
         self.family, self._table, self._shapes = family, table, shapes
         self._signature = signature = Signature(shapes)
-        # What has no reference is a part of another operation, such as its derivative, and does as it is told.
+        # What has no reference is a part of another operation, such as its derivative, and gets its backend from there.
         self._asks_environment = family is not None and "reference" in table
         # The first that does not decline there: kernels for the GPU do, unless they were named.
         self._on_cpu = table["cpu"].run if "cpu" in table else None
@@ -457,13 +457,13 @@ class Operation(Generic[T]):
 
 
 def _differentiated_by_func(flat: Sequence[Any]) -> bool:
-    """Whether torch.func wants derivatives, which takes functions of autograd, but no registered operation."""
+    """Whether torch.func differentiates: it supports autograd functions, but not registered operations."""
     transforming = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
     return transforming and torch._C._any_requires_grad(*flat)
 
 
 def _wanted(formula: Formula) -> list[str]:
-    """What a formula asks for, by name."""
+    """The names of the arguments of a formula."""
     if isinstance(formula, Operation):
         return [*formula._signature.arguments, "backend"]
     return list(inspect.signature(formula).parameters)

@@ -27,7 +27,7 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Autocast reaches into custom operations; inside this context it does not, on the device of ``tensor``."""
+    """Disable autocast, which reaches into custom operations, on the device of ``tensor``."""
     if not torch._C._is_any_autocast_enabled():
         return nullcontext()
     device = tensor.device.type
@@ -35,7 +35,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def exp_limit(dtype: torch.dtype) -> float:
-    """An exponent that neither overflows nor does so in a sum over a row: entries beyond it are out of play."""
+    """An exponent that neither overflows nor does so in a sum over a row; entries beyond it do not count."""
     return 0.8 * math.log(torch.finfo(dtype).max)
 
 
@@ -83,5 +83,5 @@ def inverse_root(degree: Tensor) -> Tensor:
 
 
 def reciprocal(degree: Tensor) -> Tensor:
-    """1/d in at least float32, and 0 where d is 0: a row nobody sends to stays a zero row, in the gradient too."""
+    """1/d in at least float32, and 0 where d is 0, in the gradient too: a row without senders stays zero."""
     return quotient(degree.new_ones(()), degree)

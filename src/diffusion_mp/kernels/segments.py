@@ -221,8 +221,8 @@ Stack = tuple[Tensor | None, list[Tensor], list[Tensor]]
 def stacks(ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterable[Stack]:
     """Rows of some graphs of nearly one size, until all are covered, of at most ``rows`` where they are several.
 
-    What one gets is one for nodes and zero below the ends of graphs [b, n, 1] (``None``: all are nodes), and then the
-    rows [b, n, F] of results, which are to be written, and of inputs, all [N, H, F]; a graph and head in every b.
+    Yields a mask [b, n, 1], one for nodes and zero below the ends of graphs (``None``: all are nodes), then the rows
+    [b, n, F] of the results, to be written, and of the inputs, all of [N, H, F]; each b is a graph and head.
     """
     if ptr is not None:
         return _stacks(batch_plan(ptr).parts(max(1, rows)), results, inputs)
@@ -253,7 +253,7 @@ def at_once(entries: int, like: Tensor) -> int:
 def by_stacks(
     compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: Sequence[Tensor], pairs: int
 ) -> list[Tensor]:
-    """What is computed of stacks [B, n, F] of inputs [N, H, F] and of their mask [B, n, 1], [N, H, D] each.
+    """Apply ``compute`` to stacks [B, n, F] of the inputs [N, H, F] and their mask [B, n, 1]; results are [N, H, D].
 
     Graphs and heads are taken together as long as they have at most so many pairs of rows, and ROWS (more of both on a
     GPU). The mask is one for nodes, and zero below the ends of graphs, where results have to be zero; ``None``: all

@@ -27,7 +27,7 @@ AT_ONCE = 1 << 20
 
 
 class Entries(NamedTuple):
-    """The shape; row and column of every entry; and compressed forms by both, where somebody expected a product.
+    """The shape; row and column of every entry; and compressed forms by both, where a product is expected.
 
     A compressed form is that of `Compressed`: boundaries, the entry that stands at every place (``None`` where nothing
     moves), and its other end.
@@ -54,7 +54,7 @@ class Entries(NamedTuple):
 
     @property
     def T(self) -> Entries:
-        """Those of the transpose."""
+        """The entries of the transpose."""
         return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
 
 
@@ -112,7 +112,7 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _few(entries: Entries, heads: int) -> bool:
-    """Whether all heads are one product: else one after the other, whose index is that of all."""
+    """Whether all heads are multiplied at once; otherwise one after the other, with the index by row."""
     return heads > 1 and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
 
 
@@ -140,7 +140,7 @@ def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) ->
 
 
 def _by_row(entries: Entries) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The compressed form by row, found here where nobody expected to need it."""
+    """Return the compressed form by row, computed here if it was not passed."""
     if entries.row_ptr is None or entries.row_other is None:
         return compress(entries.row, entries.col, entries.rows)
     return entries.row_ptr, entries.row_moved, entries.row_other
@@ -181,7 +181,7 @@ def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
 
 @cache
 def _let_torch_warn() -> None:
-    """Unheard: torch announces once per process that its CSR tensors are in beta. The products used here are tested."""
+    """Suppress torch's warning, once per process, that CSR tensors are in beta. The products used here are tested."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
@@ -259,5 +259,5 @@ def sddmm(
 
 
 def trained(x: Tensor) -> bool:
-    """Whether a gradient may be asked for, whose product needs the entries sorted; ``torch.jit.trace`` does not say."""
+    """Whether a gradient may be needed, whose product needs sorted entries; always true under ``torch.jit.trace``."""
     return (x.requires_grad and torch.is_grad_enabled()) or torch._C._get_tracing_state() is not None

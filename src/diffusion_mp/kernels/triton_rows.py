@@ -1,4 +1,4 @@
-"""What Triton kernels over pairs of rows share on the GPU: whose rows a program has, and how rows are read and written.
+"""Shared by Triton kernels over pairs of rows: which rows a program has, and how rows are read and written.
 
 A grid has one program for every run of rows (``gpu.tiles``) and head.
 """

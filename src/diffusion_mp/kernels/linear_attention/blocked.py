@@ -152,7 +152,7 @@ def _no_sums(like: Tensor, heads: int, k: Tensor, v: Tensor) -> _Sums:
 
 
 def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
-    """Whether all pairs of so many nodes take at most twice the steps: these are fewer calls, and write less."""
+    """Whether all pairs cost at most twice the steps of the sums; pairs need fewer calls and write less."""
     return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
 
 

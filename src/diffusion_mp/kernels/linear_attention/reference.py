@@ -38,7 +38,7 @@ class Terms(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What attention returns; all but the values is for the gradients of fast paths, and empty here."""
+    """The result of attention; all but the values serves the gradients of fast paths, and is empty here."""
 
     values: Tensor
     """[N, H, D]."""

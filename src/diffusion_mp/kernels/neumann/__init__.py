@@ -22,7 +22,7 @@ from diffusion_mp.kernels.neumann.stencil import (
 )
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 
-__all__ = ["Boundary", "neighbours", "neumann_function", "neumann_inner", "neumann_product"]
+__all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
 
 TRITON = "diffusion_mp.kernels.neumann.triton"

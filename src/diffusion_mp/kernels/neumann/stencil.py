@@ -34,7 +34,7 @@ Examples:
 
 
 class Stencil(NamedTuple):
-    """Who is whose neighbour: the strides h_k, what stands beyond the ends of a sequence, and where sequences begin."""
+    """The neighbours of all rows: the strides h_k, the boundary condition, and the bounds of the sequences."""
 
     strides: Sequence[int]
     boundary: str
@@ -170,7 +170,7 @@ def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device
 def _find(
     num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device, ptr: Tensor | None = None
 ) -> Bags:
-    """The neighbours of every row, or whose neighbour it is."""
+    """Return the neighbours of every row or, if ``turned``, the rows that it is a neighbour of."""
     left, right = neighbours(num_nodes, (stride,), boundary, ptr, device)
     if turned:
         row = torch.arange(num_nodes, device=device).repeat(2)
@@ -182,5 +182,5 @@ def _find(
 
 @lru_cache(maxsize=64)
 def _known(num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device) -> Bags:
-    """The same, kept."""
+    """Cached :func:`_find` for one sequence."""
     return persistent(lambda: _find(num_nodes, stride, boundary, turned, device))

@@ -69,7 +69,7 @@ def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of Σ_j w_ij (grad_i·v_j − δ_i): gradients of q, k and v."""
+    """Gradients of q, k and v, from Σ_j w_ij (grad_i·v_j − δ_i)."""
     return empty_like(q, k, v)
 
 

@@ -26,7 +26,7 @@ PADDING = 8
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
-    """Whether the kernel can compute this, and is the fastest, which torch then differentiates itself."""
+    """Whether the fused kernel supports these arguments and is the fastest; torch then differentiates it."""
     if score != "exp" or ptr is not None or not q.is_cpu or not values_only():
         return False
     alike = PLAIN.issuperset(map(type, (q, k, v))) and q.shape == k.shape and q.device == k.device == v.device
@@ -61,7 +61,7 @@ def _by_head(x: Tensor, width: int) -> Tensor:
 
 
 def flex_declines(named: bool, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> str | None:
-    """Why FlexAttention cannot take these arguments, as the end of a sentence; ``None``: it can."""
+    """Return why FlexAttention cannot take these arguments, as the end of a sentence, or ``None`` if it can."""
     if q.dtype == torch.float64:
         return "FlexAttention has no float64"
     if not q.numel():

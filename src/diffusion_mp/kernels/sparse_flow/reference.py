@@ -14,7 +14,7 @@ from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTe
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
-    """Who flows: where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed up in order, so that nothing cancels.
+    """Return which entries flow, i.e. where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed without cancellation.
 
     In logarithms, since conductances and thresholds leave the range.
     """

@@ -107,12 +107,12 @@ class RowPotentials(NamedTuple):
 
     @property
     def terms(self) -> RowTerms:
-        """What gives the entries."""
+        """The terms from which the entries are computed."""
         return RowTerms(*self[:7])
 
 
 def empty_potentials(lam: Tensor) -> RowPotentials:
-    """Without values, for rows with λ [N, H]."""
+    """Return uninitialised potentials for rows with λ [N, H]."""
     return RowPotentials(*empty_like(*14 * [lam]))._replace(
         best=torch.empty(lam.shape, dtype=torch.long, device=lam.device)
     )
@@ -180,7 +180,7 @@ DENSE = Dense()
 
 
 class Root(NamedTuple):
-    """Of every row the root, Σ p and Σ pt of the entries below it; these, as 1 among 0, their number, and the steps."""
+    """Per row: the root, Σ p and Σ pt over the entries below it, their indicator, their number; and the steps taken."""
 
     root: Tensor
     slope: Tensor
