@@ -100,7 +100,8 @@ def _potentials(
 
     # The solution, so far nothing.
     bests, some, ceiling = tl.zeros([BLOCK_M], tl.int64) + begin, nothing > 0, nothing + float("inf")
-    ws, unit, shift, lifts, nus, rhos, reaches = nothing, nothing, nothing, nothing, nothing, nothing, nothing
+    ws, unit, shift, lifts, nus, rhos = nothing, nothing, nothing, nothing, nothing, nothing
+    log_f, reaches = nothing, nothing
     slope, driven, drag, resisted, support, hidden = nothing, nothing, nothing, nothing, nothing, nothing
     searching = tl.max(nothing) == 0
     while searching:
