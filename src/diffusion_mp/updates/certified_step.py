@@ -93,7 +93,7 @@ class CertifiedStep(StateUpdate):
             pulled = weight * away
             pull, total, cost = pull + pulled, total + weight, cost + pulled * away
         move = pull * reciprocal(total)
-        if _resolved(wide, total, cost, coupling.ptr):
+        if _resolved(wide, total, cost, coupling):
             return self.constraint.project(wide + move, wide).to(x.dtype)
         best = move * (total * reciprocal(total + bound) if convex else 1.0)
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
@@ -103,7 +103,7 @@ class CertifiedStep(StateUpdate):
         return f"{beta}constraint={self.constraint}"
 
 
-def _resolved(x: Tensor, total: Tensor, cost: Tensor, ptr: Tensor | None) -> bool:
+def _resolved(x: Tensor, total: Tensor, cost: Tensor, coupling: Coupling) -> bool:
     """Return whether rounding x′ to nearest raises F of every graph by at most 10⁻⁵ of it (10⁻¹² in double).
 
     A rounding error ρ_i ≤ ε|x_i| raises F by at most 2 Σ p_i|δ_i||ρ_i|, δ the move, and F ≥ Σ ``cost`` ≥ ½ Σ p_i|δ_i|².
@@ -114,7 +114,8 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor, ptr: Tensor | None) -> boo
     tolerance = 1e-5 if x.dtype == torch.float32 else 1e-12
     lost = 8 * (torch.finfo(x.dtype).eps / tolerance) ** 2 * total.detach() * x.detach().square()
     spare = (cost.detach() - lost).sum((1, 2))
-    return bool((spare.sum() if ptr is None else torch.segment_reduce(spare, "sum", offsets=ptr)).ge(0).all())
+    by_graph = spare.sum() if coupling.ptr is None else torch.segment_reduce(spare, "sum", offsets=coupling.ptr)
+    return bool((by_graph >= 0).all())
 
 
 def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> Tensor:
