@@ -138,7 +138,9 @@ def certified(
     update = CertifiedStep(constraint=taken_for or constraint)
 
     def step(x: Tensor) -> Tensor:
-        return update(x, coupling(x), source=source, metric=metric)
+        moved = update(x, coupling(x), source=source, metric=metric)
+        assert constraint.holds(moved.detach())  # the energy below does not ask
+        return moved
 
     def energy(x: Tensor) -> Tensor:
         s = problems.distances(x.double())

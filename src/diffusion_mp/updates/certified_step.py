@@ -120,7 +120,7 @@ def _resolved(x: Tensor, total: Tensor, cost: Tensor, coupling: Coupling) -> boo
 
 def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> Tensor:
     """Return the projection of x + move, rounded towards x + best, the minimiser of the majorant of F."""
-    start = x.double()
+    start, best = x.double(), best.double()
     with torch.no_grad():
         # Rounding may have moved x out of C, and projecting back may raise F, so C is shifted to contain x.
         slip = start - constraint.project(start)
@@ -130,9 +130,9 @@ def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> T
     nearest = target.to(x.dtype)
     with torch.no_grad():
         # Measured from x: even in double precision a small move may be lost in x + move.
-        short = torch.where(target == moved, move, target - x) - best
-        beyond = ((nearest - x) - best).abs() > short.abs()
-        excess = nearest - torch.nextafter(nearest, (x + best).to(x.dtype))
+        short = torch.where(target == moved, move, target - start) - best
+        beyond = ((nearest - start) - best).abs() > short.abs()
+        excess = nearest - torch.nextafter(nearest, (start + best).to(x.dtype))
     return nearest - torch.where(beyond, excess, 0.0)
 
 
