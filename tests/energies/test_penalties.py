@@ -201,7 +201,7 @@ def test_parameters_must_be_positive() -> None:
         GaussianPenalty(0.0)
 
 
-def test_boundaries_may_be_an_array(generator: torch.Generator) -> None:
+def test_boundaries_may_be_an_array(generator: torch.Generator, no_typecheck: None) -> None:
     x = torch.randn(5, 2, generator=generator)
     couplings = [
         GaussianPenalty().coupling(x, ptr).to_dense() for ptr in (np.array([0, 2, 5]), torch.tensor([0, 2, 5]))

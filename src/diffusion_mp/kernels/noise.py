@@ -3,8 +3,6 @@
 The noise has no generator object to copy, save or trace, and no global state.
 """
 
-from __future__ import annotations
-
 import threading
 
 import torch
