@@ -205,11 +205,12 @@ class MixtureScore(_OfDistances):
         return self.widths.detach().min() ** -2
 
     def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
-        terms = []
+        terms, centre = [], q.new_zeros(1, 1, 1)  # q and k are measured from their centre already
         for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
             scaled = q / width
             other = scaled if k is q else k / width
-            terms.append(ScaledCoupling(weight, Score("exp").coupling(scaled, other, ptr), nonnegative=True))
+            gaussian = Score("exp").coupling(scaled, other, ptr, centre=centre)
+            terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
         return SumCoupling(terms)
 
 

@@ -226,8 +226,8 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
-        # All rows of a graph share one centre, though this process may hold only some of them.
-        centre = graph.centre(k) if self.measure == "distance" else None
+        # All rows of a graph share one centre, though this process may hold only some of them. Unit vectors need none.
+        centre = graph.centre(k) if self.measure == "distance" and self.normalize != "row" else None
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
         return penalty.score.coupling(
