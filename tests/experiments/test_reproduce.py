@@ -102,11 +102,19 @@ def test_rows_one_by_one_make_the_same_table(whole, tmp_path):
 @pytest.mark.parametrize(
     ("number", "jobs"), [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)]
 )
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole, tmp_path):
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole, tmp_path, monkeypatch):
     configs, table, out = whole
     runs, said, deadline = tmp_path / "digits" / "runs.jsonl", tmp_path / "said.txt", time.monotonic() + 200
     words = ["reproduce", "digits", "--configs", str(configs), "--out", str(tmp_path), "--jobs", str(jobs)]
-    process = own_process.started(main, words, tmp_path)
+    append = Records.append
+
+    def slow(self, record):
+        append(self, record)
+        time.sleep(0.5)  # without it, the runs that are left may end before the signal arrives
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Records, "append", slow)  # in the forked process
+        process = own_process.started(main, words, tmp_path)
     while not (runs.is_file() and runs.read_text().count("\n") > 5):
         assert process.is_alive(), said.read_text()
         assert time.monotonic() < deadline
