@@ -1,12 +1,26 @@
-"""For mkdocs.yml: every entry of the errata is a paragraph with an address, and links with its number lead there."""
+"""For mkdocs.yml: TeX of formulas, an address for every entry of the errata, and links that lead there."""
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tex import tex
+
 NUMBER = r"[A-Z]\d+"
+CODE_OR_FORMULA = re.compile(r"```.*?```|`[^`\n]*`|(?P<mark>\$\$?)(?P<formula>[^$]+)(?P=mark)", re.S)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the page as the site renders it. Formulas of the pages are written in Unicode, between dollars."""
     if page.file.src_uri == "errata.md":
-        return re.sub(rf"^({NUMBER})\. ", r'\n<span id="\1"></span>**\1.** ', markdown, flags=re.M)
-    return re.sub(rf"\[({NUMBER})\]\(errata\.md\)", r"[\1](errata.md#\1)", markdown)
+        markdown = re.sub(rf"^({NUMBER})\. ", r'\n<span id="\1"></span>**\1.** ', markdown, flags=re.M)
+    markdown = re.sub(rf"\[({NUMBER})\]\(errata\.md\)", r"[\1](errata.md#\1)", markdown)
+    return CODE_OR_FORMULA.sub(_formula, markdown)
+
+
+def _formula(found: re.Match[str]) -> str:
+    mark, formula = found["mark"], found["formula"]
+    return f"{mark}{tex(formula)}{mark}" if formula else found[0]
