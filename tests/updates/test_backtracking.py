@@ -121,10 +121,7 @@ def batched(kind: str) -> tuple[Backtracking, Callable[[slice, torch.Tensor | No
     penalty = SimplePenalty()
     x = ball(20, heads=2)
     x[:7] *= 0.1
-    return (
-        Backtracking(penalty, 0.9, exact=kind == "exact"),
-        lambda rows, ptr: penalty.coupling(x[rows], ptr),
-    )
+    return (Backtracking(penalty, 0.9, exact=kind == "exact"), lambda rows, ptr: penalty.coupling(x[rows], ptr))
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "residual", "edges", "simple", "exact"])

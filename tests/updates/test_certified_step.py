@@ -238,11 +238,7 @@ def coupling(**promises: bool) -> Coupling:
 
 @pytest.mark.parametrize(
     ("promises", "missing"),
-    [
-        ({"nonnegative": True}, "symmetric"),
-        ({"symmetric": True}, "nonnegative"),
-        ({}, "symmetric or nonnegative"),
-    ],
+    [({"nonnegative": True}, "symmetric"), ({"symmetric": True}, "nonnegative"), ({}, "symmetric or nonnegative")],
 )
 def test_a_coupling_without_the_promises_is_refused_with_a_way_out(promises: dict[str, bool], missing: str) -> None:
     x = torch.ones(5, 1, 2)

@@ -6,13 +6,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.testing import tolerance
-from diffusion_mp.testing.problems import (
-    Problem,
-    cosine_mode,
-    exact_problems,
-    order_of_convergence,
-    path_problem,
-)
+from diffusion_mp.testing.problems import Problem, cosine_mode, exact_problems, order_of_convergence, path_problem
 from diffusion_mp.updates import CrankNicolson, ImplicitEuler
 
 

@@ -170,12 +170,7 @@ def test_state_dict_is_empty_and_repr_names_the_choices(update: StateUpdate) -> 
     assert choice in repr(update)
 
 
-@given(
-    num_nodes=st.integers(1, 8),
-    seed=st.integers(0, 1000),
-    density=st.floats(0.0, 1.0),
-    leak=st.floats(0.05, 3.0),
-)
+@given(num_nodes=st.integers(1, 8), seed=st.integers(0, 1000), density=st.floats(0.0, 1.0), leak=st.floats(0.05, 3.0))
 def test_any_graph_ends_in_its_equilibrium(num_nodes: int, seed: int, density: float, leak: float) -> None:
     """Disconnected, isolated, with self-loops: an implicit step of enormous τ is the steady state."""
     generator = torch.Generator().manual_seed(seed)

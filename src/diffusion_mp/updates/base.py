@@ -93,12 +93,7 @@ class StateUpdate(nn.Module, ABC):
     beta: float = 0.0
 
     def forward(
-        self,
-        x: Tensor,
-        coupling: Coupling,
-        values: Tensor | None = None,
-        source: Tensor | None = None,
-        **options: Any,
+        self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Return the next state.
 

@@ -50,12 +50,7 @@ class ExplicitEuler(LaplacianUpdate):
     """
 
     def __init__(
-        self,
-        tau: float | Tensor | Positive,
-        form: Form = "conservative",
-        *,
-        beta: float = 0.0,
-        leak: float = 0.0,
+        self, tau: float | Tensor | Positive, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         self._initial: Tensor | None = None
