@@ -190,7 +190,7 @@ def test_bad_shapes(no_typecheck: None, ball, symmetric_graph) -> None:
         Energy("simple")(x, ball(6, 3))
     with pytest.raises(ValueError, match=r"source must have the shape \[6, 4\]"):
         Energy("simple", source=ball(5, 4))(x)
-    with pytest.raises(ValueError, match="metric must have 6 rows"):
+    with pytest.raises(ValueError, match=r"metric must be \[6\] or \[6, heads\]"):
         Energy("simple", leak=1.0, metric=torch.ones(5))(x)
     with pytest.raises(ValueError, match="coupling must have 6 nodes"):
         Energy("quadratic", coupling=symmetric_graph(5))(x)

@@ -23,7 +23,7 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint
-from diffusion_mp.energies.joint import JointEnergy
+from diffusion_mp.energies.energy import JointEnergy
 from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form

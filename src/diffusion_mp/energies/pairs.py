@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.errors import check_tensor, describe
+from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.graph.ops import graph_sizes
 
@@ -45,6 +45,16 @@ def by_head(x: State) -> Float[Tensor, "N H D"]:
 def metric_by_head(metric: Float[Tensor, " N"] | Float[Tensor, "N H"]) -> Float[Tensor, "N H"]:
     """Return the node weights by head; [N] applies to all heads."""
     return metric.unsqueeze(1) if metric.dim() == 1 else metric
+
+
+def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
+    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
+    heads = by_head(x).size(1) if heads is None else heads
+    if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
+        raise ValueError(
+            f"metric must be [{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}; got {describe(metric)}."
+        )
+    check_device(metric, "metric", x.device, "the state")
 
 
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
