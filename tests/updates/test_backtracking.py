@@ -28,7 +28,7 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import complete_problem, path_problem, random_problem
 from diffusion_mp.updates import Backtracking, ExplicitEuler
-from diffusion_mp.updates.backtracking import first_minimum
+from diffusion_mp.updates.explicit import first_minimum
 
 PENALTIES = [SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(4), GaussianPenalty()]
 

@@ -65,8 +65,7 @@ class StateUpdate(nn.Module, ABC):
 
     An update uses only ``S @ v``, ``S.degree()`` and the properties that a coupling declares. A subclass implements
     `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A two-step method declares
-    ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, which the layer
-    or model passes; ``None`` at the first step.
+    ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, ``None`` at first.
 
     Shapes:
         x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a state
@@ -82,8 +81,7 @@ class StateUpdate(nn.Module, ABC):
         (True, torch.Size([6, 4]))
     """
 
-    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra need self-adjoint operators,
-    #: closed forms need features.
+    #: Whether S must be reversible or low-rank: iterations need self-adjoint operators, closed forms features.
     needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh.
     takes_source: ClassVar[bool] = True
@@ -234,7 +232,7 @@ class LaplacianUpdate(StateUpdate):
         return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
 
 
-def working_precision(v: Tensor, heads: int = 1) -> Tensor:
-    """Return ``v`` in double precision, for long recurrences and ill-conditioned systems, expanded to ``heads``."""
-    v = v.double()
+def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
+    """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
+    v, heads = v.double(), max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v
