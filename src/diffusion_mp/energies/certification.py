@@ -122,7 +122,7 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     layers = layer_certificates(module, *inputs)
     what = "its layers one by one:" if layers else "nor is there a layer in it of which one is, such as CertifiedConv."
     reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
-    return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
+    return replace(Certificate.refused("Theorem T1", math.nan, reason), layers=layers)
 
 
 def _inputs(data: Any) -> list[Any]:
@@ -140,15 +140,16 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
 
     The model is run in evaluation mode, and only if the certificate of a layer depends on its state.
     """
-    parts: dict[str, Any] = {name: part for name, part in model.named_modules() if part is not model}
-    layers = {name: part for name, part in parts.items() if hasattr(part, "why_uncertified")}
-    found: dict[str, Certificate] = {}
-    hooks = []
-    for name, layer in layers.items():
-        if not inputs or inputs[0] is None or layer.why_uncertified is not None:
-            found[name] = layer.certificate()
-        else:
-            hooks.append(layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True))
+    layers: dict[str, Any] = {
+        name: part for name, part in model.named_modules() if part is not model and hasattr(part, "why_uncertified")
+    }
+    blind = not inputs or inputs[0] is None
+    found = {name: layer.certificate() for name, layer in layers.items() if blind or layer.why_uncertified is not None}
+    hooks = [
+        layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
+        for name, layer in layers.items()
+        if name not in found
+    ]
     modes = [(module, module.training) for module in model.modules()]
     try:
         if hooks:
@@ -354,12 +355,12 @@ def _not_declared(whose: str, coupling: Coupling | None) -> str | None:
     for promise in ("symmetric", "nonnegative"):
         if coupling is None or getattr(coupling, promise):
             continue
-        culprit: Coupling | None = coupling
-        while culprit is not None:
-            coupling = culprit
+        while True:
             parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-            culprit = next((part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)), None)
-        return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
+            broken = [part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)]
+            if not broken:
+                return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
+            coupling = broken[0]
     return None
 
 

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import State, by_head, check_heads, check_metric, large_distance, metric_by_head
+from diffusion_mp.energies.pairs import (
+    Metric,
+    State,
+    by_head,
+    check_heads,
+    check_metric,
+    large_distance,
+    metric_by_head,
+)
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.errors import (
@@ -29,8 +37,6 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.graph.ops import graph_sizes
-
-Metric = Float[Tensor, " N"] | Float[Tensor, "N H"]
 
 
 class Energy:
@@ -109,7 +115,17 @@ class Energy:
         self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
         self.source, self.beta, self.leak, self.metric = source, beta, leak, metric
         self.activation, self.version = activation, version
-        self._check_coupling()
+        quadratic = isinstance(self.penalty, QuadraticPenalty)
+        if coupling is not None and not quadratic and not isinstance(coupling, SparseCoupling):
+            raise CouplingMismatchError(
+                f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
+                f"{type(coupling).__name__}. Leave `coupling` out to sum over all pairs."
+            )
+        if laplacian == "residual" and not (coupling is not None and quadratic and coupling.symmetric):
+            raise CouplingMismatchError(
+                f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
+                f"{coupling!r}."
+            )
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is omitted."""
@@ -118,10 +134,7 @@ class Energy:
         return self._assemble(x, x_prev, self._pairs(x))
 
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
-        """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x.
-
-        Since δ̃(f(s)) = f(s)s − δ(s), this is Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s the distances of ``at``.
-        """
+        """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x."""
         self._check(x, x_prev)
         self._check(at, None, "at")
         check_device(at, "at", x.device, "x")
@@ -140,17 +153,16 @@ class Energy:
         if self.leak:
             energy = energy + 2 * self.lam * self.leak * _inner(self._weigh(x), x)
         if self.source is not None:
-            # Both forms pull with −4λβ⟨MH, Z⟩; the printed one completes the square around Z_k + ηMH with η = 2λβ.
             pull = 2 * self.lam * self.beta * self._weigh(self.source)
             if self.version == "falling":
                 energy = energy - 2 * _inner(pull, x)
-            elif x_prev is None:
+            elif x_prev is not None:
+                x_prev = x_prev + pull  # completes the square around Z_k + ηMH with η = 2λβ
+            else:
                 raise ValueError(
                     "x_prev must be given for version='printed' with a source: Eqs. 11 and 26 measure the distance to "
                     "x_prev + ηH. Use version='falling' for an energy of x alone."
                 )
-            else:
-                x_prev = x_prev + pull
         if x_prev is not None:
             energy = energy + _inner(x - x_prev, x - x_prev)
         if self.activation == "relu":
@@ -171,7 +183,7 @@ class Energy:
         return (weight * self.penalty.delta(z2)).sum()
 
     def _majorant(self, x: Tensor, at: Tensor) -> Tensor:
-        """Σ ω_ij z_ij² − δ̃(ω_ij) for the ω of ``at``."""
+        """Return Σ ω_ij z_ij² − δ̃(ω_ij) = Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s and ω those of ``at``."""
         if isinstance(self.penalty, QuadraticPenalty):
             return self._pairs(x)
         if self.coupling is None:
@@ -202,27 +214,13 @@ class Energy:
         metric = metric_by_head(self.metric)
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
-    def _check_coupling(self) -> None:
-        quadratic = isinstance(self.penalty, QuadraticPenalty)
-        if self.coupling is not None and not quadratic and not isinstance(self.coupling, SparseCoupling):
-            raise CouplingMismatchError(
-                f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
-                f"{type(self.coupling).__name__}. Leave `coupling` out to sum over all pairs."
-            )
-        if self.laplacian == "residual" and (self.coupling is None or not quadratic or not self.coupling.symmetric):
-            raise CouplingMismatchError(
-                f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
-                f"{self.coupling!r}."
-            )
-
     def _check(self, x: Tensor, x_prev: Tensor | None, name: str = "x") -> None:
         check_heads(x, name)
         if x_prev is not None:
             check_heads(x_prev, "x_prev")
         if self.ptr is not None:
             check_ptr(x.size(0), self.ptr)
-        _check_like(x_prev, "x_prev", x)
-        _check_like(self.source, "source", x)
+        _check_like(x, x_prev=x_prev, source=self.source)
         if self.metric is not None:
             check_metric(self.metric, x)
         for what, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
@@ -360,7 +358,7 @@ class JointEnergy:
 
     def _check(self, x: Tensor, name: str) -> None:
         check_heads(x, name)
-        _check_like(self.source, "source", x)
+        _check_like(x, source=self.source)
         if self.metric is not None:
             check_metric(self.metric, x)
         if self.projection is None:
@@ -380,13 +378,14 @@ def _check_terms(source: State | None, metric: Tensor | None) -> None:
         check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
 
 
-def _check_like(other: Tensor | None, name: str, x: Tensor) -> None:
-    """Raise unless ``other`` has the shape of the state ``x``, by head, and its device."""
-    if other is None:
-        return
-    if by_head(other).shape != by_head(x).shape:
-        raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
-    check_device(other, name, x.device, "the state")
+def _check_like(x: Tensor, **others: Tensor | None) -> None:
+    """Raise unless the tensors have the shape of the state ``x``, by head, and its device."""
+    for name, other in others.items():
+        if other is None:
+            continue
+        if by_head(other).shape != by_head(x).shape:
+            raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
+        check_device(other, name, x.device, "the state")
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
