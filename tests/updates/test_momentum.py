@@ -134,12 +134,3 @@ def test_it_comes_to_rest_at_the_equilibrium() -> None:
     expected = Equilibrium(leak=0.3, beta=0.7)(problem.state, problem.coupling, source=h)
     update = MomentumStep(0.2, 0.5, 400, beta=0.7, leak=0.3)
     torch.testing.assert_close(update(problem.state, problem.coupling, source=h), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_arguments() -> None:
-    with pytest.raises(ValueError, match=r"momentum must lie in \[0, 1\).*got 1"):
-        MomentumStep(0.1, 1.0)
-    with pytest.raises(ValueError, match="momentum must be finite and >= 0"):
-        MomentumStep(0.1, -0.1)
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        MomentumStep(0.1, 0.5, 0)
