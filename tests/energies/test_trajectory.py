@@ -6,26 +6,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from energy_cases import every_penalty
 from torch import Tensor
 
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
-    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
     SimplePenalty,
-    SoftmaxPenalty,
     certify,
     certify_trajectory,
 )
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
-
-MIXTURE = MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)
-PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.3), MIXTURE]
-every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
 
 def run(penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
