@@ -218,23 +218,21 @@ def of_a_model(d: Draws) -> Case:
         features = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(d.randint(0, 1 << 30))
-        model = CertifiedDIFFormer(
-            3,
-            CHANNELS,
-            2,
-            num_layers=d.randint(1, 4),
-            penalty=penalty,
-            heads=heads,
-            projection=d.choice([None, "tied"]),
-            constraint=d.constraint(),
-            beta=d.decades(-3, 2),
-            lam=d.decades(-3, 3),
-            mu=d.decades(-3, 3),
-            graph=d.choice([True, True, False, d.diffusivity(), d.diffusivity()]),
-            inputs=features,
-            centre=d.random() < 0.2,
-            dropout=d.choice([0.0, 0.3]),
-        )
+        layers = d.randint(1, 4)
+        options = {
+            "penalty": penalty,
+            "heads": heads,
+            "projection": d.choice([None, "tied"]),
+            "constraint": d.constraint(),
+            "beta": d.decades(-3, 2),
+            "lam": d.decades(-3, 3),
+            "mu": d.decades(-3, 3),
+            "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()]),
+            "inputs": features,
+            "centre": d.random() < 0.2,
+            "dropout": d.choice([0.0, 0.3]),
+        }
+        model = CertifiedDIFFormer(3, CHANNELS, 2, num_layers=layers, **options)
     model.train(d.random() < 0.5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -248,20 +246,23 @@ def of_a_model(d: Draws) -> Case:
         model.conv.graph_term = d.diffusivity()
     dtype = d.choice([DOUBLE, DOUBLE, torch.float32, torch.bfloat16])
     model = model.to(dtype)
-    x = d.decades(-1, 1) * d.randn(size, 3)
+    x = (d.decades(-1, 1) * d.randn(size, 3)).to(dtype)
     graph = Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
     if penalty is not None and d.random() < 0.02:
         nn.init.constant_(model.conv.lam.raw, 3e38)  # finite, and too large to be multiplied in single precision
 
-    def inputs(of: CertifiedDIFFormer, x: Tensor) -> tuple[Tensor, Coupling | None]:
+    def seeded(call: Callable[[], Any]) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return of._terms(x, graph)
+            return call()
+
+    def inputs() -> tuple[Tensor, Coupling | None]:
+        return seeded(lambda: model._terms(x, graph))
 
     def attacked() -> tuple[Step, Callable[[Tensor], JointEnergy], Tensor, Tensor]:
         double = copy.deepcopy(model).double().requires_grad_(False)
         conv = double.conv
-        source, beside = inputs(double, x.to(dtype).double())
+        source, beside = seeded(lambda: double._terms(x.double(), graph))
         state = conv.update.constraint.project(conv.by_head(source))
 
         def step(z: Tensor, h: Tensor) -> Tensor:
@@ -270,22 +271,16 @@ def of_a_model(d: Draws) -> Case:
         return step, lambda h: conv.energy(graph, h, beside), state, source
 
     def energy() -> JointEnergy:
-        source, beside = inputs(model, x.to(dtype))
-        return model.conv.energy(graph, source, beside)
+        return model.conv.energy(graph, *inputs())
 
     def state() -> Tensor:
-        return model.conv.update.constraint.project(model.conv.by_head(inputs(model, x.to(dtype))[0]))
+        return model.conv.update.constraint.project(model.conv.by_head(inputs()[0]))
 
     def moved() -> Tensor:
-        source, beside = inputs(model, x.to(dtype))
+        source, beside = inputs()
         return model.conv(source, graph, source=source, beside=beside)
 
-    def ask() -> Any:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return model.certificate(x.to(dtype), graph)
-
-    return Case(ask, energy, model, state, moved, attacked)
+    return Case(lambda: seeded(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked)
 
 
 def of_an_energy(d: Draws) -> Case:
@@ -315,18 +310,9 @@ def of_an_energy(d: Draws) -> Case:
     metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))
     source = d.decades(-1, 1) * d.randn(*shape)
+    given = {"mu": mu, "beta": beta, "graph_term": graph_term, "source": source, "metric": metric}
     energy = JointEnergy(
-        penalty,
-        lam,
-        mu=mu,
-        beta=beta,
-        graph_term=graph_term,
-        source=source,
-        metric=metric,
-        constraint=constraint,
-        projection=projection,
-        ptr=ptr,
-        mean=d.random() < 0.5,
+        penalty, lam, **given, constraint=constraint, projection=projection, ptr=ptr, mean=d.random() < 0.5
     )
     for value in (lam, mu, beta):
         if d.random() < 0.02:
@@ -438,11 +424,9 @@ def dense(coupling: Coupling) -> Tensor:
 
 def promises_too_little(case: Case, whose: str) -> bool:
     """A step with W raises the error of a coupling that does not promise what a step needs."""
-    energy = case.energy()
+    w = case.given if whose == "step's" else None
     try:
-        (case.given if whose == "step's" and case.given is not None else w_of(energy, case.state().double())).majorant(
-            True
-        )
+        (w_of(case.energy(), case.state().double()) if w is None else w).majorant(True)
     except CouplingMismatchError:
         return True
     return False

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-import numpy as np
 import pytest
-import scipy.linalg
 import torch
 from dense_updates import DOUBLE, dense_update, random, source_for
 from torch import Tensor
@@ -77,47 +74,6 @@ def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
         torch.testing.assert_close(update(got, coupling), HeatKernel(2 * t)(x, coupling), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [2, 3, 50])
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
-def test_implicit_steps_are_the_tridiagonal_solve(length: int, alpha: float) -> None:
-    """With SciPy's banded solvers, which know nothing of cosines."""
-    tau, leak = 1.7, 0.2
-    diagonal = np.full(length, 2.0 * alpha + leak)
-    diagonal[[0, -1]] -= alpha
-    bands = np.zeros((3, length))
-    x = random(length, 1, 3)
-
-    def banded(weight: float) -> np.ndarray:
-        bands[0, 1:] = bands[2, :-1] = -weight * alpha
-        bands[1] = 1 + weight * diagonal
-        return bands
-
-    expected = scipy.linalg.solveh_banded(banded(tau)[:2], x[:, 0].numpy())
-    got = ImplicitEuler(tau, leak=leak)(x, path(length, alpha))
-    assert np.abs(got[:, 0].numpy() - expected).max() <= 1e-12
-    right = x[:, 0].numpy() - tau / 2 * (diagonal[:, None] * x[:, 0].numpy())
-    right[1:] += tau / 2 * alpha * x[:-1, 0].numpy()
-    right[:-1] += tau / 2 * alpha * x[1:, 0].numpy()
-    expected = scipy.linalg.solve_banded((1, 1), banded(tau / 2), right)
-    got = CrankNicolson(tau, leak=leak)(x, path(length, alpha))
-    assert np.abs(got[:, 0].numpy() - expected).max() <= 1e-12
-
-
-@pytest.mark.parametrize(("kind", "order"), [(CrankNicolson, 2), (ImplicitEuler, 1), (ExplicitEuler, 1)])
-@pytest.mark.parametrize("strides", [(1,), (1, 2, 4)], ids=str)
-def test_orders_of_convergence(kind: Callable[[float], StateUpdate], order: int, strides: tuple[int, ...]) -> None:
-    coupling = NeumannCoupling(12, torch.full((len(strides), 1), 0.6, dtype=DOUBLE), strides, nonnegative=True)
-    x, counts, errors = random(12, 1, 2), (32, 64, 128), []
-    exact = HeatKernel(1.0)(x, coupling)
-    for count in counts:
-        update, state = kind(1.0 / count), x
-        for _ in range(count):
-            state = update(state, coupling)
-        errors.append(float((state - exact).norm()))
-    slope = -np.polyfit(np.log(counts), np.log(errors), 1)[0]
-    assert slope == pytest.approx(order, abs=0.1)
-
-
 @pytest.mark.parametrize("update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0)], ids=repr)
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
 def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dtype) -> None:
@@ -149,12 +105,13 @@ def test_steps_differentiate_twice_in_state_and_alpha(update: StateUpdate, lengt
     assert gradgradcheck(step, (x, alpha), fast_mode=True)
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 100.0])
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
-def test_one_head_of_alpha_serves_all(update: StateUpdate) -> None:
+def test_one_head_of_alpha_serves_all(update: StateUpdate, alpha: float) -> None:
     x = random(12, 2, 3)
-    expected = dense_update(update, path(12, 0.4), x, source_for(update, x))
-    got = update(x, path(12, 0.4), source=source_for(update, x))
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    expected = dense_update(update, path(12, alpha), x, source_for(update, x))
+    got = update(x, path(12, alpha), source=source_for(update, x))
+    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
