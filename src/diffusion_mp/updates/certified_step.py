@@ -102,8 +102,7 @@ class CertifiedStep(StateUpdate):
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
 
     def extra_repr(self) -> str:
-        beta = "" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, "
-        return f"{beta}constraint={self.constraint}"
+        return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
 
 
 def _resolved(x: Tensor, total: Tensor, cost: Tensor, coupling: Coupling) -> bool:

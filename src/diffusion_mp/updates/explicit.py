@@ -49,11 +49,7 @@ class ExplicitEuler(LaplacianUpdate):
             stays above zero. ``reset_parameters`` restores its initial value.
         form, beta, leak: see `LaplacianUpdate`; β needs ``source`` in the call unless zero.
 
-    Shapes:
-        x, values, source [N, H, D]; result [N, H, D].
-
-    Raises:
-        ValueError: τ not positive and finite, negative leak, missing source, shapes that do not fit.
+    Shapes and further errors are those of `StateUpdate`.
 
     Examples:
         >>> S = UniformDiffusivity()(x)
@@ -159,11 +155,7 @@ class MomentumStep(LaplacianUpdate):
         steps: K.
         form, beta, leak: see `LaplacianUpdate`.
 
-    Shapes:
-        x, values, source [N, H, D]; result [N, H, D].
-
-    Raises:
-        ValueError: an argument out of range, a missing source, shapes that do not fit.
+    Shapes and further errors are those of `StateUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
@@ -250,14 +242,11 @@ class Backtracking(LaplacianUpdate):
         exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ (Theorem T7 of
             docs/certified.md). ``tau`` is tried where it has no minimum.
 
-    Shapes:
-        x, values [N, H, D]; result [N, H, D].
-
     Raises:
         ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
         CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
-        ValueError: ``exact`` with another penalty, a state outside the penalty's domain, an argument out of range, a
-            source, shapes that do not fit.
+        ValueError: ``exact`` with another penalty, a state outside the penalty's domain, a source. Others, as the
+            shapes, are those of `StateUpdate`.
 
     Examples:
         >>> step = Backtracking(SimplePenalty(), tau=1.0)  # reduces τ until the energy decreases
@@ -294,7 +283,7 @@ class Backtracking(LaplacianUpdate):
         self.last_tau: float | Tensor | None = None
 
     def check(self, coupling: Coupling) -> None:
-        """Raise ``CouplingMismatchError`` for an exact step where the energy is a sum over edges."""
+        """Raise for an exact step where the energy is a sum over edges."""
         super().check(coupling)
         if self.best_first and isinstance(coupling, SparseCoupling):
             raise CouplingMismatchError(
@@ -327,7 +316,12 @@ class Backtracking(LaplacianUpdate):
         # At rest, the difference of the two terms is rounding error, and its energy is meaningless.
         rounding = 64 * torch.finfo(x.dtype).eps
         rest = _sum(slope.square(), per_graph).sqrt() <= rounding * _sum(own.expand_as(x).square(), per_graph).sqrt()
-        tau = torch.where(rest, self.tau, self._first(x, slope, coupling))
+        first = torch.tensor(self.tau, dtype=torch.float64, device=x.device)
+        if self.best_first and isinstance(self.penalty, SimplePenalty):
+            parts = zip(_graphs(x, coupling), _graphs(slope, coupling), strict=True)
+            best = [first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau for part, down in parts]
+            first = first.new_tensor(best[0] if coupling.ptr is None else best)
+        tau = torch.where(rest, self.tau, first)
         for _ in range(self.max_steps):
             trial = _moved(x, slope, tau, coupling)
             fits = (self.energy(trial, coupling) <= start) & (self._distance_outside(trial, coupling) == 0) | rest
@@ -339,14 +333,6 @@ class Backtracking(LaplacianUpdate):
             f"{float(start[~fits][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
             f"diffusivity), the coupling has to be symmetric up to row normalisation, and the state finite."
         )
-
-    def _first(self, x: Tensor, slope: Tensor, coupling: Coupling) -> Tensor:
-        """Return the first τ to try."""
-        if not (self.best_first and isinstance(self.penalty, SimplePenalty)):
-            return torch.tensor(self.tau, dtype=torch.float64, device=x.device)
-        parts = zip(_graphs(x, coupling), _graphs(slope, coupling), strict=True)
-        best = [first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau for part, down in parts]
-        return torch.tensor(best[0] if coupling.ptr is None else best, dtype=torch.float64, device=x.device)
 
     def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, "*B"]:
         """Return the energy that must not rise, of every graph of a batch [B]; in float64 for a `Penalty`."""

@@ -34,12 +34,9 @@ class HeatKernel(LaplacianUpdate):
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
-    Shapes:
-        x, values [N, H, D]; result [N, H, D].
-
     Raises:
         CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
-        ValueError: an argument out of range, a source (there is none in Eq. 5), shapes that do not fit.
+        ValueError: a source (there is none in Eq. 5). Others, as the shapes, are those of `StateUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)

@@ -35,13 +35,10 @@ class SolvedUpdate(LaplacianUpdate):
             precision 1e-6, times a shift below one, so that six digits of the solution are right.
         max_iter: maximum number of iterations of conjugate gradients.
 
-    Shapes:
-        x, values, source [N, H, D]; result [N, H, D].
-
     Raises:
         CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
         ConvergenceError: ``max_iter`` is not enough, or the system is singular or not positive definite.
-        ValueError: an argument out of range, a missing source, shapes that do not fit.
+        Others, as the shapes, are those of `StateUpdate`.
     """
 
     needs_reversible = True
@@ -174,8 +171,7 @@ class Equilibrium(SolvedUpdate):
     exceed 1e-6 (1e-2 in single precision).
 
     Raises:
-        SingularSystemError: no leak, and the Laplacian has (nearly) a kernel.
-        CouplingMismatchError, ConvergenceError, ValueError: see `SolvedUpdate`.
+        SingularSystemError: no leak, and the Laplacian has (nearly) a kernel. Others: see `SolvedUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
