@@ -173,7 +173,7 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
 
     For τ ≤ 1 states stay within the convex hull of the first, of diameter D, so all degrees of a graph of n nodes are
     at least d = f(0) + (n − 1) f(D²), and l_max ≤ 2(1 − 1/n). Hence E(Z_{k+1}, k) ≤ E(Z_k, k − 1) at every k for every
-    λ ≥ τ / (2d(2 − τ l_max)). The cost is O(N d), by bounding D by twice the largest distance to the mean.
+    λ ≥ τ / (2d(2 − τ l_max)). D is bounded by twice the largest distance to the mean, in O(N d).
 
     Args:
         penalty: δ, with f = δ′.
