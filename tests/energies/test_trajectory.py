@@ -102,7 +102,9 @@ def test_refusals(ball) -> None:
     assert certify_trajectory(SimplePenalty(), unit, 1.0)
     assert "beyond the domain of SimplePenalty()" in certify_trajectory(SimplePenalty(), 1.01 * unit, 0.5).reason
     assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
-    with pytest.raises(TypeError, match="penalty must be a Penalty"):
-        certify_trajectory("simple", unit, 0.5)
-    with pytest.raises(ValueError, match="tau must be finite and > 0"):
-        certify_trajectory(SimplePenalty(), unit, 0.0)
+    for penalty, tau, sentence in [
+        ("simple", 0.5, "penalty must be a Penalty"),
+        (SimplePenalty(), 0.0, "tau must be finite and > 0"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            certify_trajectory(penalty, unit, tau)

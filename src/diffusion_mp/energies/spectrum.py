@@ -190,8 +190,8 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
 
     For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
     of TfD, Wu, Wipf & Yan, 2025; their Eq. 9 takes the smallest one, always 0). Both terms of E depend on the
-    complement of Δ's kernel only, where the eigenvalues of I − τΔ lie between 1 − τλ₁ and 1 − τμ. For larger τ the upper
-    rate is therefore the larger of the two squares, and the lower one 0 if the interval contains 0.
+    complement of Δ's kernel only, where the eigenvalues of I − τΔ lie between 1 − τλ₁ and 1 − τμ. For larger τ the
+    upper rate is therefore the larger of the two squares, and the lower one 0 if the interval contains 0.
 
     Args:
         coupling: S, symmetric.
