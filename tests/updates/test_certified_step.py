@@ -9,13 +9,12 @@ import torch
 from dense_updates import random
 from torch import Tensor
 
-from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, SimpleDiffusivity
+from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.couplings import LowRankCoupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
-from diffusion_mp.models import full_graph_inference
 from diffusion_mp.updates import CertifiedStep
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
@@ -115,16 +114,6 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_a_graph_in_a_batch_moves_as_it_does_alone(constraint: str | None) -> None:
-    free = leaves(1, constraint)
-    together = ours(free, "gaussian", constraint, PTR)
-    for start, stop in zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True):
-        part = {name: number[start:stop] if number.dim() else number for name, number in free.items()}
-        alone = ours(part, "gaussian", constraint, None)
-        torch.testing.assert_close(together[start:stop], alone, rtol=1e-12, atol=1e-12)
-
-
 def test_projected_heads_move_one_state_together() -> None:
     """Against Σ_h W_hᵀ L_h W_h written out, and F with its projections falls."""
     x, h, w = random(9, 1, 4), random(9, 1, 4, seed=1), random(3, 2, 4, seed=2).requires_grad_()
@@ -195,32 +184,6 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_autocast_does_not_reach_inside(constraint: str | None) -> None:
-    x, h, w = (random(11, 1, 4, seed=seed).float() for seed in (0, 1, 2))
-    x = get_constraint(constraint).project(x)
-    pairs = get_penalty("gaussian").coupling(x)
-    coupling = pairs + 2.0 * ProjectedCoupling(pairs, w[:3].transpose(0, 1))
-    step = CertifiedStep(0.5, constraint=constraint)
-    expected = step(x, coupling, source=h)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = step(x, coupling, source=h)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_weights_that_are_learned_are_differentiated() -> None:
-    weighed = Positive(0.5) * SimpleDiffusivity(row_stochastic=False) + Positive(2.0) * AdjacencyDiffusivity("sym")
-    update = CertifiedStep(Positive(3.0), constraint="sphere")
-    conv = DiffusionConv(4, 4, weighed, update, transform=False, bias=False)
-    x = random(7, 4).float()
-    out = conv(x, undirected(7), source=x.roll(1, 0))
-    out.square()[:, 0].sum().backward()
-    assert len(list(conv.parameters())) == 3
-    assert all(parameter.grad is not None and parameter.grad != 0 for parameter in conv.parameters())
-    assert "Positive(initial=3)" in repr(conv)
-    assert "constraint=Sphere(radius=1.0)" in repr(conv)
-
-
 def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x, one, step = torch.ones(5, 1, 2), torch.ones(5, 1, 1), CertifiedStep()
     for promises, missing in [
@@ -276,27 +239,3 @@ def test_whether_an_undirected_graph_is_symmetric_is_asked_once_and_kept(monkeyp
     one_way = Graph(9, graph.edges[:, :5])
     with pytest.raises(CouplingMismatchError, match=r"does not promise to be symmetric.*graph.to_undirected\(\)"):
         CertifiedStep()(x, diffusivity(x, one_way), source=x)
-
-
-class Runner(torch.nn.Module):
-    """A model of one layer."""
-
-    def __init__(self, layer: torch.nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        out: Tensor = self.layer(x, graph)
-        return out
-
-
-@pytest.mark.parametrize("constraint", ["ball", "sphere"])
-def test_blocks_give_the_numbers_of_one_forward_pass(constraint: str) -> None:
-    """The promises hold by blocks too, positive semi-definiteness among them: on the sphere it decides p."""
-    inside, step = get_constraint(constraint), CertifiedStep(Positive(), constraint=constraint)
-    attention = SimpleDiffusivity(normalize=None, measure="distance", row_stochastic=False, constraint=inside)
-    coupled = Positive(0.5) * attention + AdjacencyDiffusivity("sym")
-    runner = Runner(DiffusionConv(4, 4, coupled, step, transform=False, bias=False).double())
-    x, graph = inside.project(random(23, 4)), undirected(23)
-    got = full_graph_inference(runner, x, graph, block_size=5, progress=False)
-    torch.testing.assert_close(got, runner(x, graph), rtol=1e-12, atol=1e-12)

@@ -105,18 +105,16 @@ def test_keeps_the_laws(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
 def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
     """In the state, the source, the edge weights and the features."""
-    graph = edges()
+    graph, positive = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()  # type: ignore[index]
-    feature, x, source = random(N, 2, 3, seed=5).requires_grad_(), X.clone().requires_grad_(), X.cos().requires_grad_()
-    positive = feature.abs()
+    x, source = X.clone().requires_grad_(), X.cos().requires_grad_()
     sparse = SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
+    pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
         "both": lambda: row_normalized(LowRankCoupling(positive, positive, symmetric=True, nonnegative=True) + sparse),
         "gaussian": lambda: PairwiseCoupling(*distance_features(feature), reversible=True),
-        "label-spreading": lambda: PairwiseCoupling(
-            *distance_features(feature), normalize="symmetric", loops=False, symmetric=True
-        ),
+        "label-spreading": lambda: PairwiseCoupling(*distance_features(feature), **pairs),
     }[kind]()
     got = update(x, coupling, source=source if update.beta else None)
     expected = dense_update(update, coupling, x, source)
@@ -151,15 +149,11 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
 def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
     graph = symmetric_graph()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
-    metric = row_normalized(graph).metric
-    assert metric is not None
-    degree = graph.degree()
+    metric, degree = row_normalized(graph).metric, graph.degree()
     torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
     assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
-    tied = SimpleDiffusivity()(X[:, 0]).metric
     unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
-    assert tied is not None
-    torch.testing.assert_close(tied[:, 0], (1 + unit @ unit.T).sum(1))
+    torch.testing.assert_close(SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1))
 
 
 @pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity])
