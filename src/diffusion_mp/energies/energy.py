@@ -307,7 +307,7 @@ class JointEnergy:
         self._check(x, "x")
         if self.penalty is not None and self.constraint.diameter**2 > self.penalty.domain[1]:  # F is ∞ there otherwise
             warn_beyond_domain(self.penalty, self, x, lambda: large_distance(self._seen(x), self.ptr))
-        return self._assemble(x, self._pairs(_total, x))
+        return self._assemble(x, self._pairs(lambda penalty, x, ptr: penalty.total(x, ptr), x))
 
     def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
         """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
@@ -395,11 +395,6 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _number(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else value
-
-
-def _total(penalty: Penalty, x: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return Σ_ij δ(‖x_i − x_j‖²)."""
-    return penalty.total(x, ptr)
 
 
 def _tangents(penalty: Penalty, x: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
