@@ -113,19 +113,6 @@ def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
         assert rises(below(after, x), below(x, x))
 
 
-def test_half_of_tau_is_never_admissible(symmetric_graph, uniform, size) -> None:
-    """With λ tr ZᵀΔZ: λ = τ descends for τ ≤ 1/λ₁, λ = τ/2 never does. Our λ is half of that one."""
-    for _ in range(50):
-        s = symmetric_graph(size(2, 20))
-        tau = uniform(0.05, 1.0) / theorem1(s, 1e-3).eigenvalue
-        x = torch.linalg.eigh(laplacian(s))[1][:, -1:]
-        after = euler(x, s, tau)
-        assert theorem1(s, tau).lam <= tau / 2 * (1 + 1e-12)
-        enough, half = (Energy("quadratic", lam, coupling=s) for lam in (tau / 2, tau / 4))
-        assert not rises(enough(after, x), enough(x, x))
-        assert rises(half(after, x), half(x, x))
-
-
 def test_theorem_1_from_layer_to_layer(symmetric_graph, ball) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1), Eq. 31, at every step."""
     s = symmetric_graph(15)

@@ -49,7 +49,7 @@ def certify(
 
     * A `JointEnergy`: `certify_step`, for any number of certified steps down it.
     * A model or layer with a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the
-      features alone. Without ``x`` certified models are checked at a random input.
+      features alone, and without it certified models are checked at a random input.
     * Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
@@ -99,16 +99,16 @@ def certify(
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
-    if flaw is None and not isinstance(subject, Penalty):
-        flaw = _why_uncovered(subject, form)
+    penalty, normalize = subject, True
+    if not isinstance(subject, Penalty):
+        flaw, penalty = flaw or _why_uncovered(subject, form), subject.penalty
+        normalize = bool(getattr(subject, "row_stochastic", True))
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
-    if isinstance(subject, Penalty):
-        return _certify_penalty(subject, x, tau, leak, ptr)
     heads = getattr(subject, "heads", 1)
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
-    return _certify_penalty(subject.penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
+    return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
 
 
 # ------------------------------------------------------------------------------------------------- models and layers
@@ -207,7 +207,7 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
 
 
 def _certify_penalty(
-    penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool = True
+    penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool
 ) -> Certificate:
     """Apply Theorem 7, or without normalisation Theorem 1 to Ω, which majorises the energy (Proposition 6)."""
     if x is None:
@@ -235,9 +235,8 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
 
     By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
     rows lie in C, and δ is concave up to the diameter of C. Declared properties are checked: f and δ at some hundred
-    distances, A at all observed edges or, if it is not sparse, between the first nodes. The premises do not depend on
-    the step, so any number of steps is covered, with W recomputed at every state from the same A. Rounding may raise F
-    by its own size.
+    distances, A at all observed edges or, if it is not sparse, between the first nodes. Any number of steps is covered,
+    with W recomputed at every state from the same A. Rounding may raise F by its own size.
 
     Args:
         energy: F, with a fixed A. An A that is recomputed at every state belongs to another energy.
