@@ -16,6 +16,7 @@ from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penal
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
+from diffusion_mp.updates.certified_step import _rounded
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
 PENALTIES = {name: get_penalty(name) for name in ("simple", "sigmoid", "gaussian", "quadratic")}
@@ -239,3 +240,11 @@ def test_whether_an_undirected_graph_is_symmetric_is_asked_once_and_kept(monkeyp
     one_way = Graph(9, graph.edges[:, :5])
     with pytest.raises(CouplingMismatchError, match=r"does not promise to be symmetric.*graph.to_undirected\(\)"):
         CertifiedStep()(x, diffusivity(x, one_way), source=x)
+
+
+@pytest.mark.parametrize(("best", "rounded"), [(0.03, 0.0), (0.06, 0.0625)])
+def test_a_row_is_not_rounded_farther_past_the_minimum_than_the_step_stops_short(best: float, rounded: float) -> None:
+    """A move of 0.04 where numbers are 1/16 apart."""
+    x = torch.full((1, 1, 1), 1e6)
+    moved = _rounded(get_constraint(None), x, torch.full_like(x, 0.04), torch.full_like(x, best))
+    assert (moved - x).item() == rounded
