@@ -155,8 +155,9 @@ def test_what_does_not_fit_is_refused(no_typecheck: None, ball, symmetric_graph)
     ]:
         with pytest.raises(ValueError, match=sentence):
             Energy(**({"penalty": "simple"} | options))(x)
-    with pytest.raises(ValueError, match=r"x_prev must have the shape \[6, 4\]"):
-        Energy("simple")(x, ball(6, 3))
+    for x_prev in (ball(6, 3), x.unsqueeze(1)):
+        with pytest.raises(ValueError, match=r"x_prev must have the shape \[6, 4\]"):
+            Energy("simple")(x, x_prev)
     with pytest.raises(CouplingMismatchError, match="SigmoidPenalty over the entries of a coupling needs a Sparse"):
         Energy("sigmoid", coupling=SimplePenalty().coupling(x))
     with pytest.raises(CouplingMismatchError, match="laplacian='residual' needs the quadratic penalty"):

@@ -358,7 +358,7 @@ class JointEnergy:
 
     def _check(self, x: Tensor, name: str) -> None:
         check_heads(x, name)
-        _check_like(x, source=self.source)
+        _check_like(x, by_head, source=self.source)
         if self.metric is not None:
             check_metric(self.metric, x)
         if self.projection is None:
@@ -378,12 +378,12 @@ def _check_terms(source: State | None, metric: Tensor | None) -> None:
         check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
 
 
-def _check_like(x: Tensor, **others: Tensor | None) -> None:
-    """Raise unless the tensors have the shape of the state ``x``, by head, and its device."""
+def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **others: Tensor | None) -> None:
+    """Raise unless the tensors, in this layout, have the shape of the state ``x``, and its device."""
     for name, other in others.items():
         if other is None:
             continue
-        if by_head(other).shape != by_head(x).shape:
+        if layout(other).shape != layout(x).shape:
             raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
         check_device(other, name, x.device, "the state")
 
