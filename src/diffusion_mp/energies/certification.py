@@ -99,13 +99,12 @@ def certify(
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
-    penalty, normalize = subject, True
+    penalty, normalize, heads = subject, True, 1
     if not isinstance(subject, Penalty):
         flaw, penalty = flaw or _why_uncovered(subject, form), subject.penalty
-        normalize = bool(getattr(subject, "row_stochastic", True))
+        normalize, heads = bool(getattr(subject, "row_stochastic", True)), getattr(subject, "heads", 1)
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
-    heads = getattr(subject, "heads", 1)
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
     return _certify_penalty(penalty, x, tau, leak, ptr, normalize)

@@ -38,7 +38,8 @@ def conjugate_gradients(
     Args:
         operator: u ↦ A u.
         b: the right-hand sides.
-        tol, max_iter: see above; maximum number of iterations.
+        tol: relative residual at which a column stops.
+        max_iter: maximum number of iterations.
         what: name of the system in messages.
         metric: d̄ > 0, where A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default in uᵀv.
         preconditioner: an approximation of u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
