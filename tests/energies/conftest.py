@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from energy_cases import from_dense
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.graph import Graph
 
 
 @pytest.fixture
@@ -57,10 +57,3 @@ def symmetric_graph(generator: torch.Generator) -> Callable[..., SparseCoupling]
         return from_dense(dense + dense.T)
 
     return draw
-
-
-def from_dense(dense: Tensor) -> SparseCoupling:
-    """The entries of a symmetric non-negative matrix as edges j → i."""
-    target, source = dense.nonzero().T
-    graph = Graph(dense.size(0), torch.stack([source, target]), dense[target, source])
-    return SparseCoupling(graph, symmetric=True, nonnegative=True)

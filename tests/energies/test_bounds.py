@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from energy_cases import from_dense, laplacian
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, LowRankCoupling, SparseCoupling
+from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.energies import Energy, GaussianPenalty, QuadraticPenalty, energy_bounds, spectrum
-from diffusion_mp.graph import Graph
+from diffusion_mp.energies.spectrum import extreme_eigenvalues, largest_eigenvalue, spectral_interval
 from diffusion_mp.testing.problems import path_problem
+
+dense_or_lanczos = pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
 
 
 @pytest.mark.parametrize("reach", [0.3, 1.0, 1.7])
@@ -27,11 +31,10 @@ def test_bounds_hold(reach: float, cycle: bool, symmetric_graph, ball, uniform, 
         tau = reach / probe.largest
         bounds = energy_bounds(s, tau)
         assert 0 <= bounds.lower <= bounds.upper < 1
-        laplacian = torch.diag(s.degree()[:, 0]) - s.to_dense()[0]
         energy = Energy("quadratic", uniform(0.1, 5), coupling=s)
         states = [ball(s.num_nodes, 3)]
         for _ in range(4):
-            states.append(states[-1] - tau * laplacian @ states[-1])
+            states.append(states[-1] - tau * laplacian(s) @ states[-1])
         values = [float(energy(new, old)) for old, new in pairwise(states)]
         for before, after in pairwise(values):
             assert bounds.lower * before - 1e-12 <= after <= bounds.upper * before + 1e-12
@@ -40,7 +43,7 @@ def test_bounds_hold(reach: float, cycle: bool, symmetric_graph, ball, uniform, 
 def test_bounds_are_reached(symmetric_graph) -> None:
     """By the eigenvectors at either end of the non-zero spectrum. The printed upper rate is 1 and bounds nothing."""
     s = symmetric_graph(10)
-    eigenvalues, vectors = torch.linalg.eigh(torch.diag(s.degree()[:, 0]) - s.to_dense()[0])
+    eigenvalues, vectors = torch.linalg.eigh(laplacian(s))
     assert eigenvalues[0].abs() < 1e-12
     tau = 0.8 / float(eigenvalues[-1])
     bounds = energy_bounds(s, tau)
@@ -71,19 +74,13 @@ def cliques(bridge: float, size: int = 6) -> Tensor:
     return weight
 
 
-def sparse(weight: Tensor, dtype: torch.dtype = torch.double) -> SparseCoupling:
-    target, source = weight.nonzero().T
-    return SparseCoupling(Graph(len(weight), torch.stack([source, target]), weight[target, source].to(dtype)),
-                          symmetric=True, nonnegative=True)  # fmt: skip
-
-
 def reached(weight: Tensor, tau: float, components: int) -> float:
     """The rate at which the slowest mode that decays at all does."""
     slowest = float(np.linalg.eigvalsh((weight.sum(1).diag() - weight).numpy())[components])
     return (1 - tau * slowest) ** 2
 
 
-@pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
+@dense_or_lanczos
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("weight", "components"),
@@ -101,18 +98,17 @@ def test_slow_modes_are_no_kernel(
     """What does not decay at all is known by counting components; a threshold would take slow modes for it."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
     weight = weight.to(dtype).double()
-    bounds = energy_bounds(sparse(weight, dtype), 0.15)
-    assert reached(weight, 0.15, components) <= bounds.upper <= reached(weight, 0.15, components) + 1e-9
-    assert bounds.smallest_nonzero == pytest.approx(
-        (1 - reached(weight, 0.15, components) ** 0.5) / 0.15, rel=1e-5, abs=1e-9
-    )
+    bounds = energy_bounds(from_dense(weight.to(dtype)), 0.15)
+    rate = reached(weight, 0.15, components)
+    assert rate <= bounds.upper <= rate + 1e-9
+    assert bounds.smallest_nonzero == pytest.approx((1 - rate**0.5) / 0.15, rel=1e-5, abs=1e-9)
 
 
 def test_all_pairs_of_a_graph_are_joined(ball, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far apart two of them are: what cannot be told apart counts as one component, which is never too low."""
     x = torch.cat([ball(8, 2), ball(8, 2) + 3])
     for ptr, components in [(None, 1), (torch.tensor([0, 8, 16]), 2)]:
-        omega: Coupling = GaussianPenalty(0.5).coupling(x, ptr)
+        omega = GaussianPenalty(0.5).coupling(x, ptr)
         dense = energy_bounds(omega, 0.05)
         assert dense.upper >= reached(omega.to_dense()[0], 0.05, components)
         with monkeypatch.context() as patch:
@@ -120,7 +116,7 @@ def test_all_pairs_of_a_graph_are_joined(ball, monkeypatch: pytest.MonkeyPatch) 
             assert energy_bounds(omega, 0.05).upper == pytest.approx(dense.upper, rel=1e-9)
 
 
-@pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
+@dense_or_lanczos
 def test_the_bounds_are_those_of_all_heads(dense_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first falls into two halves, so its slowest mode is faster than that of the second; the last has none."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
@@ -142,3 +138,29 @@ def test_refusals(ball, generator: torch.Generator) -> None:
             energy_bounds(coupling, 0.1)
     with pytest.raises(ValueError, match="tau must be finite and > 0"):
         energy_bounds(QuadraticPenalty().coupling(ball(4, 2)), 0.0)
+
+
+@pytest.mark.parametrize("rtol", [1e-2, 1e-3, 1e-6])
+@pytest.mark.parametrize("num_nodes", [300, 1000])
+def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes: int, rtol: float) -> None:
+    """It approaches the ends from inside the spectrum; a step bound or an interval from there would be too short."""
+    matrix = spectrum.laplacian(path_problem(num_nodes).coupling, 0, "conservative")
+    top = 4 * math.sin(math.pi * (num_nodes - 1) / (2 * num_nodes)) ** 2
+    most = top * (1 + rtol + num_nodes * np.finfo(float).eps)  # sums over all nodes round, by processor and BLAS
+    assert top <= largest_eigenvalue(matrix, rtol) <= most
+    low, high = extreme_eigenvalues(matrix, rtol)
+    assert top <= high <= most
+    assert -4 * rtol * top <= low <= 0
+
+
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+@pytest.mark.parametrize("num_nodes", [40, 400])
+def test_interval_of_a_signed_coupling_holds_its_spectrum(num_nodes: int, form) -> None:
+    matrix = path_problem(num_nodes).matrix.clone()
+    matrix[0, 1] = matrix[1, 0] = -0.5
+    coupling = from_dense(matrix, nonnegative=False)
+    eigenvalues = np.linalg.eigvalsh(laplacian(coupling, form).numpy())
+    low, high = spectral_interval(coupling, form)
+    room = 1e-12 if num_nodes <= 256 else 0.0  # a dense solver has no tolerance, only rounding
+    assert eigenvalues[0] - 1e-7 <= low <= eigenvalues[0] + room
+    assert eigenvalues[-1] - room <= high <= eigenvalues[-1] + 1e-7

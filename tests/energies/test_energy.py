@@ -7,29 +7,14 @@ import warnings
 
 import pytest
 import torch
+from energy_cases import every_penalty, laplacian, squares
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import (
-    Energy,
-    GaussianPenalty,
-    JointEnergy,
-    Penalty,
-    QuadraticPenalty,
-    SigmoidPenalty,
-    SimplePenalty,
-    SoftmaxPenalty,
-)
+from diffusion_mp.energies import Energy, JointEnergy, Penalty, QuadraticPenalty, SimplePenalty
 from diffusion_mp.energies.pairs import large_distance
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
-
-PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.7)]
-every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
-
-
-def z2(x: Tensor) -> Tensor:
-    return (x[:, None] - x[None]).square().sum(2)
 
 
 def same(got: Tensor, expected: Tensor | float) -> None:
@@ -39,34 +24,26 @@ def same(got: Tensor, expected: Tensor | float) -> None:
 
 
 @every_penalty
-def test_eq_13(penalty: Penalty, ball) -> None:
-    x, previous = ball(9, 3), ball(9, 3)
-    expected = (x - previous).square().sum() + 0.3 * penalty.delta(z2(x)).sum()
-    same(Energy(penalty, 0.3)(x, previous), expected)
-    same(Energy(penalty, 0.3)(x), 0.3 * penalty.delta(z2(x)).sum())
-
-
-@every_penalty
-def test_eq_8_over_the_entries_of_a_graph(penalty: Penalty, ball, symmetric_graph) -> None:
+def test_eq_13_over_all_pairs_and_eq_8_over_those_of_a_graph(penalty: Penalty, ball, symmetric_graph) -> None:
     x, previous, s = ball(9, 3), ball(9, 3), symmetric_graph(9)
-    expected = (x - previous).square().sum() + 0.3 * (s.to_dense()[0] * penalty.delta(z2(x))).sum()
-    same(Energy(penalty, 0.3, coupling=s)(x, previous), expected)
+    moved, cost = (x - previous).square().sum(), 0.3 * penalty.delta(squares(x))
+    same(Energy(penalty, 0.3)(x, previous), moved + cost.sum())
+    same(Energy(penalty, 0.3)(x), cost.sum())
+    same(Energy(penalty, 0.3, coupling=s)(x, previous), moved + (s.to_dense()[0] * cost).sum())
 
 
 def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
     """Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ: our λ is half of the one before tr ZᵀΔZ."""
     x, s = ball(9, 3), symmetric_graph(9)
-    laplacian = torch.diag(s.degree()[:, 0]) - s.to_dense()[0]
-    same(Energy("quadratic", 0.7, coupling=s)(x), 0.7 * 2 * torch.trace(x.T @ laplacian @ x))
-    residual = torch.eye(9, dtype=torch.double) - s.to_dense()[0]
-    got = Energy("quadratic", 0.7, coupling=s, laplacian="residual")(x)
-    same(got, 0.7 * 2 * torch.trace(x.T @ residual @ x))
+    for form in ("conservative", "residual"):
+        got = Energy("quadratic", 0.7, coupling=s, laplacian=form)(x)
+        same(got, 0.7 * 2 * torch.trace(x.T @ laplacian(s, form) @ x))
 
 
 def test_eq_25(ball, symmetric_graph) -> None:
     x, previous, a = ball(9, 3), ball(9, 3), symmetric_graph(9)
-    expected = (x - previous).square().sum() + 0.15 * SimplePenalty().delta(z2(x)).sum()
-    expected = expected + 0.15 * (a.to_dense()[0] * z2(x)).sum()
+    expected = (x - previous).square().sum() + 0.15 * SimplePenalty().delta(squares(x)).sum()
+    expected = expected + 0.15 * (a.to_dense()[0] * squares(x)).sum()
     same(Energy("simple", 0.3, graph_term=a)(x, previous), expected)
 
 
@@ -77,7 +54,7 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
     m = torch.linspace(1, 2, 9, dtype=torch.double) if weighted else None
     weight = m[:, None] if m is not None else torch.ones(9, 1, dtype=torch.double)
     terms = {"coupling": s, "source": h, "beta": 0.8, "leak": 0.2, "metric": m}
-    pairs = (s.to_dense()[0] * z2(x)).sum()
+    pairs = (s.to_dense()[0] * squares(x)).sum()
     free = 0.3 * (pairs + 0.4 * (weight * x * x).sum() - 3.2 * (weight * h * x).sum())
     falling, printed = Energy("quadratic", 0.3, **terms), Energy("quadratic", 0.3, version="printed", **terms)
     same(falling(x), free)
@@ -86,11 +63,6 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
     square = (x - previous - eta * h).square().sum()
     same(printed(x, previous), square + 0.3 * (pairs + 0.4 * (weight * x * x).sum()))
     same(printed(x, previous) - printed(other, previous), falling(x, previous) - falling(other, previous))
-
-
-def test_the_printed_form_of_a_source_needs_the_previous_state(ball) -> None:
-    with pytest.raises(ValueError, match="x_prev must be given for version='printed' with a source"):
-        Energy("simple", source=ball(4, 2), version="printed")(ball(4, 2))
 
 
 def test_relu_penalty(ball) -> None:
@@ -112,8 +84,8 @@ def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric
         x, previous, at = ball(9, 3), ball(9, 3), ball(9, 3)
         value, surrogate = energy(x, previous), energy.surrogate(x, previous, at)
         same(energy.surrogate(x, previous, x), value)
-        omega = penalty.f(z2(at))
-        eq_14 = 0.3 * (weight * (omega * z2(x) - penalty.conjugate(omega) - penalty.delta(z2(x)))).sum()
+        omega = penalty.f(squares(at))
+        eq_14 = 0.3 * (weight * (omega * squares(x) - penalty.conjugate(omega) - penalty.delta(squares(x)))).sum()
         same(surrogate - value, eq_14)
         gaps.append(float(surrogate - value))
     assert min(gaps) >= -1e-11
@@ -124,8 +96,7 @@ def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric
 @every_penalty
 def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> None:
     """So that one gradient step on either is the same diffusion step (proof of Theorem 7)."""
-    x, previous = ball(7, 3).requires_grad_(), ball(7, 3)
-    energy = Energy(penalty, 0.3)
+    x, previous, energy = ball(7, 3).requires_grad_(), ball(7, 3), Energy(penalty, 0.3)
     (a,) = torch.autograd.grad(energy(x, previous), x)
     (b,) = torch.autograd.grad(energy.surrogate(x, previous, x.detach()), x)
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
@@ -135,10 +106,8 @@ def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
     x, previous = ball(24, 3).view(12, 2, 3), ball(24, 3).view(12, 2, 3)
     ptr = torch.tensor([0, 5, 12])
     energy = Energy("simple", 0.3, ptr=ptr)
-    parts = sum(
-        Energy("simple", 0.3)(x[a:b, head], previous[a:b, head]) for a, b in [(0, 5), (5, 12)] for head in range(2)
-    )
-    same(energy(x, previous), parts)
+    graphs = [(x[rows, head], previous[rows, head]) for rows in (slice(5), slice(5, 12)) for head in range(2)]
+    same(energy(x, previous), sum(Energy("simple", 0.3)(*part) for part in graphs))
     s = symmetric_graph(12)
     two = SparseCoupling(s.graph, torch.cat([s.weight, 2 * s.weight], 1), symmetric=True, nonnegative=True)
     for penalty in ("quadratic", "sigmoid"):
@@ -167,50 +136,33 @@ def test_gradients(ball, symmetric_graph) -> None:
     assert torch.autograd.gradcheck(energy, (x, previous))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("lam", {"lam": 0.0}),
-        ("lam", {"lam": math.inf}),
-        ("leak", {"leak": -0.1}),
-        ("version", {"version": "paper"}),
-        ("laplacian", {"laplacian": "symmetric"}),
-        ("activation", {"activation": "gelu"}),
-        ("penalty", {"penalty": "huber"}),
-    ],
-)
-def test_bad_options(no_typecheck: None, name: str, options: dict) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be "):
-        Energy(**({"penalty": "simple"} | options))
-
-
-def test_bad_shapes(no_typecheck: None, ball, symmetric_graph) -> None:
-    x = ball(6, 4)
-    with pytest.raises(ValueError, match=r"x_prev must have the shape \[6, 4\]"):
-        Energy("simple")(x, ball(6, 3))
-    with pytest.raises(ValueError, match=r"source must have the shape \[6, 4\]"):
-        Energy("simple", source=ball(5, 4))(x)
-    with pytest.raises(ValueError, match="metric must have 6 rows"):
-        Energy("simple", leak=1.0, metric=torch.ones(5))(x)
-    with pytest.raises(ValueError, match="coupling must have 6 nodes"):
-        Energy("quadratic", coupling=symmetric_graph(5))(x)
-    s = symmetric_graph(6)
+def test_what_does_not_fit_is_refused(no_typecheck: None, ball, symmetric_graph) -> None:
+    x, s = ball(6, 4), symmetric_graph(6)
     two = SparseCoupling(s.graph, s.weight.expand(-1, 2), symmetric=True, nonnegative=True)
-    with pytest.raises(ValueError, match=r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]"):
-        Energy("simple", graph_term=two)(x)
-
-
-def test_couplings_that_have_no_energy(ball, symmetric_graph) -> None:
+    for options, sentence in [
+        ({"lam": 0.0}, "^lam must be "),
+        ({"lam": math.inf}, "^lam must be "),
+        ({"leak": -0.1}, "^leak must be "),
+        ({"version": "paper"}, "^version must be "),
+        ({"laplacian": "symmetric"}, "^laplacian must be "),
+        ({"activation": "gelu"}, "^activation must be "),
+        ({"penalty": "huber"}, "^penalty must be "),
+        ({"source": ball(5, 4)}, r"source must have the shape \[6, 4\]"),
+        ({"source": x, "version": "printed"}, "x_prev must be given for version='printed' with a source"),
+        ({"leak": 1.0, "metric": torch.ones(5)}, r"metric must be \[6\] or \[6, heads\]"),
+        ({"penalty": "quadratic", "coupling": symmetric_graph(5)}, "coupling must have 6 nodes"),
+        ({"graph_term": two}, r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            Energy(**({"penalty": "simple"} | options))(x)
+    for x_prev in (ball(6, 3), x.unsqueeze(1)):
+        with pytest.raises(ValueError, match=r"x_prev must have the shape \[6, 4\]"):
+            Energy("simple")(x, x_prev)
     with pytest.raises(CouplingMismatchError, match="SigmoidPenalty over the entries of a coupling needs a Sparse"):
-        Energy("sigmoid", coupling=SimplePenalty().coupling(ball(4, 2)))
+        Energy("sigmoid", coupling=SimplePenalty().coupling(x))
     with pytest.raises(CouplingMismatchError, match="laplacian='residual' needs the quadratic penalty"):
-        Energy("sigmoid", coupling=symmetric_graph(4), laplacian="residual")
-
-
-def test_repr(ball) -> None:
-    assert (
-        repr(Energy("simple", 0.5, source=ball(3, 2))) == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
-    )
+        Energy("sigmoid", coupling=s, laplacian="residual")
+    assert repr(Energy("simple", 0.5, source=x)) == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
 
 
 def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:
@@ -225,10 +177,8 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph)
         JointEnergy("simple", constraint="ball", radius=11.0, mean=True),
     ]
     for energy in energies:
-        kind = type(energy).__name__
-        with pytest.warns(
-            UserWarning, match=rf"{kind} of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
-        ):
+        sentence = rf"{type(energy).__name__} of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
+        with pytest.warns(UserWarning, match=sentence):
             energy(far)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

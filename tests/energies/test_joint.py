@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.diagnostics import EnergyTrace
 from diffusion_mp.energies import JointEnergy, SoftmaxPenalty, get_constraint, get_penalty
 from diffusion_mp.graph import Graph
 
@@ -56,14 +55,12 @@ def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
 def test_projected_heads_see_one_state(penalty: object) -> None:
     x, h, w = randn(9, 1, 4), randn(9, 1, 4, seed=1), randn(2, 3, 4, seed=2)
-    energy = JointEnergy(penalty, 2.0, graph_term=edges(1), mu=5.0, source=h, beta=3.0, projection=w)  # type: ignore[arg-type]
+    options = {"graph_term": edges(1), "mu": 5.0, "beta": 3.0, "projection": w}
+    got = JointEnergy(penalty, 2.0, source=h, **options)(x)  # type: ignore[arg-type]
     seen = torch.einsum("hdc,nkc->nhd", w, x)
     expected = plain(penalty, x, seen, h, torch.ones(9, 1, dtype=x.dtype), None)
-    torch.testing.assert_close(energy(x), expected, rtol=1e-12, atol=1e-12)
-    flat = JointEnergy(penalty, 2.0, graph_term=edges(1), mu=5.0, source=h[:, 0], beta=3.0, projection=w)  # type: ignore[arg-type]
-    assert flat(x[:, 0]) == energy(x)
-    with pytest.raises(ValueError, match="x must have one head and the 4 channels that the projection reads"):
-        JointEnergy(penalty, projection=w)(randn(9, 2, 4))  # type: ignore[arg-type]
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert JointEnergy(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
@@ -98,13 +95,9 @@ def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
     assert "mean" in repr(energy)
 
 
-def test_no_nodes_cost_nothing() -> None:
-    x = torch.zeros(0, 3)
-    assert JointEnergy("gaussian", source=x, metric=torch.ones(0), constraint="sphere")(x) == 0
-
-
 def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
-    x = randn(9, 3)
+    x, no = randn(9, 3), torch.zeros(0, 3)
+    assert JointEnergy("gaussian", source=no, metric=torch.ones(0), constraint="sphere")(no) == 0
     assert JointEnergy(None)(x) == 0
     assert float(JointEnergy(None, source=x + 1, beta=2.0)(x)) == pytest.approx(54)
     energy = JointEnergy("simple", 0.5, graph_term=edges(1), mu=torch.tensor(10.0), source=x, constraint="ball")
@@ -114,33 +107,21 @@ def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
 
 def test_what_does_not_fit_is_refused_in_sentences(no_typecheck: None) -> None:
     x = randn(9, 3)
-    with pytest.raises(ValueError, match="mu must be finite and >= 0; got -1"):
-        JointEnergy("simple", mu=-1.0)
-    with pytest.raises(ValueError, match="lam must be a number or a 0-dimensional tensor; got a float32 tensor"):
-        JointEnergy("simple", torch.ones(2))
-    with pytest.raises(TypeError, match="graph_term must be a Coupling or None"):
-        JointEnergy("simple", graph_term=EDGES)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"projection must be \[heads, head_channels, channels\]"):
-        JointEnergy("simple", projection=x)
-    with pytest.raises(ValueError, match=r"source must have the shape \[9, 3\] of the state"):
-        JointEnergy("simple", source=randn(9, 4))(x)
-    with pytest.raises(ValueError, match=r"metric must be \[9\] or \[9, heads\]"):
-        JointEnergy("simple", source=x, metric=torch.ones(8))(x)
+    for options, error, sentence in [
+        ({"mu": -1.0}, ValueError, "mu must be finite and >= 0; got -1"),
+        ({"lam": torch.ones(2)}, ValueError, "lam must be a number or a 0-dimensional tensor; got a float32 tensor"),
+        ({"graph_term": EDGES}, TypeError, "graph_term must be a Coupling or None"),
+        ({"projection": x}, ValueError, r"projection must be \[heads, head_channels, channels\]"),
+        (
+            {"projection": randn(2, 3, 4)},
+            ValueError,
+            "x must have one head and the 4 channels that the projection reads",
+        ),
+        ({"source": randn(9, 4)}, ValueError, r"source must have the shape \[9, 3\] of the state"),
+        ({"source": x, "metric": torch.ones(8)}, ValueError, r"metric must be \[9\] or \[9, heads\]"),
+        ({"source": x, "metric": torch.ones(9, 2)}, ValueError, r"metric must be \[9\] or \[9, heads\]"),
+    ]:
+        with pytest.raises(error, match=sentence):
+            JointEnergy("gaussian", **options)(x)
     with pytest.raises(ValueError, match="ptr must end at the 9 rows"):
         JointEnergy("simple", ptr=torch.tensor([0, 8]))(x)
-
-
-class Halve(nn.Module):
-    is_diffusion_layer = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / 2
-
-
-def test_a_trace_prints_it_layer_by_layer() -> None:
-    x = torch.full((2, 1), 4.0)
-    model = nn.Sequential(Halve(), Halve())
-    with EnergyTrace(model, JointEnergy(None, source=torch.zeros(2, 1))) as trace:
-        model(x)
-    assert str(trace) == "layer  before  after\n0          32      8\n1           8      2"
-    assert str(EnergyTrace(model)) == "layer  before  after"

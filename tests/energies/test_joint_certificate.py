@@ -17,7 +17,6 @@ from diffusion_mp import (
     CertifiedDIFFormer,
     DIFFormer,
     DiffusionGNN,
-    GaussianDiffusivity,
     Graph,
     NodeFormer,
     SGFormer,
@@ -40,11 +39,18 @@ from diffusion_mp.energies import (
 from diffusion_mp.models import LabelPropagation
 from diffusion_mp.updates import CertifiedStep
 
+BOTH = [[0, 1, 2, 3], [1, 0, 3, 2]]
+
+
+def edges_of(weight: list[float], index: list[list[int]] = BOTH, n: int = 9, **promises: bool) -> SparseCoupling:
+    given = torch.tensor(weight, dtype=torch.double)
+    return SparseCoupling(Graph(n, torch.tensor(index)), given, **{"nonnegative": True} | promises)
+
 
 def ring(n: int) -> SparseCoupling:
-    forth = torch.stack([torch.arange(n), torch.arange(1, n + 1) % n])
-    graph = Graph(n, torch.cat([forth, forth.flip(0)], 1))
-    return SparseCoupling(graph, torch.full((2 * n,), 0.7, dtype=torch.double), nonnegative=True)
+    nodes = list(range(n))
+    forth = [nodes, [*nodes[1:], 0]]
+    return edges_of(2 * n * [0.7], [forth[0] + forth[1], forth[1] + forth[0]], n)
 
 
 def parts(penalty: Penalty | None, name: str | None, x: Tensor) -> tuple[JointEnergy, Coupling, CertifiedStep]:
@@ -57,6 +63,15 @@ def parts(penalty: Penalty | None, name: str | None, x: Tensor) -> tuple[JointEn
     return energy, coupling, CertifiedStep(0.5, constraint=constraint)
 
 
+def reason(energy: JointEnergy, coupling: Coupling | None, x: Tensor) -> str:
+    """Why it is refused."""
+    certificate = certify_step(energy, coupling, x)
+    assert not certificate
+    assert certificate.lam == math.inf
+    assert str(certificate) == f"Theorem T1 does not cover the step: {certificate.reason}"
+    return certificate.reason
+
+
 @pytest.mark.parametrize("name", [None, "nonnegative", "ball", "sphere"])
 @pytest.mark.parametrize("penalty", [None, SimplePenalty(), GaussianPenalty(0.4)], ids=repr)
 def test_what_is_certified_falls(penalty: Penalty | None, name: str | None, ball) -> None:
@@ -65,10 +80,8 @@ def test_what_is_certified_falls(penalty: Penalty | None, name: str | None, ball
     certificate = certify_step(energy, coupling, x)
     assert certificate == certify_step(energy, None, x) == certify(energy, x)
     if isinstance(penalty, SimplePenalty) and name in (None, "nonnegative"):
-        assert not certificate
-        assert "SimplePenalty() is concave up to squared distance 4, and" in certificate.reason
+        assert "SimplePenalty() is concave up to squared distance 4, and" in reason(energy, coupling, x)
         return
-    assert certificate
     assert str(certificate).startswith(f"Theorem T1 covers the step: {energy!r} does not rise. Here W is symmetric")
     for _ in range(5):
         after = step(x, parts(penalty, name, x)[1], source=energy.source)
@@ -76,55 +89,40 @@ def test_what_is_certified_falls(penalty: Penalty | None, name: str | None, ball
         x = after
 
 
-def test_the_penalty_sees_through_a_projection(ball) -> None:
-    x = get_constraint("ball").project(ball(9, 4)).unsqueeze(1)
-    short = 0.5 * torch.eye(4, dtype=torch.double).view(2, 2, 4)
-    for factor, holds in [(1.0, True), (2.0, True), (2.01, False)]:
-        assert certify(JointEnergy("simple", projection=factor * short, constraint="ball"), x).holds == holds
-    for factor, holds in [(2.0, True), (2.01, False)]:
-        on_sphere = JointEnergy("simple", projection=factor * short, constraint="sphere")
-        assert certify(on_sphere, x / x.norm(dim=2, keepdim=True)).holds == holds
-
-
 def test_the_premise_that_fails_is_named(ball) -> None:
-    x = ball(9, 3).unsqueeze(1)
-    penalty = GaussianPenalty(0.5)
+    x, penalty = ball(9, 3).unsqueeze(1), GaussianPenalty(0.5)
     energy, coupling, _ = parts(penalty, None, x)
-    edges = torch.tensor([[0, 1], [1, 2]])
-    oneway = SparseCoupling(Graph(9, edges), torch.ones(2, dtype=torch.double), nonnegative=True)
-    signed = SparseCoupling(Graph(9, torch.cat([edges, edges.flip(0)], 1)), -torch.ones(4, dtype=torch.double))
-    learned = ScaledCoupling(torch.tensor(2.0, dtype=torch.double), ring(9)) + 0.3 * penalty.coupling(x)
-
-    def reason(energy: JointEnergy, coupling: Coupling | None, x: Tensor) -> str:
-        certificate = certify_step(energy, coupling, x)
-        assert not certificate
-        assert certificate.lam == math.inf
-        assert str(certificate) == f"Theorem T1 does not cover the step: {certificate.reason}"
-        return certificate.reason
-
-    assert "entries that are not finite" in reason(energy, None, x * math.nan)
-    assert "the state leaves Nonnegative()" in reason(JointEnergy("gaussian", constraint="nonnegative"), None, x)
-    assert "the metric must be positive" in reason(
-        JointEnergy("gaussian", source=x, metric=torch.arange(9.0).double()), None, x
-    )
-    for graph, promise in [(oneway, "symmetric"), (signed, "nonnegative")]:
-        found = reason(JointEnergy("gaussian", graph_term=graph), None, x)
-        assert found.startswith(f"the energy's own coupling is not promised to be {promise}, for SparseCoupling(")
-    assert "the step's coupling is not promised to be symmetric, for PairwiseCoupling(" in reason(
-        energy, 2.0 * ring(9) + 0.3 * penalty.coupling(x, normalize=True), x
-    )
-    assert "the step's coupling is not promised to be nonnegative, for ScaledCoupling(" in reason(energy, learned, x)
-    queries = LowRankCoupling(x, x, symmetric=True)
-    assert "nonnegative, for LowRankCoupling(" in reason(energy, queries, x)
-    others = [
-        1.0 * ring(9) + 0.3 * penalty.coupling(x),
-        2.0 * ring(9) + 0.31 * penalty.coupling(x),
-        2.0 * ring(9) + 0.3 * GaussianPenalty(0.6).coupling(x),
-        2.0 * ring(9),
-    ]
-    for other in others:
-        assert "is not that of the energy at this state" in reason(energy, other, x)
-    assert "is not that of the energy at this state" in reason(energy, coupling, x + 1e-3 * x.flip(0))
+    pairs, other = 0.3 * penalty.coupling(x), "is not that of the energy at this state"
+    oneway = edges_of([1, 1], [[0, 1], [1, 2]])
+    signed = SparseCoupling(Graph(9, torch.tensor(BOTH)), -torch.ones(4, dtype=torch.double))
+    learned = ScaledCoupling(torch.tensor(2.0, dtype=torch.double), ring(9)) + pairs
+    metric = torch.arange(9.0).double()
+    for of, given, state, sentence in [
+        (energy, None, x * math.nan, "entries that are not finite"),
+        (JointEnergy("gaussian", constraint="nonnegative"), None, x, "the state leaves Nonnegative()"),
+        (JointEnergy("gaussian", source=x, metric=metric), None, x, "the metric must be positive"),
+        (
+            JointEnergy(None, graph_term=oneway),
+            None,
+            x,
+            "energy's own coupling is not promised to be symmetric, for Spa",
+        ),
+        (JointEnergy(None, graph_term=signed), None, x, "energy's own coupling is not promised to be nonnegative, for"),
+        (
+            energy,
+            2.0 * ring(9) + 0.3 * penalty.coupling(x, normalize=True),
+            x,
+            "step's coupling is not promised to be sy",
+        ),
+        (energy, learned, x, "the step's coupling is not promised to be nonnegative, for ScaledCoupling("),
+        (energy, LowRankCoupling(x, x, symmetric=True), x, "nonnegative, for LowRankCoupling("),
+        (energy, 1.0 * ring(9) + pairs, x, other),
+        (energy, 2.0 * ring(9) + 0.31 * penalty.coupling(x), x, other),
+        (energy, 2.0 * ring(9) + 0.3 * GaussianPenalty(0.6).coupling(x), x, other),
+        (energy, 2.0 * ring(9), x, other),
+        (energy, coupling, x + 1e-3 * x.flip(0), other),
+    ]:
+        assert sentence in reason(of, given, state)
     single = 2.0 * ring(9) + 0.3 * penalty.coupling(x.float())
     assert certify_step(energy, single, x), "single precision rounds, and means the same"
 
@@ -136,55 +134,46 @@ def test_no_nodes_and_no_terms() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_projection_that_was_divided_by_its_norm_is_of_norm_one(dtype: torch.dtype, ball) -> None:
-    """Its norm is one up to rounding, and to either side of it the certificate is the same."""
-    x = get_constraint("sphere").project(ball(9, 4)).unsqueeze(1)
+def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(dtype: torch.dtype, ball) -> None:
+    x = get_constraint("ball").project(ball(9, 4)).unsqueeze(1)
+    on_sphere = x / x.norm(dim=2, keepdim=True)
+    for factor, holds in [(0.5, True), (1.0, True), (1.005, False)]:
+        projection = factor * torch.eye(4, dtype=torch.double).view(2, 2, 4)
+        for name, state in (("ball", x), ("sphere", on_sphere)):
+            assert certify(JointEnergy("simple", projection=projection, constraint=name), state).holds == holds
     weight = torch.randn(40, 3, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     for projection in weight / torch.linalg.matrix_norm(weight, 2, keepdim=True):
-        assert certify(JointEnergy("simple", projection=projection, constraint="sphere"), x)
-        assert not certify(JointEnergy("simple", projection=(1 + 1e-5) * projection, constraint="sphere"), x)
-    assert certify(JointEnergy("simple", projection=0 * projection, constraint=None), x), (
-        "it sees all rows at one place"
-    )
-
-
-def test_models_with_tied_projections_are_certified_however_long_these_are() -> None:
-    x, edges = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1, 2], [1, 2, 3]])
-    for seed in range(20):
-        torch.manual_seed(seed)
-        model = CertifiedDIFFormer(4, 8, 3, heads=2, projection="tied", constraint=("ball", "sphere")[seed % 2])
-        with torch.no_grad():
-            model.conv.weight.mul_(3)  # type: ignore[union-attr]
-        certificate = certify(model, Data(x=x, edge_index=edges))
-        assert certificate, (seed, str(certificate))
+        assert certify(JointEnergy("simple", projection=projection, constraint="sphere"), on_sphere)
+        assert not certify(JointEnergy("simple", projection=(1 + 1e-5) * projection, constraint="sphere"), on_sphere)
+    nothing = JointEnergy("simple", projection=0 * projection, constraint=None)
+    assert certify(nothing, 9 * x), "it sees all rows at one place"
 
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    options = {"heads": 2, "projection": "tied", "penalty": MixturePenalty(), "inputs": 2.0 * UniformDiffusivity()}
+
+    def built() -> CertifiedDIFFormer:
+        options = {"heads": 2, "projection": "tied", "inputs": 2.0 * UniformDiffusivity()}
+        return CertifiedDIFFormer(4, 6, 3, penalty=MixturePenalty(), **options)
+
+    def spoil(module: torch.nn.Module, name: str, number: float = math.nan) -> Any:
+        with torch.no_grad():
+            module.get_parameter(name).view(-1)[0] = number
+        return module
+
     for number in (math.nan, math.inf):
-        names = [name for name, _ in CertifiedDIFFormer(4, 6, 3, **options).named_parameters()]
-        for name in names:
-            model = CertifiedDIFFormer(4, 6, 3, **options | {"penalty": MixturePenalty()})
-            with torch.no_grad():
-                model.get_parameter(name).view(-1)[0] = number
-            certificate = certify(model, x)
+        for name, _ in built().named_parameters():
+            certificate = certify(spoil(built(), name, number), x)
             assert certificate.holds == name.startswith("decoder"), "which is behind the block"
-            if not certificate:
-                assert f"the parameter {name} has entries that are not finite" in certificate.reason
-    layer = CertifiedConv(4)
-    with torch.no_grad():
-        layer.mu.raw.fill_(math.nan)
-    assert "the parameter mu.raw has" in certify(layer, x).reason
-    penalty = MixturePenalty()
-    with torch.no_grad():
-        penalty.log_widths[1] = math.nan
+            assert certificate or f"the parameter {name} has entries that are not finite" in certificate.reason
+    assert "the parameter mu.raw has" in certify(spoil(CertifiedConv(4), "mu.raw"), x).reason
+    penalty = spoil(MixturePenalty(), "log_widths")
     assert "the parameter log_widths has" in certify(penalty, x, tau=0.1).reason
     assert "f(0) = nan is not finite" in certify(JointEnergy(penalty), x).reason
     assert "f(0) = nan is not finite" in certify_trajectory(penalty, x, tau=0.1).reason
 
 
-@pytest.mark.parametrize("logarithm", [-90.0, -60.0, -30.0, 30.0, 60.0, 90.0])
+@pytest.mark.parametrize("logarithm", [-90.0, -30.0, 30.0, 90.0])
 @pytest.mark.parametrize("which", ["log_widths", "log_weights"])
 def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> None:
     torch.manual_seed(0)
@@ -217,73 +206,69 @@ class NotItsSlope(GaussianPenalty):
         return z2.log1p()
 
 
-def edges_of(weight: list[float], index: list[list[int]], **promises: bool) -> SparseCoupling:
-    graph = Graph(7, torch.tensor(index))
-    return SparseCoupling(graph, torch.tensor(weight, dtype=torch.double), nonnegative=True, **promises)
-
-
 def test_promises_are_looked_at(ball) -> None:
-    x, both = ball(7, 3).unsqueeze(1), [[0, 1, 2, 3], [1, 0, 3, 2]]
+    x = ball(7, 3).unsqueeze(1)
     q = x - x.mean(0)
-    for graph, reason in [
-        (edges_of([1, 1, -1, -1], both), "A has the negative entry -1"),
-        (edges_of([1, 1, 1, 2], both, symmetric=True), "A has two entries a_ij and a_ji that differ by 1"),
-        # As a share of the largest entry it is symmetric, and for nodes 2 to 6 it is a one-way street.
-        (edges_of([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]]), "that differ by 1"),
-        (edges_of([math.inf, math.inf, 1, 1], both, symmetric=True), "A has entries that are not finite"),
+    # As a share of the largest entry the third is symmetric, and for nodes 2 to 6 it is a one-way street.
+    for graph, sentence in [
+        (edges_of([1, 1, -1, -1], n=7), "A has the negative entry -1"),
+        (edges_of([1, 1, 1, 2], n=7, symmetric=True), "A has two entries a_ij and a_ji that differ by 1"),
+        (edges_of([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]], n=7), "that differ by 1"),
+        (edges_of([math.inf, math.inf, 1, 1], n=7, symmetric=True), "A has entries that are not finite"),
         (2.0 * LowRankCoupling(q, q, symmetric=True, nonnegative=True), "A has the negative entry"),
         (LowRankCoupling(x.abs(), x.flip(0).abs(), symmetric=True, nonnegative=True), "A has two entries"),
     ]:
-        assert reason in certify(JointEnergy(None, graph_term=graph), x).reason
+        assert sentence in reason(JointEnergy(None, graph_term=graph), None, x)
     definite = LowRankCoupling(x.abs(), x.abs(), symmetric=True, nonnegative=True)
-    swap = edges_of([1, 1, 1, 1], both).to_dense()[0].unsqueeze(1)  # its eigenvalues are 1 and −1
+    swap = edges_of([1, 1, 1, 1], n=7).to_dense()[0].unsqueeze(1)  # its eigenvalues are 1 and −1
     broken = LowRankCoupling(swap, torch.eye(7, dtype=torch.double).unsqueeze(1), symmetric=True, nonnegative=True)
     broken.positive_semidefinite = True
     for constraint, holds in [(None, True), ("sphere", False)]:
         z = get_constraint(constraint).project(x)
         assert certify(JointEnergy(None, graph_term=definite, constraint=constraint), z)
         assert certify(JointEnergy(None, graph_term=broken, constraint=constraint), z).holds == holds
-    assert "f(5.03216) = -0.0160797 is negative" in certify(JointEnergy(Negative()), x).reason
+    assert "f(5.03216) = -0.0160797 is negative" in reason(JointEnergy(Negative()), None, x)
     assert "f(5.03216) = -0.0160797 is negative" in certify_trajectory(Negative(), x, tau=0.1).reason
-    assert "f is not the derivative of δ" in certify(JointEnergy(NotItsSlope()), x).reason
+    assert "f is not the derivative of δ" in reason(JointEnergy(NotItsSlope()), None, x)
 
 
 def test_numbers_that_changed_are_looked_at(ball) -> None:
-    x = ball(7, 3).unsqueeze(1)
+    x = ball(9, 3).unsqueeze(1)
     for name in ("lam", "mu", "beta"):
+        weight = torch.tensor(1.0)
+        energy = JointEnergy("gaussian", source=x, graph_term=ring(9), **{name: weight})
+        assert certify(energy, x)
         for number in (-1.0, math.nan, math.inf):
-            weight = torch.tensor(1.0)
-            energy = JointEnergy("gaussian", source=x, graph_term=ring(7), **{name: weight})
-            assert certify(energy, x)
             weight.fill_(number)
-            assert f"{name} must be finite and >= 0; it is {number:g}" in certify(energy, x).reason
+            assert f"{name} must be finite and >= 0; it is {number:g}" in reason(energy, None, x)
     for name in ("source", "metric"):
         value = torch.ones_like(x if name == "source" else x[:, 0, 0])
         energy = JointEnergy("gaussian", **{"source": x, name: value})
         value.view(-1)[0] = math.inf
-        assert f"the {name} has entries that are not finite" in certify(energy, x).reason
+        assert f"the {name} has entries that are not finite" in reason(energy, None, x)
     huge = JointEnergy(MixturePenalty((1.0,), (1e15,)).double(), torch.tensor(1e300, dtype=torch.double))
-    assert "coupling has entries that are not finite" in certify(huge, x).reason
+    assert "coupling has entries that are not finite" in reason(huge, None, x)
 
 
 @pytest.mark.parametrize("name", ["ball", "sphere"])
 def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(name: str, ball) -> None:
     """1e-7 outside, a projection moves it by 1e-7, and that may be uphill."""
     constraint = get_constraint(name)
+    energy = JointEnergy("gaussian", constraint=constraint)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        x = constraint.project(9 * ball(7, 300).unsqueeze(1).to(dtype))
-        assert certify(JointEnergy("gaussian", constraint=constraint), x)
+        assert certify(energy, constraint.project(9 * ball(7, 300).unsqueeze(1).to(dtype)))
     out = (1 + 1e-7) * constraint.project(9 * ball(7, 3).unsqueeze(1))
     assert constraint.holds(out)
-    assert "the state leaves" in certify(JointEnergy("gaussian", constraint=constraint), out).reason
+    assert "the state leaves" in reason(energy, None, out)
 
 
 def test_the_coupling_of_a_light_graph_is_compared_beside_a_heavy_one(ball) -> None:
-    x, index = ball(7, 3).unsqueeze(1), [[0, 1, 2, 3], [1, 0, 3, 2]]
-    energy = JointEnergy(None, graph_term=edges_of([1e10, 1e10, 1, 1], index))
-    assert certify_step(energy, edges_of([1e10, 1e10, 1, 1], index), x)
-    assert "is not that of the energy" in certify_step(energy, edges_of([1e10, 1e10, 2, 2], index), x).reason
+    x, energy = ball(9, 3).unsqueeze(1), JointEnergy(None, graph_term=edges_of([1e10, 1e10, 1, 1]))
+    assert certify_step(energy, edges_of([1e10, 1e10, 1, 1]), x)
+    assert "is not that of the energy" in reason(energy, edges_of([1e10, 1e10, 2, 2]), x)
 
+
+# ---------------------------------------------------------------- models
 
 EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 
@@ -307,35 +292,6 @@ def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str])
         assert not certificate
         for part in parts:
             assert re.search(part, certificate.reason)
-
-
-CERTIFIED = {
-    "simple": {},
-    "sphere": {"constraint": "sphere", "heads": 2},
-    "projected": {"penalty": "gaussian", "heads": 2, "projection": "tied", "constraint": "sphere"},
-    "learned": {"penalty": MixturePenalty((0.3, 1.0)), "constraint": "nonnegative"},
-    "no attention": {"penalty": None, "constraint": None},
-    "inputs": {"inputs": GaussianDiffusivity(row_stochastic=False), "graph": False},
-    "at rest": {"num_layers": None, "penalty": None},
-}
-
-
-@pytest.mark.parametrize("name", CERTIFIED)
-def test_a_certified_model_is_certified_whatever_it_has_learned(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    model = CertifiedDIFFormer(4, 6, 3, **{"num_layers": 5, "dropout": 0.5} | CERTIFIED[name])
-    data = Data(x=torch.randn(7, 4, generator=generator), edge_index=torch.randint(7, (2, 12), generator=generator))
-    for _ in range(5):
-        certificate = certify(model, data)
-        assert certificate, certificate
-        assert certificate.energy == repr(model.energy(data.x, data.edge_index))
-        model.eval()
-        falls = model.energies(data.x, data.edge_index).diff()
-        assert (falls <= 1e-6 * model.energies(data.x, data.edge_index)[:-1].abs()).all()
-        model.train()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=generator))
 
 
 def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None) -> None:

@@ -6,26 +6,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from energy_cases import every_penalty
 from torch import Tensor
 
 from diffusion_mp.energies import (
     Energy,
     GaussianPenalty,
-    MixturePenalty,
     Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
     SimplePenalty,
-    SoftmaxPenalty,
     certify,
     certify_trajectory,
 )
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
-
-MIXTURE = MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False)
-PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), SoftmaxPenalty(3), GaussianPenalty(0.3), MIXTURE]
-every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
 
 def run(penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None) -> list[Tensor]:
@@ -107,7 +102,9 @@ def test_refusals(ball) -> None:
     assert certify_trajectory(SimplePenalty(), unit, 1.0)
     assert "beyond the domain of SimplePenalty()" in certify_trajectory(SimplePenalty(), 1.01 * unit, 0.5).reason
     assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
-    with pytest.raises(TypeError, match="penalty must be a Penalty"):
-        certify_trajectory("simple", unit, 0.5)
-    with pytest.raises(ValueError, match="tau must be finite and > 0"):
-        certify_trajectory(SimplePenalty(), unit, 0.0)
+    for penalty, tau, sentence in [
+        ("simple", 0.5, "penalty must be a Penalty"),
+        (SimplePenalty(), 0.0, "tau must be finite and > 0"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            certify_trajectory(penalty, unit, tau)

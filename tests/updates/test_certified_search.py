@@ -219,13 +219,18 @@ def worst(
     return found
 
 
-def test_no_rise_is_found() -> None:
-    rises = worst(400, iterations=5, sizes=range(3, 9, 5))
+@pytest.mark.parametrize(
+    ("starts", "iterations", "sizes"),
+    [(400, 5, range(3, 9, 5)), pytest.param(30_000, 40, range(2, 9), marks=pytest.mark.slow)],
+)
+def test_no_rise_is_found(starts: int, iterations: int, sizes: range) -> None:
+    rises = worst(starts, iterations, sizes)
     assert max(rises.values()) <= 1e-12, rises
 
 
-def test_no_rise_is_found_in_single_precision_at_any_offset_and_scale() -> None:
-    rises = worst(480, iterations=6, sizes=range(2, 9), kind=Single)
+@pytest.mark.parametrize(("starts", "iterations"), [(480, 6), pytest.param(30_000, 40, marks=pytest.mark.slow)])
+def test_no_rise_is_found_in_single_precision_at_any_offset_and_scale(starts: int, iterations: int) -> None:
+    rises = worst(starts, iterations, range(2, 9), Single)
     assert max(rises.values()) <= 1e-5, rises
 
 
@@ -243,18 +248,6 @@ def test_no_rise_on_the_way_to_rest() -> None:
             before, after = energy(x), energy(moved)
             assert (after - before <= 1e-12 * (before + rounding)).all(), (name, constraint, graph)
             x = confine(moved)
-
-
-@pytest.mark.slow
-def test_no_rise_is_found_from_thirty_thousand_starts() -> None:
-    rises = worst(30_000, iterations=40, sizes=range(2, 9))
-    assert max(rises.values()) <= 1e-12, rises
-
-
-@pytest.mark.slow
-def test_no_rise_is_found_in_single_precision_from_thirty_thousand_starts() -> None:
-    rises = worst(30_000, iterations=40, sizes=range(2, 9), kind=Single)
-    assert max(rises.values()) <= 1e-5, rises
 
 
 class CalledConvex(Sphere):
@@ -307,14 +300,9 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: 
     with torch.no_grad():
         x = confine(problems.rows("x"))
         lam, mu = (float(problems.weight(name)[0]) for name in ("lam", "mu"))
-        joint = JointEnergy(
-            named(penalty),
-            lam,
-            graph_term=SparseCoupling(problems.graph, problems.edges),
-            mu=mu,
-            source=problems.rows("h"),
-            metric=problems.weight("beta") * problems.free["m"].exp(),
-            constraint=constraint,
-        )
+        edges = SparseCoupling(problems.graph, problems.edges)
+        metric = problems.weight("beta") * problems.free["m"].exp()
+        given = {"mu": mu, "source": problems.rows("h"), "metric": metric, "constraint": constraint}
+        joint = JointEnergy(named(penalty), lam, graph_term=edges, **given)
         lowest = lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
         torch.testing.assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)

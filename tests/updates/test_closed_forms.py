@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from scipy.linalg import expm
+from dense_updates import DOUBLE, dense_update, random, source_for
 from torch import Tensor
 
 from diffusion_mp.couplings import (
@@ -27,25 +26,24 @@ from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, Singula
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
 
-DOUBLE = torch.float64
 # Graphs with more nodes than features, and with fewer; an empty one and a single node.
 PTR = torch.tensor([0, 4, 4, 5, 17, 40])
+FORMS = ("conservative", "residual")
 UPDATES = [
-    *(HeatKernel(t, form) for t in (0.3, 20.0) for form in ("conservative", "residual")),
-    *(ImplicitEuler(3.0, form, beta=0.5, leak=0.2) for form in ("conservative", "residual")),
-    *(CrankNicolson(3.0, form, beta=0.5, leak=0.2) for form in ("conservative", "residual")),
+    *(HeatKernel(t, form) for t in (0.3, 20.0) for form in FORMS),
+    *(step(3.0, form, beta=0.5, leak=0.2) for step in (ImplicitEuler, CrankNicolson) for form in FORMS),
     ImplicitEuler(1e4),
     Equilibrium(beta=0.7, leak=0.1),
     Equilibrium("residual", leak=1e-3),
-]  # fmt: skip
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
-
-
+]
+every_update = pytest.mark.parametrize("update", UPDATES, ids=repr)
 Q, K, X = random(40, 2, 6), random(40, 2, 6, seed=1), random(40, 2, 3, seed=2)
 POSITIVE = Q.abs()
+
+
+def attention(q: Tensor = Q, k: Tensor = K, ptr: Tensor | None = None) -> LinearAttentionCoupling:
+    """DIFFormer's."""
+    return LinearAttentionCoupling(q, k, ptr, constant=1.0, unit=True, nonnegative=True)
 
 
 def silent_rows() -> Coupling:
@@ -55,8 +53,8 @@ def silent_rows() -> Coupling:
 
 
 KINDS: dict[str, Callable[[], Coupling]] = {
-    "difformer": lambda: LinearAttentionCoupling(Q, K, constant=1.0, unit=True, nonnegative=True),
-    "difformer-ragged": lambda: LinearAttentionCoupling(Q, K, PTR, constant=1.0, unit=True, nonnegative=True),
+    "difformer": attention,
+    "difformer-ragged": lambda: attention(ptr=PTR),
     "tied-ragged": lambda: LinearAttentionCoupling(POSITIVE, POSITIVE, PTR, nonnegative=True),
     "one-head": lambda: LinearAttentionCoupling(Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True),
     "silent-ragged": silent_rows,
@@ -91,35 +89,7 @@ SOLVED: dict[str, Callable[[], Coupling]] = {
 }
 
 
-def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor | None) -> Tensor:
-    """The same step by matrices of the entries."""
-    s = coupling.to_dense().expand(x.size(1), -1, -1)
-    eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)
-    form = update.form  # type: ignore[attr-defined]
-    laplacian = (torch.diag_embed(s.sum(2)) if form == "conservative" else eye) - s
-    v = x.transpose(0, 1)
-    if isinstance(update, HeatKernel):
-        power = -update.t * laplacian
-        grown = torch.linalg.matrix_exp(power) if x.requires_grad or s.requires_grad else torch.from_numpy(
-            np.stack([expm(head.numpy()) for head in power])
-        )  # fmt: skip
-        return (grown @ v).transpose(0, 1)
-    h = 0.0 if source is None else source.transpose(0, 1)
-    laplacian = laplacian + update.leak * eye  # type: ignore[attr-defined]
-    if isinstance(update, Equilibrium):
-        return torch.linalg.solve(laplacian, update.beta * h).transpose(0, 1)
-    tau = update.tau  # type: ignore[attr-defined]
-    if isinstance(update, ImplicitEuler):
-        return torch.linalg.solve(eye + tau * laplacian, v + tau * update.beta * h).transpose(0, 1)
-    right = v - tau / 2 * (laplacian @ v) + tau * update.beta * h  # type: ignore[attr-defined]
-    return torch.linalg.solve(eye + tau / 2 * laplacian, right).transpose(0, 1)
-
-
-def source_for(update: StateUpdate, x: Tensor) -> Tensor | None:
-    return x.cos() if update.beta else None
-
-
-@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@every_update
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_expm_and_dense_solves(kind: str, update: StateUpdate) -> None:
     coupling = KINDS[kind]()
@@ -154,24 +124,20 @@ def test_a_diagonal_beside_the_features_and_degrees_that_vary_are_solved_too(kin
 @pytest.mark.parametrize("update", [UPDATES[0], UPDATES[3], UPDATES[4], UPDATES[7], UPDATES[9]], ids=repr)
 @pytest.mark.parametrize("kind", ["unit-ragged", "silent-ragged", "tied"])
 def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
-    q, k, x, source = (t[:17].clone().requires_grad_() for t in (Q, K, X, X.cos()))
-    ptr = PTR[:5]
+    q, k, x, source = leaves = [t[:17].clone().requires_grad_() for t in (Q, K, X, X.cos())]
     mask = (torch.arange(17) % 7 != 3).view(-1, 1, 1)
     coupling = {
-        "unit-ragged": lambda: LinearAttentionCoupling(q, k, ptr, constant=1.0, unit=True, nonnegative=True),
-        "silent-ragged": lambda: LinearAttentionCoupling(q.abs() * mask, k.abs(), ptr, nonnegative=True),
-        "tied": lambda: LinearAttentionCoupling(q, q, None, constant=1.0, unit=True, nonnegative=True),
+        "unit-ragged": lambda: attention(q, k, PTR[:5]),
+        "silent-ragged": lambda: LinearAttentionCoupling(q.abs() * mask, k.abs(), PTR[:5], nonnegative=True),
+        "tied": lambda: attention(q, q),
     }[kind]()
-    given = source if update.beta else None
-    weight = random(17, 2, 3, seed=5)
-    leaves = (q, k, x, source)
-    got, expected = update(x, coupling, source=given), dense_update(update, coupling, x, given)
-    for mine, theirs in zip(
-        torch.autograd.grad((got * weight).sum(), leaves, retain_graph=True, allow_unused=True, materialize_grads=True),
-        torch.autograd.grad((expected * weight).sum(), leaves, allow_unused=True, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    given, weight = source if update.beta else None, random(17, 2, 3, seed=5)
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    mine, theirs = (
+        torch.autograd.grad((out * weight).sum(), leaves, **options)  # type: ignore[arg-type]
+        for out in (update(x, coupling, source=given), dense_update(update, coupling, x, given))
+    )
+    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -179,7 +145,7 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> None:
     def step(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return update(x, LinearAttentionCoupling(q, k, constant=1.0, unit=True, nonnegative=True))
+        return update(x, attention(q, k))
 
     inputs = tuple(t[:nodes, :1, :3].clone().requires_grad_() for t in (X, Q, K))
     assert torch.autograd.gradcheck(step, inputs)
@@ -190,16 +156,16 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 def test_no_time_is_less_accurate_than_another(t: float) -> None:
     pairs = LinearAttentionCoupling(POSITIVE, K.abs(), torch.arange(0, 41, 2), nonnegative=True)
     for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
-        expected = dense_update(HeatKernel(t), coupling, X, None)
+        expected = dense_update(HeatKernel(t), coupling, X)
         assert (HeatKernel(t)(X, coupling) - expected).abs().max() <= 1e-13
 
 
-@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@every_update
 @pytest.mark.parametrize("nodes", [0, 1, 3])
 def test_few_nodes(update: StateUpdate, nodes: int) -> None:
     """No node, one, and fewer than features."""
     x = X[:nodes]
-    coupling = LinearAttentionCoupling(Q[:nodes], K[:nodes], constant=1.0, unit=True, nonnegative=True)
+    coupling = attention(Q[:nodes], K[:nodes])
     got = update(x, coupling, source=source_for(update, x))
     assert got.shape == x.shape
     torch.testing.assert_close(got, dense_update(update, coupling, x, source_for(update, x)), rtol=1e-10, atol=1e-10)
@@ -227,7 +193,7 @@ def test_a_row_to_which_nobody_sends_stays_and_is_heard() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*entries are rounded")  # a small leak in half precision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@every_update
 def test_single_and_half_precision_are_solved_in_double(update: StateUpdate, dtype: torch.dtype) -> None:
     q, k, x = (t.to(dtype) for t in (Q, K, X))
     got = update(x, LinearAttentionCoupling(q, k, constant=1.0, unit=True), source=source_for(update, x))
@@ -244,12 +210,11 @@ def test_single_and_half_precision_are_solved_in_double(update: StateUpdate, dty
 def test_the_heat_kernel_refuses_rows_that_keep_different_shares_of_themselves() -> None:
     sgformer = SGFormerDiffusivity(projection=None, heads=2)(X.flatten(1))
     with pytest.raises(
-        CouplingMismatchError, match=r"HeatKernel needs a reversible coupling, or features without a dia"
+        CouplingMismatchError, match="HeatKernel needs a reversible coupling, or features without a dia"
     ):
         HeatKernel(1.0)(X, sgformer)
-    torch.testing.assert_close(
-        ImplicitEuler(1.0)(X, sgformer), dense_update(ImplicitEuler(1.0), sgformer, X, None), rtol=1e-10, atol=1e-10
-    )
+    update = ImplicitEuler(1.0)
+    torch.testing.assert_close(update(X, sgformer), dense_update(update, sgformer, X), rtol=1e-10, atol=1e-10)
 
 
 def test_without_a_leak_the_steady_state_of_attention_is_refused() -> None:
@@ -260,38 +225,27 @@ def test_without_a_leak_the_steady_state_of_attention_is_refused() -> None:
         Equilibrium("residual")(X, separate)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_an_error(bad: float) -> None:
-    x = X.clone()
-    x[3, 1, 0] = bad
-    coupling = LinearAttentionCoupling(Q, K, constant=1.0, unit=True, nonnegative=True)
-    with pytest.raises(ConvergenceError, match="NaN or infinity"):
-        ImplicitEuler(1.0)(x, coupling)
-
-
-def test_a_singular_system_is_an_error() -> None:
-    """S has the eigenvalue 2, and the leak is one."""
+def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
+    for bad in (float("nan"), float("inf")):
+        x = X.clone()
+        x[3, 1, 0] = bad
+        with pytest.raises(ConvergenceError, match="NaN or infinity"):
+            ImplicitEuler(1.0)(x, attention())
     one = torch.ones(8, 1, 1, dtype=DOUBLE)
-    signed = LowRankCoupling(0.25 * one, one.clone())
-    with pytest.raises(ConvergenceError, match="a low-rank system is singular"):
-        Equilibrium("residual", leak=1.0)(random(8, 1, 2), signed)
-
-
-def test_a_symmetric_system_that_is_indefinite_is_still_found_out() -> None:
+    with pytest.raises(ConvergenceError, match="a low-rank system is singular"):  # S has the eigenvalue 2
+        Equilibrium("residual", leak=1.0)(random(8, 1, 2), LowRankCoupling(0.25 * one, one.clone()))
     feature = 3.0 * Q[:, :1]
+    indefinite = LowRankCoupling(feature, -feature, symmetric=True) * -1.0
     with pytest.raises(ConvergenceError, match="not positive definite"):
-        ImplicitEuler(1.0)(X, LowRankCoupling(feature, -feature, symmetric=True) * -1.0 + LowRankCoupling(
-            feature, feature, symmetric=True
-        ))  # fmt: skip
+        ImplicitEuler(1.0)(X, indefinite + LowRankCoupling(feature, feature, symmetric=True))
 
 
 def test_features_beside_edges_are_not_all_of_the_coupling() -> None:
     edges = SparseCoupling(Graph(40, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE))
-    attention = LinearAttentionCoupling(Q, K, constant=1.0, unit=True, nonnegative=True)
-    both = attention + edges
+    both = attention() + edges
     assert not both.low_rank
     assert both.low_rank_form(DOUBLE) is not None
-    assert not (attention + LinearAttentionCoupling(Q, K, PTR, constant=1.0, unit=True)).low_rank  # over other graphs
+    assert not (attention() + attention(ptr=PTR)).low_rank  # over other graphs
     for update in (HeatKernel(1.0), ImplicitEuler(1.0), Equilibrium(leak=0.1)):
         with pytest.raises(CouplingMismatchError, match="got a SumCoupling that declares symmetric=False and knows no"):
             update(X, both)
@@ -303,7 +257,7 @@ def test_features_beside_edges_are_not_all_of_the_coupling() -> None:
 @pytest.mark.slow
 def test_two_hundred_thousand_nodes_take_seconds() -> None:
     q, k, x = (random(200_000, 1, 32, seed=seed) for seed in range(3))
-    coupling = LinearAttentionCoupling(q, k, constant=1.0, unit=True, nonnegative=True)
+    coupling = attention(q, k)
     for update in (HeatKernel(2.0), ImplicitEuler(5.0), Equilibrium(leak=0.1)):
         start = time.process_time()
         got = update(x, coupling)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from dense_updates import DOUBLE, dense_update, random, source_for
 from torch import Tensor
 
 from diffusion_mp.couplings import (
@@ -28,16 +29,8 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate, implicit
 from diffusion_mp.updates.implicit import precondition
-from diffusion_mp.updates.linear_solve import conjugate_gradients, solve
 
-DOUBLE = torch.float64
 N, PTR = 30, torch.tensor([0, 9, 9, 10, 30])
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
-
-
 X = random(N, 2, 3, seed=7)
 
 
@@ -90,22 +83,6 @@ UPDATES = [
 ]
 
 
-def dense_update(update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor) -> Tensor:
-    s = coupling.to_dense().expand(x.size(1), -1, -1)
-    eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)
-    laplacian = (torch.diag_embed(s.sum(2)) if update.form == "conservative" else eye) - s  # type: ignore[attr-defined]
-    v, h = x.transpose(0, 1), source.transpose(0, 1)
-    if isinstance(update, HeatKernel):
-        return (torch.linalg.matrix_exp(-update.t * laplacian) @ v).transpose(0, 1)
-    laplacian = laplacian + update.leak * eye  # type: ignore[attr-defined]
-    if isinstance(update, Equilibrium):
-        return torch.linalg.solve(laplacian, update.beta * h).transpose(0, 1)
-    half = 1.0 if isinstance(update, ImplicitEuler) else 0.5
-    tau = update.tau  # type: ignore[attr-defined]
-    right = v - (1 - half) * tau * (laplacian @ v) + tau * update.beta * h  # type: ignore[attr-defined]
-    return torch.linalg.solve(eye + half * tau * laplacian, right).transpose(0, 1)
-
-
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
@@ -114,11 +91,9 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
     assert not coupling.symmetric
     if kind == "rescaled" and update.form == "residual":  # type: ignore[attr-defined]
         return  # its row sums are far above one
-    source = X.cos()
-    given = source if isinstance(update, Equilibrium) or getattr(update, "beta", 0.0) else None
-    got = update(X, coupling, source=given)
+    source = X if isinstance(update, Equilibrium) and update.beta == 1 else source_for(update, X)
     expected = dense_update(update, coupling, X, source)
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(update(X, coupling, source=source), expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,20 +105,18 @@ def test_keeps_the_laws(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
 def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
     """In the state, the source, the edge weights and the features."""
-    graph = edges()
+    graph, positive = edges(), (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()  # type: ignore[index]
-    feature, x, source = random(N, 2, 3, seed=5).requires_grad_(), X.clone().requires_grad_(), X.cos().requires_grad_()
-    positive = feature.abs()
+    x, source = X.clone().requires_grad_(), X.cos().requires_grad_()
     sparse = SparseCoupling(graph, weight.repeat(2), symmetric=True, nonnegative=True)
+    pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
         "both": lambda: row_normalized(LowRankCoupling(positive, positive, symmetric=True, nonnegative=True) + sparse),
         "gaussian": lambda: PairwiseCoupling(*distance_features(feature), reversible=True),
-        "label-spreading": lambda: PairwiseCoupling(
-            *distance_features(feature), normalize="symmetric", loops=False, symmetric=True
-        ),
+        "label-spreading": lambda: PairwiseCoupling(*distance_features(feature), **pairs),
     }[kind]()
-    got = update(x, coupling, source=source if getattr(update, "beta", 0.0) else None)
+    got = update(x, coupling, source=source if update.beta else None)
     expected = dense_update(update, coupling, x, source)
     cotangent, leaves = random(*got.shape, seed=9), (x, source, weight, feature)
     options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
@@ -157,9 +130,8 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
     rows = row_normalized(symmetric_graph(num_nodes))
     x = random(num_nodes, 1, 2)
     update = Equilibrium("residual")
-    torch.testing.assert_close(
-        update(x, 0.9 * rows), dense_update(update, 0.9 * rows, x, x), rtol=1e-8, atol=1e-8
-    )  # fmt: skip
+    expected = dense_update(update, 0.9 * rows, x, x)
+    torch.testing.assert_close(update(x, 0.9 * rows), expected, rtol=1e-8, atol=1e-8)
     with pytest.raises(SingularSystemError, match="smallest eigenvalue"):
         update(x, rows)
     for form in ("conservative", "residual"):
@@ -177,15 +149,11 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
 def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
     graph = symmetric_graph()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
-    metric = row_normalized(graph).metric
-    assert metric is not None
-    degree = graph.degree()
+    metric, degree = row_normalized(graph).metric, graph.degree()
     torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
     assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
-    tied = SimpleDiffusivity()(X[:, 0]).metric
     unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
-    assert tied is not None
-    torch.testing.assert_close(tied[:, 0], (1 + unit @ unit.T).sum(1))
+    torch.testing.assert_close(SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1))
 
 
 @pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity])
@@ -220,50 +188,6 @@ def test_a_false_metric_is_found() -> None:
 
 
 # ---------------------------------------------------------------- conjugate gradients
-
-
-def skewed(size: int = 25) -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix that is self-adjoint and positive definite in a metric over four decades, the metric, right sides."""
-    root = random(size, size)
-    metric = torch.logspace(-2, 2, size, dtype=DOUBLE)
-    return (
-        (root @ root.T + torch.eye(size, dtype=DOUBLE)) / metric[:, None],
-        metric[:, None],
-        random(size, 2, 3, seed=1),
-    )
-
-
-def test_conjugate_gradients_in_a_metric() -> None:
-    matrix, metric, b = skewed()
-
-    def apply(v: Tensor) -> Tensor:
-        return torch.einsum("ij,jhd->ihd", matrix, v)
-
-    inverse = torch.linalg.inv(matrix)
-
-    def exact(v: Tensor) -> Tensor:
-        return torch.einsum("ij,jhd->ihd", inverse, v)
-
-    expected = exact(b)
-    got = conjugate_gradients(apply, b, metric=metric)
-    assert ((apply(got) - b).norm(dim=0) <= 1e-10 * b.norm(dim=0)).all()
-    with pytest.raises(ConvergenceError):
-        conjugate_gradients(apply, b)
-    got = conjugate_gradients(apply, b, metric=metric, preconditioner=exact, max_iter=3)
-    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
-
-
-def test_the_implicit_gradient_in_a_metric() -> None:
-    _, metric, b = skewed(5)
-
-    def function(root: Tensor, b: Tensor) -> Tensor:
-        def apply(v: Tensor) -> Tensor:
-            return torch.einsum("ij,jhd->ihd", root @ root.T, v) / metric.unsqueeze(2)
-
-        return solve(apply, b, metric=metric)
-
-    root = torch.linalg.cholesky(random(5, 5) @ random(5, 5).T + torch.eye(5, dtype=DOUBLE))
-    assert torch.autograd.gradcheck(function, (root.requires_grad_(), b.requires_grad_()))
 
 
 class Counted(Coupling):
@@ -370,11 +294,9 @@ def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> 
 
 @pytest.mark.parametrize("row_stochastic", [True, False])
 def test_a_float32_state_over_all_pairs_is_right_to_six_digits(row_stochastic: bool) -> None:
-    x = random(300, 5, seed=2).float()
-    coupling = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=row_stochastic)(x)
-    double = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=row_stochastic)(x.double())
-    y = random(300, 1, 4).float()
-    update = Equilibrium(leak=0.01)
+    x, y = random(300, 5, seed=2).float(), random(300, 1, 4).float()
+    diffusivity = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=row_stochastic)
+    coupling, double, update = diffusivity(x), diffusivity(x.double()), Equilibrium(leak=0.01)
     expected = dense_update(update, double, y.double(), y.double())
     error = (update(y, coupling).double() - expected).abs().max() / expected.abs().max()
     assert error <= 1e-6

@@ -2,8 +2,7 @@
 
 from diffusion_mp.energies.certification import certify, certify_step
 from diffusion_mp.energies.constraints import Ball, Constraint, Nonnegative, Sphere, Unconstrained, get_constraint
-from diffusion_mp.energies.energy import Energy
-from diffusion_mp.energies.joint import JointEnergy
+from diffusion_mp.energies.energy import Energy, JointEnergy
 from diffusion_mp.energies.learned import FunctionPenalty, MixturePenalty
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,

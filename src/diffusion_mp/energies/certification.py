@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -22,17 +23,17 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint
-from diffusion_mp.energies.joint import JointEnergy
+from diffusion_mp.energies.energy import JointEnergy
 from diffusion_mp.energies.pairs import State, by_head, check_heads, check_not_meta, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.energies.theorems import Certificate, theorem1, theorem7
+from diffusion_mp.energies.theorems import Certificate, penalty_flaw, theorem1, theorem7
 from diffusion_mp.errors import check_choice, check_device, check_kind, check_positive, check_values, describe
 
-#: Number of nodes between which entries of a coupling that is not sparse are checked.
-CHECKED_NODES = 32
+CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
 
 
+@torch.no_grad()
 def certify(
     subject: Coupling | Penalty | JointEnergy | Any,
     x: State | Any = None,
@@ -44,26 +45,21 @@ def certify(
 ) -> Certificate:
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
-    Subjects without a step size, by Theorem T1 of docs/certified.md:
+    Without a step size, by Theorem T1 of docs/certified.md:
 
     * A `JointEnergy`: `certify_step`, for any number of certified steps down it.
-    * A model or a layer, any module with a method ``certificate(x, edge_index, edge_weight, batch)``. ``x`` is PyG's
-      ``Data``, an object with these attributes, or the features alone. Without ``x``, certified models are checked at a
-      random input, and others as far as no input is needed.
-    * A module without such a method, or a model whose layers are not certified steps, is refused. ``layers`` of the
-      certificate then holds the certificates of its layers.
+    * A model or layer with a method ``certificate(x, edge_index, edge_weight, batch)``; ``x`` is PyG's ``Data`` or the
+      features alone, and without it certified models are checked at a random input.
+    * Any other module is refused; ``layers`` of the certificate holds the certificates of its layers.
 
     The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
 
-    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, with Δ = D̄ − S or, for ``form="residual"``, I − S. The state is
-      not used and may be None.
-    * A `Penalty`: `theorem7` for the row-normalised step x − τ(I − D̄⁻¹Ω + κ)x with Ω = ``penalty.coupling(x)``,
-      provided that the state lies within the penalty's domain.
-    * A diffusivity, any object with an attribute ``penalty``: certified through that penalty. It is refused with its
-      ``why_no_penalty`` if that is None, since no theorem covers couplings that are not symmetric functions of
-      distance.
+    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, with Δ = D̄ − S or, for ``form="residual"``, I − S; at any state.
+    * A `Penalty`: `theorem7` for x − τ(I − D̄⁻¹Ω + κ)x with Ω = ``penalty.coupling(x)``, if the state lies within the
+      penalty's domain.
+    * A diffusivity, any object with an attribute ``penalty``: as that penalty, or refused with its ``why_no_penalty``.
 
-    With a source the bounds stay the same. The energy is then the falling form of `Energy`, for Theorem 7 with the
+    A source leaves the bounds as they are. The energy is then the falling form of `Energy`, for Theorem 7 with the
     metric d̄ = Ω.degree().
 
     Args:
@@ -86,12 +82,11 @@ def certify(
     if isinstance(subject, JointEnergy):
         return certify_step(subject, None, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
-        model: Any = subject
-        certificate: Certificate = model.certificate(*_inputs(x))
+        certificate: Certificate = cast("Any", subject).certificate(*_inputs(x))
         return certificate
-    if isinstance(subject, nn.Module) and not hasattr(subject, "penalty") and not isinstance(subject, Penalty):
-        return _certify_parts(subject, x)
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
+        if isinstance(subject, nn.Module):
+            return _certify_parts(subject, x)
         raise TypeError(
             f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy, a layer "
             f"or a model; got {describe(subject)}."
@@ -104,17 +99,15 @@ def certify(
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
-    if flaw is None and not isinstance(subject, Penalty):
-        flaw = _why_uncovered(subject, form)
+    penalty, normalize, heads = subject, True, 1
+    if not isinstance(subject, Penalty):
+        flaw, penalty = flaw or _why_uncovered(subject, form), subject.penalty
+        normalize, heads = bool(getattr(subject, "row_stochastic", True)), getattr(subject, "heads", 1)
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
-    if isinstance(subject, Penalty):
-        return _certify_penalty(subject, x, tau, leak, ptr)
-    heads = getattr(subject, "heads", 1)
     if x is not None and x.dim() == 2 and heads > 1:
         x = x.unflatten(1, (heads, -1))
-    penalty: Any = subject.penalty
-    return _certify_penalty(penalty, x, tau, leak, ptr, bool(getattr(subject, "row_stochastic", True)))
+    return _certify_penalty(penalty, x, tau, leak, ptr, normalize)
 
 
 # ------------------------------------------------------------------------------------------------- models and layers
@@ -128,7 +121,7 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     layers = layer_certificates(module, *inputs)
     what = "its layers one by one:" if layers else "nor is there a layer in it of which one is, such as CertifiedConv."
     reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
-    return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
+    return replace(Certificate.refused("Theorem T1", math.nan, reason), layers=layers)
 
 
 def _inputs(data: Any) -> list[Any]:
@@ -146,15 +139,16 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
 
     The model is run in evaluation mode, and only if the certificate of a layer depends on its state.
     """
-    parts: dict[str, Any] = {name: part for name, part in model.named_modules() if part is not model}
-    layers = {name: part for name, part in parts.items() if hasattr(part, "why_uncertified")}
-    found: dict[str, Certificate] = {}
-    hooks = []
-    for name, layer in layers.items():
-        if not inputs or inputs[0] is None or layer.why_uncertified is not None:
-            found[name] = layer.certificate()
-        else:
-            hooks.append(layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True))
+    layers: dict[str, Any] = {
+        name: part for name, part in model.named_modules() if part is not model and hasattr(part, "why_uncertified")
+    }
+    blind = not inputs or inputs[0] is None
+    found = {name: layer.certificate() for name, layer in layers.items() if blind or layer.why_uncertified is not None}
+    hooks = [
+        layer.register_forward_pre_hook(partial(_record, found, name), with_kwargs=True)
+        for name, layer in layers.items()
+        if name not in found
+    ]
     modes = [(module, module.training) for module in model.modules()]
     try:
         if hooks:
@@ -170,11 +164,11 @@ def layer_certificates(model: nn.Module, *inputs: Any) -> dict[str, Certificate]
 def _record(found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Forward pre-hook that keeps, over all calls of a layer, the first refusal or else the largest λ."""
     known = found.get(name)
-    if known is None or known:
-        options = {key: value for key, value in kwargs.items() if key in ("source", "features", "beside")}
-        certificate = layer.certificate(*args, **options)
-        if known is None or not certificate or certificate.lam > known.lam:
-            found[name] = certificate
+    if known is not None and not known:
+        return
+    certificate = layer.certificate(*args, **{k: v for k, v in kwargs.items() if k in ("source", "features", "beside")})
+    if known is None or not certificate or certificate.lam > known.lam:
+        found[name] = certificate
 
 
 def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
@@ -211,26 +205,22 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     return None
 
 
-@torch.no_grad()
 def _certify_penalty(
-    penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool = True
+    penalty: Penalty, x: Tensor | None, tau: float, leak: float, ptr: Tensor | None, normalize: bool
 ) -> Certificate:
     """Apply Theorem 7, or without normalisation Theorem 1 to Ω, which majorises the energy (Proposition 6)."""
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
     check_heads(x)
     check_not_meta(x)
-    flaw = penalty.flaw()
-    if flaw is not None:
-        return Certificate.refused("Theorem 7", tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
-    beyond = find_distance_above(penalty.reach(x.dtype), x, ptr)
-    if beyond is not None:
-        return Certificate.refused(
-            "Theorem 7",
-            tau,
+    flaw = penalty_flaw(penalty)
+    if flaw is None and (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is not None:
+        flaw = (
             f"the state leaves the domain of {penalty!r}: a pair is at squared distance {beyond:.6g}, beyond "
-            f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}.",
+            f"{penalty.domain[1]:g}. Scale the state into a ball of radius {math.sqrt(penalty.domain[1]) / 2:g}."
         )
+    if flaw is not None:
+        return Certificate.refused("Theorem 7", tau, flaw)
     omega = penalty.coupling(x.double(), ptr)
     return theorem7(omega, tau, leak=leak) if normalize else theorem1(omega, tau, leak=leak)
 
@@ -243,12 +233,9 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
     """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
 
     By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
-    rows lie in C, and δ is concave up to the diameter of C. These premises do not depend on the step, so the
-    certificate covers any number of steps with W recomputed at every state from the same A. It holds in exact
-    arithmetic; rounding may raise F by its own size.
-
-    Declared properties are checked too: f and δ at some hundred distances, and A at all observed edges or, if it is
-    not sparse, between the first nodes.
+    rows lie in C, and δ is concave up to the diameter of C. Declared properties are checked: f and δ at some hundred
+    distances, A at all observed edges or, if it is not sparse, between the first nodes. Any number of steps is covered,
+    with W recomputed at every state from the same A. Rounding may raise F by its own size.
 
     Args:
         energy: F, with a fixed A. An A that is recomputed at every state belongs to another energy.
@@ -279,16 +266,15 @@ def certify_step(energy: JointEnergy, coupling: Coupling | None, x: State) -> Ce
         or _not_declared("step's", coupling)
         or _not_equal(own, coupling, x)
     )
+    certificate = Certificate(theorem="Theorem T1", holds=False, energy=repr(energy), reason=failed or "")
     if failed is not None:
-        return Certificate(theorem="Theorem T1", holds=False, energy=repr(energy), reason=failed)
+        return certificate
     rows = "its row sums" if energy.constraint.convex else "twice its row sums, or once where it is definite"
     reason = f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
-    return Certificate(
-        theorem="Theorem T1", holds=True, tau_max=math.inf, lam=float(energy.lam), energy=repr(energy), reason=reason
-    )
+    return replace(certificate, holds=True, tau_max=math.inf, lam=float(energy.lam), reason=reason)
 
 
-# Each premise below returns a sentence saying how it fails, or None where it holds.
+# Each premise returns a sentence saying how it fails, or None where it holds.
 
 
 def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
@@ -320,12 +306,10 @@ def _no_penalty(energy: JointEnergy) -> str | None:
     penalty = energy.penalty
     if penalty is None:
         return None
-    flaw = penalty.flaw()
-    if flaw is not None:
-        return f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
     farthest, limit = _projected(energy, penalty).diameter ** 2, penalty.domain[1]
-    if farthest <= limit:
-        return None
+    flaw = penalty_flaw(penalty)
+    if flaw is not None or farthest <= limit:
+        return flaw
     return (
         f"{penalty!r} is concave up to squared distance {limit:g}, and {energy.constraint} lets rows be {farthest:g} "
         f"apart. Take a ball or sphere of radius <= {limit**0.5 / 2:g}, or another penalty."
@@ -369,12 +353,12 @@ def _not_declared(whose: str, coupling: Coupling | None) -> str | None:
     for promise in ("symmetric", "nonnegative"):
         if coupling is None or getattr(coupling, promise):
             continue
-        culprit: Coupling | None = coupling
-        while culprit is not None:
-            coupling = culprit
+        while True:
             parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-            culprit = next((part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)), None)
-        return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
+            broken = [part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)]
+            if not broken:
+                return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
+            coupling = broken[0]
     return None
 
 

@@ -109,8 +109,7 @@ class Ball(_Round):
     """
 
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
-        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        outside = norm > self.radius
+        outside = torch.linalg.vector_norm(y, dim=-1, keepdim=True) > self.radius
         return torch.where(outside, self.radius * unit_vectors(y), y)
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
@@ -122,8 +121,8 @@ class Ball(_Round):
 class Sphere(_Round):
     """‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
 
-    A row of zeros is equally far from all of the sphere and is projected to the direction of ``start``, or to the first
-    axis if that is zero too. Descent only needs some nearest vector, so it is not affected.
+    A row of zeros, equally far from all of the sphere, is projected to the direction of ``start``, or to the first axis
+    if that is zero too.
 
     Examples:
         >>> torch.allclose(Sphere(1.0).project(x).norm(dim=1), torch.ones(6))

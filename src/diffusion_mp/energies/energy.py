@@ -1,8 +1,9 @@
-"""``Energy``: distance to the previous state plus λ times a sum of penalties over pairs of nodes."""
+"""``Energy`` of an explicit step, and ``JointEnergy``, which certified steps descend."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import NoneType
 from typing import Literal, cast
 
@@ -11,13 +12,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import State, by_head, check_heads, large_distance, metric_by_head
+from diffusion_mp.energies.constraints import Constraint, get_constraint
+from diffusion_mp.energies.pairs import (
+    Metric,
+    State,
+    by_head,
+    check_heads,
+    check_metric,
+    large_distance,
+    metric_by_head,
+)
 from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, get_penalty, warn_beyond_domain
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.errors import (
     CouplingMismatchError,
     check_choice,
     check_device,
+    check_flags,
     check_kind,
     check_number,
     check_positive,
@@ -25,26 +36,26 @@ from diffusion_mp.errors import (
     describe,
 )
 from diffusion_mp.graph.checks import as_ptr, check_ptr
+from diffusion_mp.graph.ops import graph_sizes
 
 
 class Energy:
     r"""E(Z, k) = ‖Z − Z_k‖² + λ P(Z), the energies of TfD (Wu, Wipf & Yan, 2025) in a form that descends.
 
     P(Z) = Σ_ij δ(‖z_i − z_j‖²) over all ordered pairs of the same graph (Eq. 13), or Σ_ij s_ij δ(‖z_i − z_j‖²) for a
-    ``coupling`` S (Eq. 8). λ multiplies the double sum as in Eqs. 8 and 13. The paper's proofs write λ tr ZᵀΔZ, where λ
-    is twice this one, since Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ.
+    ``coupling`` S (Eq. 8). λ multiplies the double sum as printed there. The paper's proofs write λ tr ZᵀΔZ, where λ is
+    twice this one, since Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ.
 
-    Optional terms, with M = diag(``metric``):
+    Optional terms, with M = diag(``metric``); D21 to D24 are entries of docs/errata.md:
 
     * ``graph_term`` Ã (Eq. 25): λ P becomes ½λ P + ½λ Σ_ij ã_ij‖z_i − z_j‖². The step with ½Ω + ½Ã descends it for
-      τ and λ of Theorem 1; the step of Eq. 24, which normalises Ŝ separately, does not (D24 in docs/errata.md).
-    * ``source`` H with weight ``beta``, and ``leak`` κ: + λ [2κ⟨Z, MZ⟩ − 4β⟨MH, Z⟩], of which the step
-      z − τ(Δ + κ)z + τβh is the gradient step. For the row-normalised step of Theorem 7 give the metric d̄ (the degrees
-      of Ω at the step's start); it is 1 otherwise. Without ``x_prev`` this is F(Z), which falls from layer to layer for
-      every τ < 2/(λ₁ + κ). Propositions 5 and 10 print ‖Z − (Z_k + ηH)‖² + λP instead (``version="printed"`` with
-      η = 2λβ). It falls within a step, but not from layer to layer as they claim (D21 in docs/errata.md).
-    * ``activation="relu"`` (Eq. 23): ψ = ∞ where an entry is negative, 0 elsewhere. Proposition 9 holds for the step
-      from h(Z_k) with ω evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails (D23).
+      τ and λ of Theorem 1; that of Eq. 24, which normalises Ŝ separately, does not (D24).
+    * ``source`` H with weight ``beta``, and ``leak`` κ: + λ [2κ⟨Z, MZ⟩ − 4β⟨MH, Z⟩], whose gradient step is
+      z − τ(Δ + κ)z + τβh. For the row-normalised step of Theorem 7 the metric is d̄, the degrees of Ω at its start.
+      Without ``x_prev`` this is F(Z), which falls from layer to layer for every τ < 2/(λ₁ + κ). Propositions 5 and 10
+      print ‖Z − (Z_k + ηH)‖² + λP (``version="printed"`` with η = 2λβ), which falls within a step only (D21).
+    * ``activation="relu"`` (Eq. 23): ∞ where an entry is negative. Proposition 9 holds for the step from h(Z_k) with ω
+      evaluated there: pass h(Z_k) as ``x_prev``. From Z_k, as printed, it fails (D23).
     * ``laplacian="residual"``: tr Zᵀ(I − S)Z in place of tr Zᵀ(D̄ − S)Z, the energy of the residual step
       (1 − τ)z + τSz (GCN as Example 1 prints it); needs the quadratic penalty and a symmetric coupling.
 
@@ -53,12 +64,12 @@ class Energy:
         lam: λ > 0, for instance ``certify(...).lam``.
         coupling: S [N, N]; a penalty other than the quadratic one needs a `SparseCoupling`, whose entries are listed.
         source, beta, leak, metric, graph_term, activation, version, laplacian: see above; the source has the shape of
-            x, the metric is [N] or [N, H].
+            x, the metric is [N] or [N, H], by default ones.
         ptr: bounds [B + 1] of the graphs of a ragged batch, for the sums over all pairs.
 
     Shapes:
-        x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64
-        tensor for every dtype of x, since differences between layers are below the rounding of float32.
+        x, x_prev [N, C], or [N, H, D] for H heads, whose energies add up. The result is a 0-dimensional float64 tensor,
+        since differences between layers are below the rounding of float32.
 
     Warns:
         UserWarning: two nodes are farther apart than the penalty's ``domain``, where the energy is not meaningful.
@@ -84,7 +95,7 @@ class Energy:
         source: State | None = None,
         beta: float = 1.0,
         leak: float = 0.0,
-        metric: Float[Tensor, " N"] | Float[Tensor, "N H"] | None = None,
+        metric: Metric | None = None,
         graph_term: Coupling | None = None,
         activation: Literal["relu"] | None = None,
         version: Literal["falling", "printed"] = "falling",
@@ -99,17 +110,22 @@ class Energy:
         check_number(beta, "beta")
         for name, other in (("coupling", coupling), ("graph_term", graph_term)):
             check_kind(other, name, (Coupling, NoneType), "a Coupling or None")
-        if source is not None:
-            check_heads(source, "source")
-        if metric is not None:
-            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
-            if metric.dim() not in (1, 2):
-                raise ValueError(f"metric must be [num_nodes] or [num_nodes, heads]; got {describe(metric)}.")
+        _check_terms(source, metric)
         self.penalty, self.lam, self.ptr = get_penalty(penalty), lam, None if ptr is None else as_ptr(ptr)
         self.coupling, self.graph_term, self.laplacian = coupling, graph_term, laplacian
         self.source, self.beta, self.leak, self.metric = source, beta, leak, metric
         self.activation, self.version = activation, version
-        self._check_coupling()
+        quadratic = isinstance(self.penalty, QuadraticPenalty)
+        if coupling is not None and not quadratic and not isinstance(coupling, SparseCoupling):
+            raise CouplingMismatchError(
+                f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
+                f"{type(coupling).__name__}. Leave `coupling` out to sum over all pairs."
+            )
+        if laplacian == "residual" and not (coupling is not None and quadratic and coupling.symmetric):
+            raise CouplingMismatchError(
+                f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
+                f"{coupling!r}."
+            )
 
     def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
         """Return E(x, k) with x_prev = Z_k; without ``x_prev`` the first term is omitted."""
@@ -118,10 +134,7 @@ class Energy:
         return self._assemble(x, x_prev, self._pairs(x))
 
     def surrogate(self, x: State, x_prev: State | None, at: State) -> Float[Tensor, ""]:
-        """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x.
-
-        Since δ̃(f(s)) = f(s)s − δ(s), this is Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s the distances of ``at``.
-        """
+        """Return Ẽ(x, k; Ω) of Eq. 14 with ω_ij = f(‖at_i − at_j‖²): at least E (Proposition 6), equal where at = x."""
         self._check(x, x_prev)
         self._check(at, None, "at")
         check_device(at, "at", x.device, "x")
@@ -140,17 +153,16 @@ class Energy:
         if self.leak:
             energy = energy + 2 * self.lam * self.leak * _inner(self._weigh(x), x)
         if self.source is not None:
-            # Both forms pull with −4λβ⟨MH, Z⟩; the printed one completes the square around Z_k + ηMH with η = 2λβ.
             pull = 2 * self.lam * self.beta * self._weigh(self.source)
             if self.version == "falling":
                 energy = energy - 2 * _inner(pull, x)
-            elif x_prev is None:
+            elif x_prev is not None:
+                x_prev = x_prev + pull  # completes the square around Z_k + ηMH with η = 2λβ
+            else:
                 raise ValueError(
                     "x_prev must be given for version='printed' with a source: Eqs. 11 and 26 measure the distance to "
                     "x_prev + ηH. Use version='falling' for an energy of x alone."
                 )
-            else:
-                x_prev = x_prev + pull
         if x_prev is not None:
             energy = energy + _inner(x - x_prev, x - x_prev)
         if self.activation == "relu":
@@ -171,12 +183,11 @@ class Energy:
         return (weight * self.penalty.delta(z2)).sum()
 
     def _majorant(self, x: Tensor, at: Tensor) -> Tensor:
-        """Σ ω_ij z_ij² − δ̃(ω_ij) for the ω of ``at``."""
+        """Return Σ ω_ij z_ij² − δ̃(ω_ij) = Σ ω_ij(z_ij² − s_ij) + δ(s_ij), s and ω those of ``at``."""
         if isinstance(self.penalty, QuadraticPenalty):
             return self._pairs(x)
         if self.coupling is None:
-            omega = self.penalty.coupling(at.double(), self.ptr)
-            return self.penalty.total(at, self.ptr) + (omega.dirichlet(x.double()) - omega.dirichlet(at.double())).sum()
+            return _tangents(self.penalty, x.double(), at.double(), self.ptr)
         weight, z2 = self._edges(x)
         s = self._edges(at)[1]
         return (weight * (self.penalty.f(s) * (z2 - s) + self.penalty.delta(s))).sum()
@@ -203,47 +214,190 @@ class Energy:
         metric = metric_by_head(self.metric)
         return (metric if x.dim() == 2 else metric.unsqueeze(2)) * x
 
-    def _check_coupling(self) -> None:
-        quadratic = isinstance(self.penalty, QuadraticPenalty)
-        if self.coupling is not None and not quadratic and not isinstance(self.coupling, SparseCoupling):
-            raise CouplingMismatchError(
-                f"{type(self.penalty).__name__} over the entries of a coupling needs a SparseCoupling; got "
-                f"{type(self.coupling).__name__}. Leave `coupling` out to sum over all pairs."
-            )
-        if self.laplacian == "residual" and (self.coupling is None or not quadratic or not self.coupling.symmetric):
-            raise CouplingMismatchError(
-                f"laplacian='residual' needs the quadratic penalty and a symmetric coupling; got {self.penalty!r} and "
-                f"{self.coupling!r}."
-            )
-
     def _check(self, x: Tensor, x_prev: Tensor | None, name: str = "x") -> None:
         check_heads(x, name)
         if x_prev is not None:
             check_heads(x_prev, "x_prev")
         if self.ptr is not None:
             check_ptr(x.size(0), self.ptr)
-        for name, other in (("x_prev", x_prev), ("source", self.source)):
-            if other is not None and other.shape != x.shape:
-                raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
-            if other is not None:
-                check_device(other, name, x.device, "the state")
+        _check_like(x, x_prev=x_prev, source=self.source)
         if self.metric is not None:
-            check_device(self.metric, "metric", x.device, "the state")
-            if self.metric.size(0) != x.size(0):
-                raise ValueError(f"metric must have {x.size(0)} rows, one per node; got {describe(self.metric)}.")
-        for name, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
+            check_metric(self.metric, x)
+        for what, coupling in (("coupling", self.coupling), ("graph_term", self.graph_term)):
             if coupling is None:
                 continue
-            check_device(x, "x", coupling.device, name)
+            check_device(x, "x", coupling.device, what)
             if coupling.num_nodes != x.size(0):
-                raise ValueError(f"{name} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
+                raise ValueError(f"{what} must have {x.size(0)} nodes as the state does; got {coupling!r}.")
             if coupling.heads > 1 and (x.dim() == 2 or x.size(1) != coupling.heads):
                 raise ValueError(
-                    f"{name} has {coupling.heads} heads, so the state must be [num_nodes, {coupling.heads}, channels]; "
+                    f"{what} has {coupling.heads} heads, so the state must be [num_nodes, {coupling.heads}, channels]; "
                     f"got {describe(x)}."
                 )
+
+
+class JointEnergy:
+    r"""F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i).
+
+    A `CertifiedStep` never raises it (Theorem T1 of docs/certified.md). The terms are the distance to the source H, a
+    penalty on all pairs of the same graph, one on edges, and the constraint C of rows (F = ∞ outside, up to rounding).
+    With a ``projection`` W [H, D, C] a pair costs Σ_h δ(‖W_h(z_i − z_j)‖²). O(N d²) for the simple and the quadratic
+    penalty, O(N² d) time and O(N d) memory for others.
+
+    Args:
+        penalty: δ, a `Penalty` or its name; None omits the term.
+        lam, mu, beta: λ, μ, β ≥ 0, numbers or 0-dimensional tensors.
+        graph_term: A, a coupling; None omits the term.
+        source: H, of the shape of the state; None omits the term.
+        metric: M, [N] or [N, H]; ones by default.
+        constraint, radius: C, as `CertifiedStep` takes it.
+        projection: W [H, D, C], for a state of one head.
+        ptr: bounds [B + 1] of the graphs of a ragged batch.
+        mean: divide the penalty of a graph, and the Ω of the step, by its number of nodes.
+
+    Shapes:
+        x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor.
+
+    Raises:
+        TypeError, ValueError: an argument of another kind or out of range, shapes that do not fit.
+
+    Examples:
+        >>> energy = JointEnergy("simple", graph_term=AdjacencyDiffusivity("sum")(x, graph), source=0.1 * x)
+        >>> energy(0.1 * x).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        penalty: Penalty | str | None,
+        lam: float | Tensor = 1.0,
+        *,
+        graph_term: Coupling | None = None,
+        mu: float | Tensor = 1.0,
+        source: State | None = None,
+        beta: float | Tensor = 1.0,
+        metric: Metric | None = None,
+        constraint: str | Constraint | None = None,
+        radius: float = 1.0,
+        projection: Float[Tensor, "heads seen channels"] | None = None,
+        ptr: Tensor | None = None,
+        mean: bool = False,
+    ) -> None:
+        check_flags(mean=mean)
+        for name, number in (("lam", lam), ("mu", mu), ("beta", beta)):
+            if isinstance(number, Tensor) and number.dim():
+                raise ValueError(f"{name} must be a number or a 0-dimensional tensor; got {describe(number)}.")
+            check_positive(_number(number), name, allow_zero=True)
+        check_kind(graph_term, "graph_term", (Coupling, NoneType), "a Coupling or None")
+        _check_terms(source, metric)
+        if projection is not None:
+            check_tensor(projection, "projection", "[heads, head_channels, channels]")
+            if projection.dim() != 3:
+                raise ValueError(f"projection must be [heads, head_channels, channels]; got {describe(projection)}.")
+        self.penalty = None if penalty is None else get_penalty(penalty)
+        self.lam, self.mu, self.beta = lam, mu, beta
+        self.graph_term, self.source, self.metric = graph_term, source, metric
+        self.constraint, self.projection = get_constraint(constraint, radius), projection
+        self.ptr, self.mean = None if ptr is None else as_ptr(ptr), mean
+        if self.ptr is not None:
+            check_ptr(int(self.ptr[-1]), self.ptr)
+
+    def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
+        """Return F(x). ``x_prev`` is ignored; it is accepted so that the signature is that of `Energy`."""
+        self._check(x, "x")
+        if self.penalty is not None and self.constraint.diameter**2 > self.penalty.domain[1]:  # F is ∞ there otherwise
+            warn_beyond_domain(self.penalty, self, x, lambda: large_distance(self._seen(x), self.ptr))
+        return self._assemble(x, self._pairs(lambda penalty, x, ptr: penalty.total(x, ptr), x))
+
+    def surrogate(self, x: State, at: State) -> Float[Tensor, ""]:
+        """Return the majoriser Q(x) ≥ F(x), with δ replaced by its tangents at the distances of ``at``."""
+        self._check(x, "x")
+        self._check(at, "at")
+        return self._assemble(x, self._pairs(_tangents, x, at))
+
+    def __repr__(self) -> str:
+        terms = [repr(self.penalty), f"lam={_number(self.lam):g}"]
+        terms += [] if self.graph_term is None else [f"mu={_number(self.mu):g}"]
+        terms += [] if self.source is None else [f"beta={_number(self.beta):g}"]
+        given = [name for name in ("metric", "projection", "ptr") if getattr(self, name) is not None]
+        given += ["mean"] if self.mean else []
+        return f"JointEnergy({', '.join([*terms, f'constraint={self.constraint}', *given])})"
+
+    def _pairs(self, cost: Callable[..., Tensor], *states: Tensor) -> Tensor:
+        """Return the sum over pairs, ``cost(penalty, *states, ptr)``; for a mean, divided graph by graph."""
+        total = states[0].new_zeros((), dtype=torch.float64)
+        if self.penalty is None:
+            return total
+        seen = [self._seen(x) for x in states]
+        if not self.mean:
+            return cost(self.penalty, *seen, self.ptr)
+        sizes = graph_sizes(self.ptr, len(seen[0]))
+        for size, *part in zip(sizes, *(x.split(sizes) for x in seen), strict=True):
+            total = total + cost(self.penalty, *part, None) / max(size, 1)
+        return total
+
+    def _assemble(self, x: Tensor, pairs: Tensor) -> Tensor:
+        """Return the sum of all terms, given the sum over pairs."""
+        wide = by_head(x).double()
+        energy = self.lam / 2 * pairs
+        if self.graph_term is not None:
+            energy = energy + self.mu / 2 * self.graph_term.dirichlet(wide).sum()
+        if self.source is not None:
+            squares = (wide - by_head(self.source).double()).square().sum(2)
+            if self.metric is not None:
+                squares = metric_by_head(self.metric).double() * squares
+            energy = energy + self.beta * squares.sum()
+        return torch.where(self.constraint.holds(by_head(x)), energy, math.inf)
+
+    def _seen(self, x: Tensor) -> Float[Tensor, "N H D"]:
+        """Return the state as the penalty is applied to it: projected, in double precision."""
+        wide = by_head(x).double()
+        if self.projection is None:
+            return wide
+        return torch.einsum("hdc,nc->nhd", self.projection.double(), wide.squeeze(1))
+
+    def _check(self, x: Tensor, name: str) -> None:
+        check_heads(x, name)
+        _check_like(x, by_head, source=self.source)
+        if self.metric is not None:
+            check_metric(self.metric, x)
+        if self.projection is None:
+            return
+        check_device(self.projection, "projection", x.device, "the state")
+        if by_head(x).size(1) != 1 or x.size(-1) != self.projection.size(2):
+            raise ValueError(
+                f"{name} must have one head and the {self.projection.size(2)} channels that the projection reads; got "
+                f"{describe(x)}."
+            )
+
+
+def _check_terms(source: State | None, metric: Tensor | None) -> None:
+    if source is not None:
+        check_heads(source, "source")
+    if metric is not None:
+        check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+
+
+def _check_like(x: Tensor, layout: Callable[[Tensor], Tensor] = lambda t: t, **others: Tensor | None) -> None:
+    """Raise unless the tensors, in this layout, have the shape of the state ``x``, and its device."""
+    for name, other in others.items():
+        if other is None:
+            continue
+        if layout(other).shape != layout(x).shape:
+            raise ValueError(f"{name} must have the shape {list(x.shape)} of the state; got {describe(other)}.")
+        check_device(other, name, x.device, "the state")
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Return ⟨a, b⟩, accumulated in float64."""
     return (a * b).sum(dtype=torch.float64)
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else value
+
+
+def _tangents(penalty: Penalty, x: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return the sum over pairs of the tangents of δ at ‖at_i − at_j‖², evaluated at ‖x_i − x_j‖²."""
+    omega = penalty.coupling(at, ptr)
+    return penalty.total(at, ptr) + (omega.dirichlet(x) - omega.dirichlet(at)).sum()

@@ -31,9 +31,9 @@ NODES, WEIGHTS = (numbers.tolist() for numbers in np.polynomial.legendre.leggaus
 class MixturePenalty(nn.Module, Penalty):
     r"""f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} with learned c_m, σ_m > 0, and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}).
 
-    f is completely monotone (Bernstein, 1928), so δ is concave and increasing for all parameters and certificates hold
-    throughout training (Theorem T5 of docs/certified.md). The kernel f is positive definite. The parameters are log c
-    and log σ, clamped to ±40 and ±20, so that cσ² stays within single precision.
+    f is completely monotone (Bernstein, 1928) and positive definite, so δ is concave and increasing for all parameters:
+    certificates hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped
+    to ±40 and ±20, so that cσ² stays within single precision.
 
     Args:
         widths: initial σ_m.
@@ -54,9 +54,8 @@ class MixturePenalty(nn.Module, Penalty):
         weights = [1 / max(len(widths), 1)] * len(widths) if weights is None else weights
         check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
         if not widths or len(weights) != len(widths):
-            raise ValueError(
-                f"widths must hold a number at least, and weights as many; got {len(widths)} and {len(weights)}."
-            )
+            counts = f"{len(widths)} and {len(weights)}"
+            raise ValueError(f"widths must hold a number at least, and weights as many; got {counts}.")
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
                 check_positive(number, f"every one of {name}")
@@ -107,13 +106,11 @@ class FunctionPenalty(nn.Module, Penalty):
     r"""δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
 
     Usable wherever a `Penalty` is: as attention (:class:`PenaltyDiffusivity`), in an `Energy` and in certified models.
-    `flaw` checks at some hundred points, at construction and in certificates, that f ≥ 0 does not increase; between
-    these points it is assumed.
+    At construction and in certificates `flaw` checks f at some hundred points; between these it is assumed.
 
     Products with its couplings cost O(N²), in tiles (`DistanceCoupling`). Without ``delta`` an energy takes 48
-    evaluations of f per pair, by Gauss–Legendre quadrature in v with z² = e^{v²} − 1. That gives about nine digits for
-    a smooth f and two for one with a kink, for which ``delta`` should be given. Without ``f`` it is the derivative of
-    ``delta``.
+    evaluations of f per pair, by Gauss–Legendre quadrature in v with z² = e^{v²} − 1: about nine digits for a smooth f,
+    two for one with a kink. Without ``f`` it is the derivative of ``delta``.
 
     Args:
         f: elementwise function of a tensor of squared distances z² (not z), in single and double precision,
@@ -200,16 +197,14 @@ class FunctionPenalty(nn.Module, Penalty):
             ) from error
         for what, got in (("f", values), ("delta", total)):
             if not isinstance(got, Tensor) or got.shape != z2.shape:
-                raise ValueError(
-                    f"{what} must give a tensor of the shape of z², {list(z2.shape)}; got {describe(got)}."
-                )
+                shape = list(z2.shape)
+                raise ValueError(f"{what} must give a tensor of the shape of z², {shape}; got {describe(got)}.")
         return find_flaw(z2, values, total if self.integral is not None else None)
 
     def extra_repr(self) -> str:
-        given = {"f": self.slope, "delta": self.integral}
         named = [
             f"{name}={getattr(function, '__name__', type(function).__name__)}"
-            for name, function in given.items()
+            for name, function in (("f", self.slope), ("delta", self.integral))
             if function is not None and not isinstance(function, nn.Module)
         ]
         return ", ".join([*named, f"domain={self.domain}"])

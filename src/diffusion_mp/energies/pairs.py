@@ -1,7 +1,6 @@
 """Sums and maxima over all pairs of nodes of the same graph, in less than O(N²) memory.
 
-Everything is computed in float64 for every dtype of the state, since the small differences between energies would be
-lost in float32 sums over up to 10¹² pairs.
+All are computed in float64: small differences between energies would be lost in float32 sums over up to 10¹² pairs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.errors import check_tensor, describe
+from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph.checks import as_ptr, check_ptr
 from diffusion_mp.graph.ops import graph_sizes
 
@@ -22,6 +21,7 @@ CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
 State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]
+Metric = Float[Tensor, " N"] | Float[Tensor, "N H"]
 
 
 def check_heads(x: Tensor, name: str = "x") -> None:
@@ -42,9 +42,19 @@ def by_head(x: State) -> Float[Tensor, "N H D"]:
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
-def metric_by_head(metric: Float[Tensor, " N"] | Float[Tensor, "N H"]) -> Float[Tensor, "N H"]:
+def metric_by_head(metric: Metric) -> Float[Tensor, "N H"]:
     """Return the node weights by head; [N] applies to all heads."""
     return metric.unsqueeze(1) if metric.dim() == 1 else metric
+
+
+def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
+    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
+    heads = by_head(x).size(1) if heads is None else heads
+    if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
+        raise ValueError(
+            f"metric must be [{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}; got {describe(metric)}."
+        )
+    check_device(metric, "metric", x.device, "the state")
 
 
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
@@ -64,11 +74,10 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, 
     parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
     for block in parts:
-        n, d = block.shape
-        sum_a, m = total.new_zeros(()), total.new_zeros(d)
+        sum_a, m = total.new_zeros(()), total.new_zeros(block.size(1))
         for rows in _centred_chunks(block):
             sum_a, m = sum_a + rows.square().sum(), m + rows.sum(0)
-        total = total + 2 * n * sum_a - 2 * m.square().sum()
+        total = total + 2 * len(block) * sum_a - 2 * m.square().sum()
     return total
 
 
@@ -95,9 +104,9 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Float[Tens
 
 
 def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
-    """Return the sums of `sum_distance_powers` for x + τ·direction of one graph as polynomials in τ, in O(N d²).
+    """Return the sums of `sum_distance_powers` for x + τ·direction of one graph, as the coefficients of 1, τ, τ², …
 
-    Coefficients are those of 1, τ, τ², …; a_i and M are quadratic in τ.
+    O(N d²): a_i and M are quadratic in τ.
     """
     second, fourth = x.new_zeros(3, dtype=torch.float64), x.new_zeros(5, dtype=torch.float64)
     for y, e in zip(map(_centred, blocks(x)), map(_centred, blocks(direction)), strict=True):
@@ -113,10 +122,7 @@ def distance_powers_along(x: State, direction: State) -> tuple[Float[Tensor, " t
 
 
 def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
-    """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs, in tiles.
-
-    Time O(N² d), memory O(N d) plus one tile; the backward pass recomputes each tile.
-    """
+    """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
     parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
     for block in map(_centred, parts):
@@ -126,31 +132,31 @@ def sum_over_pairs(function: Callable[[Tensor], Tensor], x: State, ptr: Tensor |
     return total
 
 
+@torch.no_grad()
 def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> float | None:
     """Return a squared distance ‖x_i − x_j‖² > limit between nodes of the same graph, or None if there is none.
 
     A ball around the origin or the mean, and the node farthest from the mean, decide most states in O(N d). The others
     take an O(N²) comparison in tiles.
     """
-    with torch.no_grad():
-        for block in blocks(x, ptr):
-            centred = _centred(block)
-            if 4 * min(centred.square().sum(1).max(), block.double().square().sum(1).max()) <= limit:
-                continue
-            witness = _farthest(centred)
-            if not witness <= limit:  # NaN is no distance within the limit either
+    for block in blocks(x, ptr):
+        centred = _centred(block)
+        if 4 * min(centred.square().sum(1).max(), block.double().square().sum(1).max()) <= limit:
+            continue
+        witness = _farthest(centred)
+        if not witness <= limit:  # NaN is no distance within the limit either
+            return witness
+        for start, stop in _tiles(centred.size(0)):
+            witness = float(squared_distances(centred[start:stop], centred[start:]).max())
+            if witness > limit:
                 return witness
-            for start, stop in _tiles(centred.size(0)):
-                witness = float(squared_distances(centred[start:stop], centred[start:]).max())
-                if witness > limit:
-                    return witness
     return None
 
 
+@torch.no_grad()
 def large_distance(x: State, ptr: Tensor | None = None) -> float:
     """Return a squared distance of two nodes of the same graph, at least a quarter of the largest, in O(N d)."""
-    with torch.no_grad():
-        return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
+    return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
 
 
 def _farthest(centred: Float[Tensor, "n D"]) -> float:
@@ -172,8 +178,7 @@ def _tile_sum(function: Callable[[Tensor], Tensor], start: int, stop: int, block
 
 def _tiles(n: int) -> Iterator[tuple[int, int]]:
     step = max(1, TILE_ENTRIES // n)
-    for start in range(0, n, step):
-        yield start, min(start + step, n)
+    return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
 def _centred(block: Tensor) -> Tensor:
@@ -182,5 +187,4 @@ def _centred(block: Tensor) -> Tensor:
 
 def _centred_chunks(block: Tensor) -> Iterator[Tensor]:
     centre = block.detach().mean(0, dtype=torch.float64)
-    for rows in block.split(CHUNK_ROWS):
-        yield rows.double() - centre
+    return (rows.double() - centre for rows in block.split(CHUNK_ROWS))

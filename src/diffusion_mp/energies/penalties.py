@@ -30,8 +30,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_flags, check_k
 from diffusion_mp.graph.checks import as_ptr
 from diffusion_mp.graph.ops import values_only
 
-#: Largest squared distance at which `Penalty.flaw` evaluates f.
-FARTHEST = 1e8
+FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
 
 class Penalty(ABC):
@@ -64,10 +63,7 @@ class Penalty(ABC):
 
     @torch.no_grad()
     def flaw(self) -> str | None:
-        """Return a sentence saying where f is negative, increases or is not δ′ on ``domain``; ``None`` if nowhere.
-
-        f and δ are evaluated at some hundred points.
-        """
+        """Return a sentence saying where f is negative, increases or is not δ′ at points of ``domain``, or ``None``."""
         z2 = self._points()
         return None if z2.is_meta else find_flaw(z2, self.f(z2), self.delta(z2))
 
@@ -128,7 +124,7 @@ class Penalty(ABC):
         return sum_over_pairs(self.delta, x, ptr)
 
     def _points(self) -> Float[Tensor, " points"]:
-        """Squared distances in ``domain`` at which `flaw` evaluates f and δ, on the device of the parameters."""
+        """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
         parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
         device = next((parameter.device for parameter in parameters), None)
         end = min(self.domain[1], FARTHEST)
@@ -287,11 +283,8 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     rise = f - lowest
     if bool((rise > rounding).any()):
         then = int(rise.argmax())
-        at = int(place[then])
-        return (
-            f"f rises from f({float(z2[at]):.6g}) = {float(f[at]):.6g} to "
-            f"f({float(z2[then]):.6g}) = {float(f[then]):.6g}."
-        )
+        low, high = (f"f({float(z2[at]):.6g}) = {float(f[at]):.6g}" for at in (int(place[then]), then))
+        return f"f rises from {low} to {high}."
     if delta is None:
         return None
     # The slope of a chord of a concave δ lies between f at its ends. The room covers the rounding of a δ that is a

@@ -29,20 +29,14 @@ Examples:
 """
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DENSE_NODES = 256  # a dense eigenvalue solver is exact and, up to this many nodes, faster than Lanczos
+DENSE_NODES = 256  # up to this many nodes a dense eigenvalue solver, which is exact, is faster than Lanczos
 LANCZOS = 1e-9  # default relative tolerance of Lanczos
 EPS = 4 * float(np.finfo(np.float64).eps)  # rounding of products with a Laplacian, relative to its diagonal
 DOUBLE = 1e-12  # relative tolerance of Lanczos for double precision
 
 
 class Precision(NamedTuple):
-    """Tolerances of solvers for a dtype.
-
-    Attributes:
-        residual: residual of conjugate gradients, relative to the right-hand side.
-        eigenvalue: error of eigenvalues, relative to the largest one.
-        regular: smallest eigenvalue below which a Laplacian counts as singular.
-    """
+    """Tolerances of solvers for a dtype: relative residual, relative error of eigenvalues, least regular eigenvalue."""
 
     residual: float
     eigenvalue: float
@@ -71,22 +65,21 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """Return I − D̄^-½ Ω D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
-    n = coupling.num_nodes
+    n, one = coupling.num_nodes, np.ones((coupling.num_nodes, 1))
     if n <= DENSE_NODES:
-        one = np.ones((n, 1))
         s = _dense(coupling, head, one)
         scale = s.sum(1, keepdims=True) ** -0.5
         return scale * _differences(s, one) * scale.T
     product = coupling.as_linear_operator(head)
-    scale = (product @ np.ones((n, 1))) ** -0.5
+    scale = (product @ one) ** -0.5
     return _operator(n, lambda v: v - scale * (product @ (scale * v)), rounding=EPS)
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
     """Return the largest eigenvalue of a symmetric matrix; 0 if it is empty.
 
-    Lanczos approaches it from inside the spectrum. Its result is moved outwards by its tolerance and the rounding of
-    products, because step bounds and Chebyshev intervals must not be too short.
+    Lanczos approaches it from inside the spectrum. It is moved outwards by its tolerance and the rounding of products,
+    since step bounds and Chebyshev intervals must not be too short.
     """
     if matrix.shape[0] == 0:
         return 0.0
@@ -110,8 +103,8 @@ def extreme_eigenvalues(matrix: Array | LinearOperator, rtol: float = LANCZOS) -
 def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
     """Return the smallest non-zero and the largest eigenvalue of D̄ − S, S symmetric and nonnegative; (0, 0) if Δ = 0.
 
-    Both are moved outwards by their tolerance. The kernel is spanned by the constants of the connected components.
-    These are counted, since a threshold could mistake a slow mode for a part of the kernel.
+    Both are moved outwards by their tolerance. The kernel is spanned by the constants of the connected components,
+    which are counted, since a threshold could mistake a slow mode for a part of the kernel.
     """
     component = _components(coupling, head)
     kernel = int(component.max(initial=-1)) + 1
@@ -136,10 +129,8 @@ def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
 @torch.no_grad()
 def laplacian_extremes(coupling: Coupling, form: Form, rtol: float = LANCZOS) -> tuple[float, float]:
     """Return the smallest and the largest eigenvalue of Δ over all heads of a reversible coupling."""
-    lowest, highest = zip(
-        *(extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)), strict=True
-    )
-    return min(lowest), max(highest)
+    ends = [extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 @torch.no_grad()
@@ -162,8 +153,8 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
 def spectral_radius_bound(coupling: Coupling) -> float:
     """Bound the spectral radius of a nonnegative S by max_i (Mw)_i/w_i − 1, M = I + S (Collatz, Wielandt).
 
-    The bound holds for every positive w, and w ← Mw improves it. The first one, w = 1, is Gershgorin's largest row sum.
-    For D^-½AD^-½ of a star that is √d_max instead of 1, which would cost a heat kernel accuracy.
+    The bound holds for every positive w, and w ← Mw improves the first, Gershgorin's largest row sum of w = 1, which
+    for D^-½AD^-½ of a star is √d_max instead of 1 and would cost a heat kernel accuracy.
     """
     w: Tensor = torch.ones(coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device)
     bound = float("inf")
@@ -198,10 +189,9 @@ def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
     """Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
 
     For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
-    of TfD, Wu, Wipf & Yan, 2025). The paper's Eq. 9 takes the smallest one, which is 0 for every Laplacian. Both terms
-    of E depend on the complement of Δ's kernel only, where the eigenvalues of I − τΔ lie between 1 − τλ₁ and 1 − τμ.
-    For larger τ the upper rate is therefore the larger of the two squares, and the lower one 0 if the interval contains
-    0.
+    of TfD, Wu, Wipf & Yan, 2025; their Eq. 9 takes the smallest one, always 0). Both terms of E depend on the
+    complement of Δ's kernel only, where the eigenvalues of I − τΔ lie between 1 − τλ₁ and 1 − τμ. For larger τ the
+    upper rate is therefore the larger of the two squares, and the lower one 0 if the interval contains 0.
 
     Args:
         coupling: S, symmetric.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +34,8 @@ class Certificate:
         tau_max: step sizes below this are covered; 0 if a premise fails for all of them.
         lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ if none is known.
         reason: why it holds, or which premise fails.
-        eigenvalue: the largest eigenvalue behind the bound, λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
-        energy: the energy with its coefficients, if one was given (Theorem T1).
+        eigenvalue: λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
+        energy: the energy with its coefficients (Theorem T1).
         layers: certificates of the layers of a model by name, if they have energies of their own.
 
     Examples:
@@ -63,12 +62,11 @@ class Certificate:
 
     def _sentence(self) -> str:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
-        if self.energy and self.holds:
-            return f"{self.theorem} covers {what}: {self.energy} does not rise. {self.reason}"
-        if self.holds:
-            bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
-            return f"{self.theorem} covers {what}: {bound}. {self.reason}"
-        return f"{self.theorem} does not cover {what}: {self.reason}"
+        if not self.holds:
+            return f"{self.theorem} does not cover {what}: {self.reason}"
+        bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+        proved = f"{self.energy} does not rise" if self.energy else bound
+        return f"{self.theorem} covers {what}: {proved}. {self.reason}"
 
     @classmethod
     def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
@@ -82,11 +80,16 @@ class Certificate:
         """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
         stiffness = eigenvalue + leak
         tau_max = 2 / stiffness if stiffness > 0 else math.inf
-        known: dict[str, Any] = {"theorem": theorem, "tau": tau, "tau_max": tau_max, "eigenvalue": eigenvalue}
-        if tau >= tau_max:
-            reason = f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
-            return cls(**known, holds=False, reason=reason)
-        return cls(**known, holds=True, lam=tau / (2 * weight * (2 - tau * stiffness)), reason=f"Here {facts}.")
+        holds = tau < tau_max
+        lam = tau / (2 * weight * (2 - tau * stiffness)) if holds else math.inf
+        why = f"Here {facts}." if holds else f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
+        return cls(theorem=theorem, holds=holds, tau=tau, tau_max=tau_max, lam=lam, reason=why, eigenvalue=eigenvalue)
+
+
+def penalty_flaw(penalty: Penalty) -> str | None:
+    """Return a sentence saying where δ fails to be a penalty on its domain; ``None`` if nowhere."""
+    flaw = penalty.flaw()
+    return None if flaw is None else f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
 def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", leak: float = 0.0) -> Certificate:
@@ -115,15 +118,15 @@ def theorem1(coupling: Coupling, tau: float, *, form: Form = "conservative", lea
     if not bool(coupling.degree().isfinite().all()):
         return Certificate.refused(name, tau, f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = precision(coupling.dtype).eigenvalue
-    if coupling.nonnegative and form == "conservative":  # then Δ is positive semi-definite as it stands
+    if coupling.nonnegative and form == "conservative":  # Δ is positive semi-definite, so one end is enough
         heads = range(coupling.heads)
-        smallest, largest = 0.0, max(largest_eigenvalue(laplacian(coupling, head, form), rtol) for head in heads)
+        largest = max(largest_eigenvalue(laplacian(coupling, head, form), rtol) for head in heads)
     else:
         smallest, largest = laplacian_extremes(coupling, form, rtol)
-    if smallest < -1e3 * rtol * max(1.0, largest):
-        which = "D̄ − S" if form == "conservative" else "I − S"
-        reason = f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below."
-        return Certificate.refused(name, tau, reason)
+        if smallest < -1e3 * rtol * max(1.0, largest):
+            which = "D̄ − S" if form == "conservative" else "I − S"
+            reason = f"{which} has the negative eigenvalue {smallest:.4g}, so its energy is not bounded from below."
+            return Certificate.refused(name, tau, reason)
     largest = max(largest, 0.0)
     return Certificate.of_step(name, tau, largest, leak, f"λ₁ = {largest:.6g}")
 
@@ -147,8 +150,9 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     """
     name = "Theorem 7"
     if not omega.symmetric:
-        reason = f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
-        return Certificate.refused(name, tau, reason)
+        return Certificate.refused(
+            name, tau, f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
+        )
     if omega.num_nodes == 0:
         return Certificate.of_step(name, tau, 0.0, leak, "no nodes")
     degrees = omega.degree()
@@ -169,7 +173,7 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
 
     For τ ≤ 1 states stay within the convex hull of the first, of diameter D, so all degrees of a graph of n nodes are
     at least d = f(0) + (n − 1) f(D²), and l_max ≤ 2(1 − 1/n). Hence E(Z_{k+1}, k) ≤ E(Z_k, k − 1) at every k for every
-    λ ≥ τ / (2d(2 − τ l_max)). The cost is O(N d), by bounding D by twice the largest distance to the mean.
+    λ ≥ τ / (2d(2 − τ l_max)). D is bounded by twice the largest distance to the mean, in O(N d).
 
     Args:
         penalty: δ, with f = δ′.
@@ -189,13 +193,13 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
     check_positive(tau, "tau")
     parts = blocks(x, ptr)
     check_not_meta(x)
-    flaw = penalty.flaw()
+    flaw = penalty_flaw(penalty)
     if flaw is not None:
-        return Certificate.refused(name, tau, f"{penalty!r} is no penalty on {penalty.domain}: {flaw}")
+        return Certificate.refused(name, tau, flaw)
     if tau > 1:
         reason = "above τ = 1 a step may leave the convex hull of the state, and no later degree is known."
         return replace(Certificate.refused(name, tau, reason), tau_max=1.0)
-    degree, stiffness, limit = float("inf"), 0.0, penalty.reach(x.dtype)
+    degree, stiffness, limit = math.inf, 0.0, penalty.reach(x.dtype)
     for part in parts:
         wide = part.double()
         across = 4 * (wide - wide.mean(0)).square().sum(1).max()
@@ -209,5 +213,4 @@ def certify_trajectory(penalty: Penalty, x: State, tau: float, *, ptr: Tensor | 
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
-    found = Certificate.of_step(name, tau, stiffness, 0.0, facts, weight=degree)
-    return replace(found, tau_max=1.0)
+    return replace(Certificate.of_step(name, tau, stiffness, 0.0, facts, weight=degree), tau_max=1.0)

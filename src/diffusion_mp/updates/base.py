@@ -31,10 +31,7 @@ class Positive(nn.Module):
     """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
 
     Args:
-        initial: its initial value, > 0.
-
-    Raises:
-        TypeError, ValueError: ``initial`` is not a finite number above zero.
+        initial: its initial value, > 0 and finite.
 
     Examples:
         >>> weight = Positive(1.0)  # softplus of a parameter, so it stays positive
@@ -49,11 +46,9 @@ class Positive(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reset to the initial value."""
         nn.init.constant_(self.raw, self.initial + math.log(-math.expm1(-self.initial)))
 
     def forward(self) -> Float[Tensor, ""]:
-        """Return the current value."""
         return softplus(self.raw)
 
     def extra_repr(self) -> str:
@@ -65,8 +60,7 @@ class StateUpdate(nn.Module, ABC):
 
     An update uses only ``S @ v``, ``S.degree()`` and the properties that a coupling declares. A subclass implements
     `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A two-step method declares
-    ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, which the layer
-    or model passes; ``None`` at the first step.
+    ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, ``None`` at first.
 
     Shapes:
         x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a state
@@ -82,8 +76,7 @@ class StateUpdate(nn.Module, ABC):
         (True, torch.Size([6, 4]))
     """
 
-    #: Whether S must be reversible or low-rank: conjugate gradients and real spectra need self-adjoint operators,
-    #: closed forms need features.
+    #: Whether S must be reversible or low-rank: iterations need self-adjoint operators, closed forms features.
     needs_reversible: ClassVar[bool] = False
     #: Whether the update has a source term τβh.
     takes_source: ClassVar[bool] = True
@@ -93,12 +86,7 @@ class StateUpdate(nn.Module, ABC):
     beta: float = 0.0
 
     def forward(
-        self,
-        x: Tensor,
-        coupling: Coupling,
-        values: Tensor | None = None,
-        source: Tensor | None = None,
-        **options: Any,
+        self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Return the next state.
 
@@ -110,19 +98,18 @@ class StateUpdate(nn.Module, ABC):
             return self.step(x, coupling, values, source, **options)
         check_coupling_kind(coupling)
         heads = coupling.heads
-
-        def by_head(t: Tensor | None, name: str) -> Tensor | None:
+        given = {"x": x, "values": values, "source": source, "previous": options.get("previous")}
+        for name, t in given.items():
             if not isinstance(t, Tensor) or t.dim() != 2:
-                return t
+                continue
             check_tensor(t, name, "[num_nodes, channels]")
             if t.size(1) % heads:
                 raise ValueError(f"the coupling's {heads} heads must divide the channels of {name}; got {describe(t)}.")
-            return t.unflatten(1, (heads, -1))
-
+            given[name] = t.unflatten(1, (heads, -1))
         if "previous" in options:
-            options["previous"] = by_head(options["previous"], "previous")
-        state = cast("Tensor", by_head(x, "x"))
-        return self.step(state, coupling, by_head(values, "values"), by_head(source, "source"), **options).flatten(1)
+            options["previous"] = given["previous"]
+        state = cast("Tensor", given["x"])
+        return self.step(state, coupling, given["values"], given["source"], **options).flatten(1)
 
     @abstractmethod
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
@@ -181,10 +168,9 @@ class StateUpdate(nn.Module, ABC):
 class LaplacianUpdate(StateUpdate):
     """Base of the updates that act through a Laplacian Δ, in one of the two forms of TfD (Wu, Wipf & Yan, 2025).
 
-    ``form="conservative"``: Δ = D̄ − S with D̄ the row sums of S (Eq. 6); constants are fixed points.
-    ``form="residual"``: Δ = I − S (Eq. 63). Both agree if and only if the rows of S sum to one.
-
-    ``beta`` is the weight of the source h (Eq. 10); ``leak`` is κ ≥ 0, the rate at which the state decays.
+    ``form="conservative"`` is Δ = D̄ − S with D̄ the row sums of S (Eq. 6), whose fixed points are constants;
+    ``form="residual"`` is Δ = I − S (Eq. 63). Both agree if and only if the rows of S sum to one. ``beta`` is the
+    weight of the source h (Eq. 10); ``leak`` is κ ≥ 0, the rate at which the state decays.
 
     Examples:
         >>> isinstance(ExplicitEuler(tau=0.5), LaplacianUpdate)
@@ -209,11 +195,11 @@ class LaplacianUpdate(StateUpdate):
 
     def decay(self, x: Tensor, coupling: Coupling) -> Tensor:
         """Return (d + κ)·x, with d the diagonal part of Δ."""
-        rate: Tensor | float = self.diagonal(coupling) + self.leak
+        rate = self.diagonal(coupling) + self.leak
         return (rate.to(x.dtype) if isinstance(rate, Tensor) else rate) * x
 
     def laplacian(self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0) -> Callable[[Tensor], Tensor]:
-        """Return the map u ↦ (Δ + shift)u = (d + shift)·u − S u for u [N, H, D] of ``dtype``."""
+        """Return the map u ↦ (Δ + shift)u for u [N, H, D] of ``dtype``."""
         diagonal = self.exact_diagonal(coupling, dtype) + shift
         return lambda u: diagonal * u - coupling @ u
 
@@ -222,9 +208,9 @@ class LaplacianUpdate(StateUpdate):
         return coupling.laplacian_function(function, v) if self.form == "conservative" else None
 
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
-        """Warn where the rounding of the entries of S hides modes that decay at ``rate`` or slower.
+        """Warn where rounding S hides modes that decay at ``rate`` or slower.
 
-        Rounding S may make a singular I − S regular, whereas D̄ − S maps constants to zero in any precision.
+        It may make a singular I − S regular, whereas D̄ − S maps constants to zero in any precision.
         """
         resolution = torch.finfo(coupling.dtype).eps
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
@@ -239,7 +225,7 @@ class LaplacianUpdate(StateUpdate):
         return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
 
 
-def working_precision(v: Tensor, heads: int = 1) -> Tensor:
-    """Return ``v`` in double precision, for long recurrences and ill-conditioned systems, expanded to ``heads``."""
-    v = v.double()
+def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
+    """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
+    v, heads = v.double(), max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

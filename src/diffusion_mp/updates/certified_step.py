@@ -8,8 +8,8 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import metric_by_head
-from diffusion_mp.errors import check_device, check_positive, check_tensor, describe
+from diffusion_mp.energies.pairs import check_metric, metric_by_head
+from diffusion_mp.errors import check_positive, check_tensor
 from diffusion_mp.graph.ops import mean_rows, values_only
 from diffusion_mp.kernels.precision import reciprocal
 from diffusion_mp.updates.base import Positive, State, StateUpdate
@@ -80,6 +80,9 @@ class CertifiedStep(StateUpdate):
                 "the source, for the energy is one of the state that moves."
             )
         self.validate(x, coupling, None, source)
+        if metric is not None:
+            check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
+            check_metric(metric, x, max(x.size(1), coupling.heads))
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if centre is None and coupling.whole:
             centre = mean_rows(wide, coupling.ptr)
@@ -88,7 +91,7 @@ class CertifiedStep(StateUpdate):
         pull, total, cost = -rough, bound, near * rough
         if source is not None and self.beta != 0.0:
             weight = self.beta() if isinstance(self.beta, Positive) else self.beta
-            weight = weight if metric is None else weight * _by_head(metric, x)
+            weight = weight if metric is None else weight * metric_by_head(metric).unsqueeze(2)
             away = source - wide
             pulled = weight * away
             pull, total, cost = pull + pulled, total + weight, cost + pulled * away
@@ -99,8 +102,7 @@ class CertifiedStep(StateUpdate):
         return _rounded(self.constraint, wide, move, best).to(x.dtype)
 
     def extra_repr(self) -> str:
-        beta = "" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, "
-        return f"{beta}constraint={self.constraint}"
+        return ("" if isinstance(self.beta, Positive) else f"beta={self.beta:g}, ") + f"constraint={self.constraint}"
 
 
 def _resolved(x: Tensor, total: Tensor, cost: Tensor, coupling: Coupling) -> bool:
@@ -134,12 +136,3 @@ def _rounded(constraint: Constraint, x: Tensor, move: Tensor, best: Tensor) -> T
         beyond = ((nearest - start) - best).abs() > short.abs()
         excess = nearest - torch.nextafter(nearest, (start + best).to(x.dtype))
     return nearest - torch.where(beyond, excess, 0.0)
-
-
-def _by_head(metric: Tensor, x: Tensor) -> Float[Tensor, "N H 1"]:
-    """Check a metric [N] or [N, H] and return it by head."""
-    check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
-    if metric.dim() not in (1, 2) or metric.size(0) != x.size(0):
-        raise ValueError(f"metric must be [{x.size(0)}] or [{x.size(0)}, heads]; got {describe(metric)}.")
-    check_device(metric, "metric", x.device, "the state")
-    return metric_by_head(metric).unsqueeze(2)

@@ -46,10 +46,10 @@ def fixed_point(
 
         ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
 
-    for every tensor θ inside ``step``. The gradient g is itself a fixed point, of a step with one vector–Jacobian
-    product, so both passes use the same accelerated iteration (`iterate`). The backward pass needs the autograd graph
-    of a single step, however many were taken (Bai, Kolter & Koltun, 2019, Theorem 1). Once differentiable. With several
-    fixed points the acceleration may find another one than the plain iteration.
+    for every tensor θ inside ``step``. Both passes use the accelerated `iterate`: g is itself a fixed point, of a step
+    with one vector–Jacobian product. Backward needs the autograd graph of a single step (Bai, Kolter & Koltun, 2019,
+    Theorem 1) and is once differentiable. With several fixed points the acceleration may find another one than the
+    plain iteration.
 
     Args:
         step: T, differentiable, which maps tensors of the shape of x₀ to such tensors.
@@ -95,11 +95,11 @@ def fixed_point(
         return image.to(z.dtype)
 
     def rises(energy: Callable[[Tensor], Tensor]) -> bool:
-        found = energy(start), energy(solution)
-        for value in found:
+        before, after = energy(start), energy(solution)
+        for value in (before, after):
             if not isinstance(value, (Tensor, float)) or (isinstance(value, Tensor) and value.numel() != 1):
                 raise TypeError(f"energy(z) must be one number; got {describe(value)}.")
-        return not bool(found[1] <= found[0])
+        return not bool(after <= before)
 
     def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
         with without_autocast(begin):  # for the products of the acceleration, and in backward()
@@ -109,9 +109,7 @@ def fixed_point(
     with torch.no_grad():
         if energy is not None and memory and rises(energy):
             solution = limit(exact, start, what, memory=0)
-    if not torch.is_grad_enabled():
-        return solution.to(x0.dtype)
-    residual = exact(solution) - solution
+    residual = exact(solution) - solution if torch.is_grad_enabled() else solution
     if not residual.requires_grad:
         return solution.to(x0.dtype)
 

@@ -15,8 +15,7 @@ from diffusion_mp.errors import CouplingMismatchError, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision
 from diffusion_mp.updates.linear_solve import by_graph, identity_like, rebased
 
-# A spectral interval that begins at −a multiplies rounding errors by e^{ta}: the exponent ta that is tolerated.
-LOST = 3.0
+LOST = 3.0  # largest ta for an interval that begins at −a: rounding errors are multiplied by e^{ta}
 
 
 class HeatKernel(LaplacianUpdate):
@@ -24,23 +23,20 @@ class HeatKernel(LaplacianUpdate):
 
         x′ = e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−tr} I_k(tr) T_k((Δ − c)/r) v
 
-    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them. Linear attention with any
-    queries and keys, S = U Kᵀ, has a closed form in O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings
-    this is a Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the
-    Chebyshev polynomials and I_k the modified Bessel functions. It takes about √(2tr·log(1/tol)) products with S.
-    Autograd differentiates the recurrence with the interval held constant, since the result does not depend on it.
+    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, linear attention S = U Kᵀ with
+    any queries and keys in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings this is a
+    Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev
+    polynomials and I_k the modified Bessel functions. It takes about √(2tr·log(1/tol)) products with S. Autograd holds
+    the interval constant, since the result does not depend on it.
 
     Args:
         t: diffusion time t > 0.
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
         tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
-    Shapes:
-        x, values [N, H, D]; result [N, H, D].
-
     Raises:
         CouplingMismatchError: the coupling is not reversible (`Coupling.metric`), and there is no closed form for it.
-        ValueError: an argument out of range, a source (there is none in Eq. 5), shapes that do not fit.
+        ValueError: a source (there is none in Eq. 5). Others, as the shapes, are those of `StateUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
@@ -61,14 +57,15 @@ class HeatKernel(LaplacianUpdate):
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Return exp(−tΔ) v, in closed form or by the three-term recurrence of its Chebyshev series."""
         values = self.validate(x, coupling, values, source)
-        v = working_precision(values, max(x.size(1), coupling.heads))
+        v = working_precision(values, x, coupling)
         exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
         if exact is not None:
             return exact.to(values.dtype)
-        form = coupling.low_rank_form(v.dtype) if self._has_even_rates(coupling) else None
+        # Closed forms need a Δ whose diagonal part is one, or zero in empty rows.
+        even = coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
+        form = coupling.low_rank_form(v.dtype) if even else None
         if form is not None and form.diagonal is None:
             one = v.new_ones(coupling.num_nodes, coupling.heads, 1)
-            # A row sums to one, or is empty.
             rates = one if self.form == "residual" else (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
             return low_rank_heat(form, rates, self.t, v).to(values.dtype)
         if not coupling.reversible:
@@ -93,10 +90,6 @@ class HeatKernel(LaplacianUpdate):
                 before, current = current, (2.0 / radius) * shifted(current) - before
                 total = total + weight * current
         return (math.exp(-self.t * low) * total).to(values.dtype)
-
-    def _has_even_rates(self, coupling: Coupling) -> bool:
-        """Return whether S is low-rank and the diagonal part of Δ is one, or zero in empty rows."""
-        return coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}, form={self.form!r}"
@@ -148,8 +141,7 @@ def low_rank_heat(
 def _exponential(x: Tensor) -> Tensor:
     """Return exp(x) to the last digits for every norm.
 
-    PyTorch (2.13) uses a polynomial of degree 8 for norms between 3e-4 and 0.05, with errors up to 2e-11. An appended
-    diagonal block 1 keeps the norm above that range.
+    PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
     """
     beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0))
     return torch.linalg.matrix_exp(beside)[..., :-1, :-1]

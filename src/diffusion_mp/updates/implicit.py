@@ -13,23 +13,19 @@ from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_prec
 from diffusion_mp.updates.explicit import teleport
 from diffusion_mp.updates.linear_solve import LowRankInverse, Operator, solve
 
-# Entries of all heads up to which a dense factor is computed: 128 MiB in double, 4 096 nodes of one head.
-DENSE = 1 << 24
+DENSE = 1 << 24  # entries of all heads up to which a dense factor is computed: 128 MiB in double, 4 096 nodes
 
 
 class SolvedUpdate(LaplacianUpdate):
     """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
 
-    The system is solved by the first applicable of these methods:
+    The first of these ways that applies is taken, always in double precision, since condition numbers may be large:
 
     - in the eigenvectors of Δ, where the coupling knows them (`NeumannCoupling`);
-    - in closed form, where S is low-rank: O(N F² + F³) (Theorem T3 of docs/certified.md), differentiable any number of
-      times. A symmetric system that may be indefinite is left to conjugate gradients, which detect it;
-    - by conjugate gradients in the metric of the coupling, with the preconditioner of `precondition`. Derivatives use
-      the implicit function theorem: memory does not grow with the iterations, and they are once differentiable.
-
-    All methods use double precision, whatever the dtype of the state: long steps and small leaks lead to condition
-    numbers as large as the inverse of float32's resolution.
+    - in closed form, where S is low-rank, O(N F² + F³) (Theorem T3 of docs/certified.md), differentiable any number of
+      times; not where a symmetric system may be indefinite, which conjugate gradients detect;
+    - by conjugate gradients in the metric of the coupling, preconditioned (`precondition`). The implicit function
+      theorem gives derivatives, once, and memory does not grow with the iterations.
 
     Args:
         form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
@@ -39,13 +35,10 @@ class SolvedUpdate(LaplacianUpdate):
             precision 1e-6, times a shift below one, so that six digits of the solution are right.
         max_iter: maximum number of iterations of conjugate gradients.
 
-    Shapes:
-        x, values, source [N, H, D]; result [N, H, D].
-
     Raises:
         CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
         ConvergenceError: ``max_iter`` is not enough, or the system is singular or not positive definite.
-        ValueError: an argument out of range, a missing source, shapes that do not fit.
+        Others, as the shapes, are those of `StateUpdate`.
     """
 
     needs_reversible = True
@@ -67,13 +60,12 @@ class SolvedUpdate(LaplacianUpdate):
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
-        # Unless S ≥ 0 is declared, the system may be indefinite, which conjugate gradients detect.
-        if coupling.nonnegative and shift > 0.0:
+        if coupling.nonnegative and shift > 0.0:  # otherwise it may be indefinite, which conjugate gradients detect
             solution = self.exact(coupling, lambda rate: 1.0 / (rate + shift), b)
             if solution is not None:
                 return solution
         self.warn_if_rounded(coupling, shift)
-        form = coupling.low_rank_form(b.dtype)  # all of S, a part of it, or None
+        form = coupling.low_rank_form(b.dtype)  # of S or of a part of it
         diagonal = self.exact_diagonal(coupling, b.dtype) + shift
         dominant = self._is_dominant(coupling, shift)
         if form is not None and coupling.low_rank and (dominant or not coupling.reversible):
@@ -94,9 +86,8 @@ class SolvedUpdate(LaplacianUpdate):
         """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""
         if not (coupling.nonnegative and shift > 0.0):
             return False
-        if self.form == "conservative" or coupling.row_stochastic:
-            return True
-        return bool((coupling.degree() < 1.0 + shift).all())
+        stochastic = self.form == "conservative" or coupling.row_stochastic
+        return stochastic or bool((coupling.degree() < 1.0 + shift).all())
 
 
 class _ThetaStep(SolvedUpdate):
@@ -118,7 +109,7 @@ class _ThetaStep(SolvedUpdate):
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Solve for the state after θτ and extrapolate."""
         values = self.validate(x, coupling, values, source)
-        start = working_precision(values, max(x.size(1), coupling.heads))
+        start = working_precision(values, x, coupling)
         # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
         rate = 1.0 / (self.theta * self.tau)
         b = rate * start
@@ -137,11 +128,8 @@ class ImplicitEuler(_ThetaStep):
         (I + τ(Δ + κ)) x′ = v + τβh
 
     The step starts at the values v (the state itself unless given). Where Δ is positive semidefinite (the conservative
-    form of any nonnegative S, the residual form of a symmetrically normalised one) it never expands, for any τ.
-
-    Args:
-        tau: step size τ > 0, as large as wanted.
-        form, beta, leak, tol, max_iter: see `SolvedUpdate`, as for shapes and errors.
+    form of any nonnegative S, the residual form of a symmetrically normalised one) it never expands, for any τ > 0.
+    For other arguments, shapes and errors see `SolvedUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
@@ -157,13 +145,9 @@ class CrankNicolson(_ThetaStep):
 
         (I + (τ/2)(Δ + κ)) x′ = (I − (τ/2)(Δ + κ)) v + τβh
 
-    With m half a step of `ImplicitEuler` from v, x′ = 2m − v. The error of a step is of third order in τ. Where Δ is
-    positive semidefinite it never expands, for any τ. Beyond τ = 2/λ the mode of eigenvalue λ changes sign, and for
-    τλ → ∞ it hardly decays: use `ImplicitEuler` or `HeatKernel` for long steps from rough states.
-
-    Args:
-        tau: step size τ > 0, as large as wanted.
-        form, beta, leak, tol, max_iter: see `SolvedUpdate`, as for shapes and errors.
+    With m half a step of `ImplicitEuler` from v, x′ = 2m − v, whose error is of third order in τ. Where Δ is positive
+    semidefinite it never expands, for any τ > 0. Beyond τ = 2/λ the mode of eigenvalue λ changes sign, and for τλ → ∞
+    it hardly decays: use `ImplicitEuler` or `HeatKernel` for long steps from rough states. See `SolvedUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
@@ -179,22 +163,15 @@ class Equilibrium(SolvedUpdate):
 
         (Δ + κ) x* = βh
 
-    This is the limit of `ExplicitEuler` with the same form, β and leak; the limit of APPNP is `teleport_limit`. The
-    state only matters as the default source.
+    This is the limit of `ExplicitEuler` with the same form, β and leak (`teleport_limit`: of APPNP). Without ``source``
+    the values, or the state, are h. For other arguments and shapes see `SolvedUpdate`.
 
-    Without a leak, D̄ − S maps constants to zero, and the printed (D̄ − S)⁻¹H does not exist unless H is orthogonal to
-    them, so the conservative form needs ``leak > 0``. The residual form I − S may be regular by itself: without a leak
-    its smallest eigenvalue is computed and must exceed 1e-6 (1e-2 in single precision).
-
-    Args:
-        form, beta, leak, tol, max_iter: see `SolvedUpdate`.
-
-    Shapes:
-        x, values, source [N, H, D]; result [N, H, D]. Without ``source`` the values (or the state) are the source.
+    D̄ − S maps constants to zero, so the printed (D̄ − S)⁻¹H exists only for an H orthogonal to them: the conservative
+    form needs ``leak > 0``. I − S may be regular by itself: without a leak its smallest eigenvalue is computed and must
+    exceed 1e-6 (1e-2 in single precision).
 
     Raises:
-        SingularSystemError: no leak, and the Laplacian has (nearly) a kernel.
-        CouplingMismatchError, ConvergenceError, ValueError: see `SolvedUpdate`.
+        SingularSystemError: no leak, and the Laplacian has (nearly) a kernel. Others: see `SolvedUpdate`.
 
     Examples:
         >>> S = AdjacencyDiffusivity("row")(x, graph)
@@ -234,7 +211,7 @@ class Equilibrium(SolvedUpdate):
         if source is None:
             source = x if values is None else values
         self.validate(x, coupling, values, source)
-        b = self.beta * working_precision(source, max(x.size(1), coupling.heads))
+        b = self.beta * working_precision(source, x, coupling)
         return self.solve(coupling, self.leak, b, source.dtype).to(source.dtype)
 
 
@@ -258,16 +235,9 @@ def precondition(
 
     - A product with a ``quadratic`` coupling costs as much as its matrix. Up to 4 096 nodes the matrix is factorised,
       N³/3, which pays off from some hundred products on; one or two iterations remain.
-    - Where ``dominant`` (S ≥ 0, and no row sum of S reaches d) the low-rank part of S and the diagonal are inverted
-      exactly, O(N F² + F³), and an iteration costs O(N F D) more. The rest of S, usually a sparse graph, is left to
-      the iteration; without a low-rank part, a varying diagonal is inverted.
-
-    Args:
-        coupling: S.
-        diagonal: d [N, H, 1], or a number.
-        metric: d̄ [N, H] where S is not symmetric.
-        form: the low-rank part of S.
-        dominant: whether S ≥ 0 and every row sum of S is below d.
+    - Where ``dominant`` (S ≥ 0, every row sum below d) the low-rank part ``form`` of S and the diagonal are inverted
+      exactly, O(N F² + F³); the rest of S, usually a sparse graph, is left to the iteration. Without a low-rank part, a
+      varying diagonal d [N, H, 1] is inverted.
     """
     if coupling.quadratic and coupling.heads * coupling.num_nodes**2 <= DENSE:
         factor = dense_factor(coupling, diagonal, metric)

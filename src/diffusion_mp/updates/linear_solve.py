@@ -16,8 +16,7 @@ from diffusion_mp.kernels.segments import Rows, by_size, gather
 
 Operator = Callable[[Tensor], Tensor]
 
-# Relative residual of a closed-form solution; above it, rounding errors dominate the solution.
-LEFT_OVER = 1e-6
+LEFT_OVER = 1e-6  # relative residual of a closed form above which rounding errors dominate the solution
 
 
 @torch.no_grad()
@@ -133,15 +132,12 @@ def solve(
     preconditioner: Operator | None = None,
     **options: Any,
 ) -> Float[Tensor, "N H D"]:
-    """Solve A x = b by `conjugate_gradients` with these options, differentiated implicitly.
+    """Solve A x = b by `conjugate_gradients` with these options and errors, differentiated implicitly.
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
     gradient of the implicit function theorem: ∂L/∂b = g and ∂L/∂θ = −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every
     tensor θ inside ``operator``. Where A is self-adjoint in a metric d̄, Aᵀ = D̄ A D̄⁻¹ is self-adjoint in 1/d̄. Memory
     does not grow with the iterations. Once differentiable.
-
-    Raises:
-        ConvergenceError: as `conjugate_gradients`; also from the backward pass.
     """
 
     def inverse(rhs: Tensor) -> Tensor:
@@ -175,10 +171,7 @@ class LowRankInverse:
 
     It costs O(N F² + F³) a graph and may be differentiated any number of times. Graphs of one size are factorised
     together; a graph with no more nodes than features has its own matrix factorised, which is then the smaller one.
-
-    Args:
-        form: S.
-        diagonal: d [N, H, 1], of one head or of those of the form, or a number.
+    d is [N, H, 1], of one head or of those of the form, or a number.
     """
 
     def __init__(self, form: LowRankForm, diagonal: Tensor | float) -> None:
@@ -196,16 +189,11 @@ class LowRankInverse:
         return by_graph(self.form, lambda part: next(solved).apply(part), b)
 
     def solve(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        """Return (diag(d) − S)⁻¹ b after checking its residual.
-
-        Raises:
-            ConvergenceError: the system is singular to working precision, or something in it is not finite.
-        """
+        """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
         x = self(b)
         with torch.no_grad():
-            moved = by_graph(
-                self.form, lambda left, right, x: left @ (right.mT @ x), self.form.left, self.form.right, x
-            )
+            left, right = self.form.left, self.form.right
+            moved = by_graph(self.form, lambda left, right, x: left @ (right.mT @ x), left, right, x)
             left_over, size = (self.diagonal * x - moved - b).norm(dim=0), b.norm(dim=0)
         if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
             relative = torch.where(size > 0, left_over / size, left_over).max().item()
@@ -241,17 +229,21 @@ class _Block(NamedTuple):
         lu, pivots, _ = torch.linalg.lu_factor_ex(identity_like(core) - core)
         return cls(root, sign, left, right, (lu, pivots))
 
+    @property
+    def thin(self) -> bool:
+        """Whether there are more nodes than features."""
+        return self.right.size(-2) > self.right.size(-1)
+
     def core_solve(self, b: Tensor) -> Tensor:
         return torch.linalg.lu_solve(*(factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors), b)
 
     def apply(self, b: Tensor) -> Tensor:
         b = self.sign * self.root * b
-        if self.right.size(-2) > self.right.size(-1):
-            return self.root * (b + self.left @ self.core_solve(self.right.mT @ b))
-        return self.root * self.core_solve(b)
+        solved = b + self.left @ self.core_solve(self.right.mT @ b) if self.thin else self.core_solve(b)
+        return self.root * solved
 
     def inverse_diagonal(self) -> Tensor:
-        if self.right.size(-2) > self.right.size(-1):
+        if self.thin:
             kept = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1, keepdim=True)
         else:
             kept = self.core_solve(identity_like(self.factors[0])).diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
@@ -261,8 +253,7 @@ class _Block(NamedTuple):
 def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return U T and K T⁻ᵀ, with the same product, for a T that makes KᵀK the identity, or nearly so if singular.
 
-    KᵀU is then scaled like the coupling itself, whatever the norms of the features. T needs no gradient, since the
-    product does not depend on it.
+    KᵀU is then scaled like the coupling itself. T needs no gradient, since the product does not depend on it.
     """
     if not right.size(-1):
         return left, right

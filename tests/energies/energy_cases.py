@@ -1,0 +1,46 @@
+"""What tests of energies share: a list of penalties, distances, and couplings of a matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.energies import (
+    GaussianPenalty,
+    MixturePenalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
+from diffusion_mp.graph import Graph
+
+PENALTIES = [
+    QuadraticPenalty(),
+    SimplePenalty(),
+    SigmoidPenalty(),
+    SoftmaxPenalty(3),
+    GaussianPenalty(0.4),
+    MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+]
+every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
+
+
+def squares(x: Tensor) -> Tensor:
+    """‖x_i − x_j‖² of all pairs from explicit differences."""
+    return (x[:, None] - x[None]).square().sum(2)
+
+
+def from_dense(dense: Tensor, nonnegative: bool = True) -> SparseCoupling:
+    """The entries of a symmetric matrix as edges j → i."""
+    target, source = dense.nonzero().T
+    graph = Graph(dense.size(0), torch.stack([source, target]))
+    return SparseCoupling(graph, dense[target, source], symmetric=True, nonnegative=nonnegative)
+
+
+def laplacian(s: SparseCoupling, form: str = "conservative") -> Tensor:
+    """D̄ − S or I − S of one head, dense."""
+    dense = s.to_dense()[0]
+    return (torch.diag(dense.sum(1)) if form == "conservative" else torch.eye(len(dense)).double()) - dense

@@ -1,0 +1,291 @@
+"""Steps and steady states against dense algebra, modes and orders known in closed form; gradients; refusals."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from dense_updates import DOUBLE, dense_update, random
+from torch import Tensor
+
+from diffusion_mp.couplings import Coupling, IdentityCoupling, LowRankCoupling, SparseCoupling
+from diffusion_mp.energies.spectrum import spectral_interval, spectral_radius_bound
+from diffusion_mp.errors import ConvergenceError, SingularSystemError
+from diffusion_mp.graph import Graph
+from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.problems import (
+    Problem,
+    cosine_mode,
+    exact_problems,
+    grid_problem,
+    order_of_convergence,
+    path_adjacency,
+    path_problem,
+    problem_on_graph,
+    random_problem,
+)
+from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates.heat_kernel import chebyshev_weights
+
+every_problem = pytest.mark.parametrize("problem", exact_problems(), ids=lambda problem: problem.name)
+UPDATES = [
+    *(HeatKernel(t) for t in (1e-3, 1.0, 50.0)),
+    *(step(tau, **kw) for step in (ImplicitEuler, CrankNicolson) for tau in (1e-3, 1.0, 100.0)
+      for kw in ({}, {"beta": 0.4, "leak": 0.2})),
+    *(Equilibrium(beta=0.7, leak=leak) for leak in (0.01, 1.0)),
+]  # fmt: skip
+
+
+class Heun(StateUpdate):
+    """The explicit trapezoidal rule, an update of a user's own."""
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        self.tau = tau
+
+    def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        values = self.validate(x, coupling, values, source)
+        first = -coupling.laplacian(values)
+        return values + self.tau / 2 * (first - coupling.laplacian(values + self.tau * first))
+
+
+def sparse(matrix: Tensor, **promises: bool) -> SparseCoupling:
+    receiver, sender = matrix.nonzero(as_tuple=True)
+    return SparseCoupling(Graph(len(matrix), torch.stack([sender, receiver])), matrix[receiver, sender], **promises)
+
+
+@every_problem
+def test_the_problems_solve_their_equations(problem: Problem) -> None:
+    assert torch.equal(problem.matrix, problem.matrix.T)
+    torch.testing.assert_close(problem.coupling.to_dense()[0], problem.matrix)
+    eigenvalues = torch.linalg.eigvalsh(problem.laplacian)
+    assert abs(eigenvalues[0]) < 1e-12 < eigenvalues[1]  # connected
+    half = Problem("half", problem.matrix, problem.heat(0.5), problem.form)
+    torch.testing.assert_close(half.heat(0.5), problem.heat(1.0))
+    before, after = problem.heat(1.0 - 1e-4), problem.heat(1.0 + 1e-4)
+    slope = -torch.einsum("ij,jhd->ihd", problem.laplacian, problem.heat(1.0))
+    torch.testing.assert_close((after - before) / 2e-4, slope, rtol=1e-5, atol=1e-5)
+    low, high = spectral_interval(problem.coupling, problem.form)
+    assert low <= eigenvalues[0] + 1e-12
+    assert high >= eigenvalues[-1] - 1e-12
+    source = problem.state.flip(0)
+    implicit, steady = ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2), Equilibrium(problem.form, leak=0.2)
+    for got, update in [
+        (problem.implicit_step(2.0, source, beta=0.4, leak=0.2), implicit),
+        (problem.steady_state(source, leak=0.2), steady),
+        (problem.heat(0.3), HeatKernel(0.3, problem.form)),
+    ]:
+        torch.testing.assert_close(got, dense_update(update, problem.coupling, problem.state, source))
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@every_problem
+def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
+    update = copy.copy(update)
+    update.form = problem.form
+    source = problem.state.flip(0) if update.beta else None
+    got = update(problem.state, problem.coupling, source=source)
+    assert (got - dense_update(update, problem.coupling, problem.state, source)).abs().max() <= 1e-8
+
+
+@pytest.mark.parametrize(
+    ("step", "problem", "order", "t", "counts"),
+    [
+        *((ExplicitEuler, problem, 1.0, 0.25, (32, 64, 128)) for problem in (path_problem(), grid_problem())),
+        (ExplicitEuler, random_problem(), 1.0, 0.25, (32, 64, 128)),
+        (ImplicitEuler, path_problem(6), 1.0, 0.2, (16, 32, 64)),
+        (CrankNicolson, path_problem(6), 2.0, 0.5, (8, 16, 32)),
+        (CrankNicolson, path_problem(6, "residual"), 2.0, 0.5, (8, 16, 32)),
+        (Heun, path_problem(), 2.0, 0.5, (32, 64, 128)),
+    ],
+)
+def test_orders_of_convergence(step, problem: Problem, order: float, t: float, counts: tuple[int, ...]) -> None:
+    def update(tau: float) -> StateUpdate:
+        return step(tau) if problem.form == "conservative" else step(tau, problem.form)
+
+    assert order_of_convergence(update, problem, t=t, counts=counts) == pytest.approx(order, abs=0.05)
+
+
+@pytest.mark.parametrize("k", [0, 1, 5, 11])
+def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
+    mode, rate = cosine_mode(12, k)
+    laplacian = path_adjacency(12).sum(1).diag() - path_adjacency(12)
+    torch.testing.assert_close(laplacian @ mode[:, 0, 0], rate * mode[:, 0, 0], rtol=0, atol=1e-12)
+    for update, factor in [
+        (ExplicitEuler(0.2), 1 - 0.2 * rate),
+        (Heun(0.1), 1 - 0.1 * rate + (0.1 * rate) ** 2 / 2),
+        (HeatKernel(2.0), math.exp(-2 * rate)),
+        (ImplicitEuler(5.0), 1 / (1 + 5 * rate)),
+        *((CrankNicolson(tau), (1 - tau * rate / 2) / (1 + tau * rate / 2)) for tau in (0.1, 1.0, 50.0)),
+    ]:
+        torch.testing.assert_close(update(mode, path_problem(12).coupling), factor * mode, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0, 100.0, 1e4, 1e6])
+@pytest.mark.parametrize("form", ["conservative", "residual"])
+@pytest.mark.parametrize("step", [ImplicitEuler, CrankNicolson])
+def test_implicit_steps_never_expand(step, form, tau: float) -> None:
+    problem = random_problem(form=form)
+    x, rounding = problem.state, 1e-11 + 1e-14 * tau  # the condition number grows with τ
+    for _ in range(3):
+        after = step(tau, problem.form)(x, problem.coupling)
+        assert (after.norm(dim=0) <= x.norm(dim=0) * (1 + rounding)).all()
+        x = after
+    if (form, tau) == ("conservative", 100.0):
+        assert ExplicitEuler(tau)(problem.state, problem.coupling).norm() > 100 * problem.state.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("update", [HeatKernel(3.0), ImplicitEuler(2.0), CrankNicolson(2.0)], ids=repr)
+def test_low_precision(update: StateUpdate, dtype: torch.dtype) -> None:
+    problem = path_problem(20)
+    got = update(problem.state.to(dtype), problem.coupling.to(dtype))
+    assert got.dtype == dtype
+    expected = update(problem.state.to(dtype).double(), problem.coupling)
+    room = tolerance("solve", torch.float32 if dtype == torch.float32 else torch.bfloat16)
+    torch.testing.assert_close(got.double(), expected, **room._asdict())
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        HeatKernel(0.7, tol=1e-10),
+        ImplicitEuler(2.0, beta=0.5, leak=0.1),
+        CrankNicolson(0.7, beta=0.3, leak=0.2),
+        Equilibrium(beta=0.5, leak=0.3),
+    ],
+    ids=repr,
+)
+def test_gradients_in_state_source_and_edge_weights(update: StateUpdate) -> None:
+    problem = path_problem(5)
+    graph, weight = problem.coupling.graph, torch.tensor([0.5, 1.0, 1.5, 0.7], dtype=DOUBLE)
+    link = graph.edges.min(0).values  # both directions of a link share a weight
+
+    def step(x: Tensor, source: Tensor, weight: Tensor) -> Tensor:
+        coupling = SparseCoupling(graph, weight[link], symmetric=True, nonnegative=True)
+        return update(x, coupling, source=source if update.beta else None)
+
+    x = problem.state[:, :1, :2]
+    leaves = (x.clone().requires_grad_(), x.flip(0).clone().requires_grad_(), weight.requires_grad_())
+    assert torch.autograd.gradcheck(step, leaves)
+
+
+def test_an_implicit_step_starts_at_the_values() -> None:
+    problem, step = path_problem(), ImplicitEuler(0.5)
+    values = problem.state.flip(0)
+    assert torch.equal(step(problem.state, problem.coupling, values), step(values, problem.coupling))
+
+
+# ---------------------------------------------------------------- heat kernel
+
+
+def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
+    problem = path_problem(260)
+    matrix = problem.matrix.clone()
+    matrix[0, 1] = matrix[1, 0] = -0.5
+    coupling = sparse(matrix, symmetric=True)
+    exact = dense_update(HeatKernel(2.0), coupling, problem.state)
+    torch.testing.assert_close(HeatKernel(2.0)(problem.state, coupling), exact, rtol=1e-9, atol=1e-9)
+
+
+def test_a_star_has_radius_one_though_its_largest_row_sum_is_ten() -> None:
+    adjacency = torch.zeros(101, 101, dtype=DOUBLE)
+    adjacency[0, 1:] = adjacency[1:, 0] = 1.0
+    problem = problem_on_graph("star", adjacency, "residual")
+    assert problem.matrix.sum(1).max() == pytest.approx(10.0)
+    assert 1.0 <= spectral_radius_bound(problem.coupling) < 1.6
+    got = HeatKernel(20.0, "residual")(problem.state, problem.coupling)
+    assert (got - problem.heat(20.0)).abs().max() <= 1e-8
+
+
+@pytest.mark.parametrize("z", [1e-6, 0.3, 10.0, 1e4])
+@pytest.mark.parametrize("tol", [1e-3, 1e-15])
+def test_the_chebyshev_series_is_as_long_as_needed(z: float, tol: float) -> None:
+    weights = chebyshev_weights(z, tol)
+    points = np.cos(np.linspace(0, np.pi, 101))
+    series = np.polynomial.chebyshev.chebval(points, weights)
+    assert np.abs(series - np.exp(-z * (points + 1))).max() <= tol + 5e-14
+    assert len(weights) <= 2 + 2 * math.sqrt(z * (math.log(1 / tol) + 5)) + 2 * (math.log(1 / tol) + 5)
+
+
+def test_heat_without_edges_and_over_all_pairs() -> None:
+    x, empty = random(4, 2, 3).float(), SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
+    assert torch.equal(HeatKernel(2.0)(x, empty), x)
+    torch.testing.assert_close(HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x)
+    torch.testing.assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
+    feature, x = random(20, 2, 3).abs(), random(20, 2, 4, seed=1)
+    pairs = LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
+    exact = dense_update(HeatKernel(0.3), pairs, x)
+    torch.testing.assert_close(HeatKernel(0.3)(x, pairs), exact, rtol=1e-10, atol=1e-10)
+
+
+# ---------------------------------------------------------------- steady state
+
+
+def test_a_state_is_its_own_source_unless_one_is_given() -> None:
+    problem, update = path_problem(), Equilibrium(leak=0.5)
+    own, zero = update(problem.state, problem.coupling), torch.zeros_like(problem.state)
+    assert torch.equal(own, update(zero, problem.coupling, source=problem.state))
+    assert torch.equal(own, update(zero, problem.coupling, values=problem.state))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_appnp_runs_into_its_equilibrium(alpha: float) -> None:
+    """K → ∞ steps of (1 − α) S z + α h."""
+    problem, weight = random_problem(form="residual"), alpha / (1 - alpha)
+    step = ExplicitEuler(1 - alpha, "residual", beta=weight, leak=weight)
+    limit = Equilibrium("residual", beta=weight, leak=weight)(problem.state, problem.coupling)
+    torch.testing.assert_close(step(limit, problem.coupling, source=problem.state), limit, rtol=1e-10, atol=1e-10)
+    x, distances = problem.state, []
+    for _ in range(300):
+        x = step(x, problem.coupling, source=problem.state)
+        distances.append(float((x - limit).norm()))
+    start = float((problem.state - limit).norm())
+    assert all(distance <= (1 - alpha) ** (k + 1) * start + 1e-10 for k, distance in enumerate(distances))
+    assert distances[4] > 1e-3 * start  # the limit is not simply where it began
+    assert distances[-1] < 1e-10
+
+
+def test_gradients_do_not_unroll_the_iteration_and_have_no_derivative() -> None:
+    """The graph behind the result has the same size however many iterations it took."""
+
+    def nodes(tensor: Tensor) -> int:
+        seen, stack = set(), [tensor.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack.extend(parent for parent, _ in node.next_functions)
+        return len(seen)
+
+    small, large = (
+        Equilibrium(leak=1e-3)(problem.state.requires_grad_(), problem.coupling)
+        for problem in (path_problem(4), path_problem(200))
+    )
+    assert nodes(small) == nodes(large) < 30
+    x = path_problem().state.requires_grad_()
+    out = Equilibrium(leak=0.5)(x, path_problem().coupling)
+    (gradient,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once differentiable"):
+        gradient.square().sum().backward()
+
+
+def test_singular_and_indefinite_systems_are_refused() -> None:
+    problem, residual = random_problem(), random_problem(form="residual")
+    with pytest.raises(SingularSystemError, match=r"no unique steady state.*Pass leak > 0"):
+        Equilibrium()(problem.state, problem.coupling)
+    with pytest.raises(SingularSystemError, match=r"smallest eigenvalue is .*Pass leak > 0"):
+        Equilibrium("residual")(residual.state, residual.coupling)
+    with pytest.raises(ConvergenceError, match="not positive definite"):  # row sums far above one
+        Equilibrium("residual", leak=0.1)(problem.state, problem.coupling)
+
+
+@pytest.mark.parametrize("num_nodes", [40, 400])
+def test_a_contracting_coupling_needs_no_leak_in_the_residual_form(num_nodes: int) -> None:
+    problem, update = random_problem(num_nodes, "residual"), Equilibrium("residual")
+    damped = 0.9 * problem.coupling
+    expected = dense_update(update, damped, problem.state, problem.state)
+    assert (update(problem.state, damped) - expected).abs().max() <= 1e-8
