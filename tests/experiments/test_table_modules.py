@@ -212,7 +212,7 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(tmp_path):
 def test_a_forecast_begins_at_its_base_and_learns_the_rest(tmp_path):
     make_chickenpox(tmp_path, FX=make_series(54))
     data = SnapshotDataModule(str(tmp_path), base="mean")
-    for part in data._part(0), data._part(1), data._part(2):
+    for part in data.part(0), data.part(1), data.part(2):
         for snapshot in part:
             snapshot.y = snapshot.base + snapshot.x[:, 0]
     with seeded(0):

@@ -1,18 +1,13 @@
-"""Training: losses, modules, data, checkpoints, how a command ends, the command line."""
+"""Training: losses, Lightning modules, data, checkpoints, the command line."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-from diffusion_mp_experiments.train.checkpoints import (
-    check_writable,
-    load_checkpoint,
-    replace_file,
-    save_checkpoint,
-)
+from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint, replace_file, save_checkpoint
+from diffusion_mp_experiments.train.cli import exit_code
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
-from diffusion_mp_experiments.train.stopping import exit_code
 
 # Lightning takes seconds to import; it is loaded with the first of these.
 _LAZY = {

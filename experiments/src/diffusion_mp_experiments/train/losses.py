@@ -50,9 +50,6 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
 
-    Args:
-        prediction, target: ŷ and y, of one shape.
-
     Raises:
         ValueError: the shapes differ, or there is nothing to average.
 
