@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_resumed_runs import same
 
 import diffusion_mp_experiments.train.lightning_cli  # noqa: F401 - once, before the processes fork
 import own_process
 from diffusion_mp_experiments.train import load_checkpoint
+from training_runs import same
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
@@ -29,7 +29,7 @@ sys.path.append(str(REPOSITORY / "examples"))
 
 @dataclass(frozen=True)
 class Command:
-    """What is killed: the module of its `main`, its arguments, the files that show that it moves, what it leaves."""
+    """The module of a `main`, its arguments, files that show its progress, and a function that reads its results."""
 
     module: str
     arguments: str
