@@ -1,7 +1,6 @@
 """One run: best weights, divergence, states, predictors that see no other label, networks without attention."""
 
 import math
-import time
 from itertools import product
 from types import SimpleNamespace
 
@@ -24,7 +23,6 @@ from diffusion_mp_experiments.reproduce.predictors import Constant, Diffusion, L
 from diffusion_mp_experiments.reproduce.training import LastLogged, data_hash, made, measured, state_measures, train
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule, KNNDataModule
-from diffusion_mp_experiments.train.many_runs import quiet_lightning
 
 DIGITS = {
     "class_path": "diffusion_mp_experiments.train.datamodules.KNNDataModule",
@@ -81,8 +79,7 @@ class Restless(Scripted):
 
 def fitted(model, data, epochs, patience, lr=0.1):
     module = NodeClassifier(model, lr=lr)
-    with quiet_lightning():
-        return module, training._fit(module, data, LastLogged(module), epochs, patience)
+    return module, training._fit(module, data, LastLogged(module), epochs, patience)
 
 
 @pytest.fixture(scope="module")
@@ -297,34 +294,3 @@ def test_dropout_that_the_attention_sees_is_none_in_evaluation(graph):
     seen.train().convs[0].diffusivity.register_forward_hook(lambda module, args, out: read.append(args[0]))
     seen(x, graph)
     assert (read[0] == 0).float().mean() > 0.2
-
-
-@pytest.mark.slow
-def test_lightning_costs_little_beside_a_bare_loop(digits):
-    """CPU time of epochs, the least of several turns each."""
-    data, epochs = digits.data, 60
-
-    def bare():
-        network = DiffusionGNN(64, 64, 10)
-        optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-        for _ in range(epochs):
-            optimizer.zero_grad()
-            logits = network.train()(data.x, data.edge_index)
-            nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask]).backward()
-            optimizer.step()
-            with torch.no_grad():
-                logits = network.eval()(data.x, data.edge_index)
-                float((logits.argmax(1) == data.y)[data.val_mask].float().mean())
-                float(nn.functional.cross_entropy(logits[data.val_mask], data.y[data.val_mask]))
-
-    def seconds(work):
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    def light():
-        fitted(DiffusionGNN(64, 64, 10), digits, epochs, epochs, lr=0.01)
-
-    turns = [(seconds(bare), seconds(light)) for _ in range(5)]
-    least, ours = (min(times) for times in zip(*turns, strict=True))
-    assert ours < 2.5 * least, (ours, least)

@@ -102,11 +102,7 @@ def illustrated(table: Table, records: Sequence[Record], notes: Path, folder: Pa
 
 
 def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
-    """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from `results/*.jsonl`.
-
-    Raises:
-        FileNotFoundError: there are no results.
-    """
+    """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
     for path in sorted(made.glob("*/results.jsonl")) if made else []:
         if (configs / path.parent.name / "table.yaml").is_file():
             results.mkdir(exist_ok=True)

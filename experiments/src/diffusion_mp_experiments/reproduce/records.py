@@ -45,11 +45,7 @@ def complete_lines(path: Path) -> str:
 
 
 def parsed(text: str, path: Path) -> list[Record]:
-    """Parse the lines of a file of results.
-
-    Raises:
-        ValueError: a line is none; the sentence says which.
-    """
+    """Parse the lines of a file of results; a ValueError names a line that is none."""
     records = []
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -38,14 +38,9 @@ class _NoLock:
 
 
 def distribution(path: str, axis: Any) -> BaseDistribution:
-    """Optuna's distribution for an axis as YAML declares it.
+    """Optuna's distribution for the axis of a path (`model.dropout`).
 
-    Args:
-        path: of the setting, as in `model.dropout`.
-        axis: `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
-
-    Raises:
-        ValueError: any other axis.
+    An axis is `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
     """
     if not isinstance(axis, dict) or len(axis) != 1 or (kind := next(iter(axis))) not in _KINDS:
         raise ValueError(f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}.")
@@ -57,7 +52,8 @@ def distribution(path: str, axis: Any) -> BaseDistribution:
     numbers = [float(value) for value in values] if isinstance(values, list) else []
     if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
         raise ValueError(f"{kind} of {path} must be [low, high]; got {values!r}.")
-    return FloatDistribution(*numbers, log=kind == "loguniform")
+    low, high = numbers
+    return FloatDistribution(low, high, log=kind == "loguniform")
 
 
 class Search:
@@ -98,11 +94,7 @@ class Search:
                 self.study.tell(number, value, state=state)
 
     def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
-        """Return the settings of the first trial with the highest value.
-
-        Raises:
-            ValueError: all of them diverged.
-        """
+        """Return the settings of the first trial with the highest value."""
         if not self.splits:
             return self.settings[0]
         known = {number: value for number, value in values.items() if value is not None}

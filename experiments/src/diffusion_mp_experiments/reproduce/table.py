@@ -43,8 +43,7 @@ class Row:
 
     Attributes:
         model, predictor: `class_path` and `init_args` of one of them, without in_channels and out_channels.
-        optimizer: further arguments of the LightningModule (lr, weight_decay, optimizer).
-        data: further arguments of the data module.
+        optimizer, data: further arguments of the LightningModule and of the data module.
         attention: "identity" or "uniform": the model is trained and tested with its attention replaced.
         search: axes in addition to those of the table; one of the table that is null here is left out.
         fixed: values by the paths of axes, set as a search would set them.
@@ -71,13 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Sweep:
-    """An axis along which every row of a table is trained, so that rows are curves.
-
-    Attributes:
-        path: of the setting, as in a search.
-        values: of the setting, in the order of the curve.
-        title: for readers.
-    """
+    """An axis, by its path in a search, along which every row of a table is trained: rows become curves."""
 
     path: str
     values: list[float | str | None]
@@ -104,8 +97,7 @@ class Table:
         search: the axes that all models share; predictors share those of the data module (`data.k`).
         baselines: rows that the others are compared with, split by split.
         quick: values of other attributes for `--quick`.
-        sweep: an axis that makes every row a curve.
-        curves: with a sweep, the title of every curve.
+        sweep, curves: the axis that makes every row a curve, and then the titles of the curves.
     """
 
     name: str
@@ -143,11 +135,7 @@ class Table:
         return self.tuning == "nested"
 
     def named(self, names: Sequence[str]) -> list[Row]:
-        """The rows of these names, or the points of these curves; all of them without names.
-
-        Raises:
-            ValueError: no such row.
-        """
+        """The rows of these names, or the points of these curves; all of them without names."""
         known = dict.fromkeys(row.curve or row.name for row in self.rows)
         if unknown := sorted(set(names) - known.keys()):
             raise ValueError(f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}.")
@@ -163,11 +151,7 @@ class Table:
         return {path: axis for path, axis in {**shared, **row.search}.items() if axis is not None}
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
-        """Return everything that decides a training but the split, with these settings at their paths.
-
-        Raises:
-            ValueError: a setting that the row itself has fixed.
-        """
+        """Return everything that decides a training but the split, with these settings at their paths."""
         kind = "model" if row.model is not None else "predictor"
         parts = deepcopy({**row.optimizer, kind: row.model or row.predictor, "data": _with(self.data, **row.data)})
         for path, value in {**row.fixed, **settings}.items():
@@ -199,14 +183,10 @@ def digest(config: Any) -> str:
 
 
 def load_table(folder: Path, root: str | None = None) -> Table:
-    """Load the table of a folder, its rows in the order of `rows` in table.yaml.
+    """Load the table of a folder, its rows in the order of `rows` in table.yaml; `root` replaces that of its data.
 
     With `like: TABLE` it may name rows of that table, whose other values it inherits, axis by axis in `search`. With
     `like: ROW` a row inherits from that row all but its title, arguments and axes. A null axis is not searched.
-
-    Args:
-        folder: of the table.
-        root: folder of the data, instead of the one in table.yaml.
 
     Raises:
         FileNotFoundError: no such table; the sentence names the existing ones.

@@ -7,6 +7,7 @@ import json
 import math
 import resource
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -17,7 +18,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentParser
-from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -29,7 +29,7 @@ from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp_experiments.reproduce.networks import ABLATIONS, without_attention
-from diffusion_mp_experiments.train.many_runs import quiet_lightning, versions
+from diffusion_mp_experiments.train.many_runs import versions
 
 #: A LightningDataModule with `num_features`, `num_classes` and `trains`, the LightningModule for its data.
 DataModule = Any
@@ -62,7 +62,9 @@ def train(config: dict[str, Any], metric: str, split: int, seed: int, tuning: bo
     start = time.perf_counter()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # Linux measures the peak from here on
-    with quiet_lightning(), isolate_rng():
+    with warnings.catch_warnings(), isolate_rng():
+        warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         pl.seed_everything(1000 * split + seed, workers=True, verbose=False)
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning)
         module = made_module(config, data)
@@ -111,12 +113,11 @@ def _data(config: str, split: int, tuning: bool) -> DataModule:
 
 
 class LastLogged:
-    """Replaces a module's `log`, which costs as much as an epoch of a small graph, and keeps the last values."""
+    """Replaces a module's `log`, which needs a trainer, and keeps the last values."""
 
     def __init__(self, module: pl.LightningModule) -> None:
         self.values: dict[str, Metric | Tensor] = {}
         module.log = self.log  # type: ignore[method-assign, assignment]
-        module.configure_callbacks = list  # type: ignore[method-assign]  # nothing is resumed, `Best` sees divergence
 
     def log(self, name: str, value: Metric | Tensor, **options: Any) -> None:
         """Keep a value; a plain number is that of the last batch, so it is right where there is one batch."""
@@ -132,65 +133,55 @@ class LastLogged:
         return number
 
 
-class Best(Callback):
-    """Keeps the weights of the first epoch with the best val_score, and stops a run that no longer improves.
+def _fit(module: Any, data: DataModule, logged: LastLogged, epochs: int, patience: int) -> dict[str, Any]:
+    """Train until val_score has not risen for `patience` epochs, and load the weights of the first best epoch.
 
-    It validates by itself: Lightning's loop costs as much as a step on a small graph.
+    This is a plain loop, since that of Lightning costs as much as a step on a small graph.
     """
-
-    def __init__(self, logged: LastLogged, batches: Iterable[Any], patience: int) -> None:
-        self.logged, self.batches, self.patience = logged, batches, patience
-        self.score, self.epoch, self.ended = -math.inf, 0, "epochs"
-        self.state: dict[str, Tensor] = {}
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validate, and compare the score."""
-        pl_module.eval()
-        with torch.no_grad():
-            pl_module.on_validation_epoch_start()
-            for number, batch in enumerate(self.batches):
-                pl_module.validation_step(batch, number)
-            pl_module.on_validation_epoch_end()
-        pl_module.train()
-        score, epoch = self.logged.take("val_score"), trainer.current_epoch + 1
-        if score > self.score:
-            self.score, self.epoch = score, epoch
-            self.state = {name: value.clone() for name, value in pl_module.state_dict().items()}
-        if not math.isfinite(score):
-            self.ended = "diverged"
-        elif epoch - self.epoch >= self.patience:
-            self.ended = "patience"
-        trainer.should_stop = self.ended != "epochs"
-
-
-def _trainer(**options: Any) -> pl.Trainer:
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    quiet |= {"enable_model_summary": False, "num_sanity_val_steps": 0}
-    return pl.Trainer(accelerator="cpu", devices=1, **quiet, **options)
-
-
-def _fit(
-    module: pl.LightningModule, data: DataModule, logged: LastLogged, epochs: int, patience: int
-) -> dict[str, Any]:
-    """Train, and load the best weights."""
-    best = Best(logged, data.val_dataloader(), patience)
-    trainer = _trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[best])
+    optimizer, batches, validation = module.configure_optimizers(), data.train_dataloader(), data.val_dataloader()
+    score, best, done, ended = -math.inf, 0, 0, "epochs"
+    state: dict[str, Tensor] = {}
     try:
-        trainer.fit(module, datamodule=data)
+        while done < epochs and ended == "epochs":
+            module.train()
+            for number, batch in enumerate(batches):
+                optimizer.zero_grad()
+                module.training_step(batch, number).backward()
+                optimizer.step()
+            _evaluate(module, validation, "val")
+            new, done = logged.take("val_score"), done + 1
+            if new > score:
+                score, best = new, done
+                state = {name: value.clone() for name, value in module.state_dict().items()}
+            if not math.isfinite(new):
+                ended = "diverged"
+            elif done - best >= patience:
+                ended = "patience"
     except _DIVERGED as error:
-        best.ended = f"diverged: {error}"
-    if best.state:
-        module.load_state_dict(best.state)
-    return {"epoch": best.epoch, "epochs": trainer.current_epoch, "ended": best.ended}
+        ended = f"diverged: {error}"
+    if state:
+        module.load_state_dict(state)
+    return {"epoch": best, "epochs": done, "ended": ended}
 
 
-def _measured(
-    module: pl.LightningModule, data: DataModule, logged: LastLogged, metric: str, tuning: bool
-) -> dict[str, Any]:
+@torch.no_grad()
+def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
+    """Run the steps of Lightning's stage "val" or "test"."""
+    training, step = module.training, module.validation_step if stage == "val" else module.test_step
+    module.eval()
+    module.on_validation_epoch_start()
+    for number, batch in enumerate(batches):
+        step(batch, number)
+    if stage == "val":
+        module.on_validation_epoch_end()
+    module.train(training)
+
+
+def _measured(module: Any, data: DataModule, logged: LastLogged, metric: str, tuning: bool) -> dict[str, Any]:
     def value(stage: str) -> float | None:
         """The metric, or None if it is not finite, since JSON has no such number."""
         try:
-            getattr(_trainer(), "validate" if stage == "val" else stage)(module, datamodule=data, verbose=False)
+            _evaluate(module, data.val_dataloader() if stage == "val" else data.test_dataloader(), stage)
         except _DIVERGED:
             return None
         number = logged.take(f"{stage}_{metric}")

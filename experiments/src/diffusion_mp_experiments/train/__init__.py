@@ -11,24 +11,16 @@ from diffusion_mp_experiments.train.losses import mean_squared_error, multi_labe
 
 # Lightning takes seconds to import; it is loaded with the first of these.
 _LAZY = {
-    "CheckpointFiles": "resume",
-    "DigitsDataModule": "datamodules",
-    "FacebookDataModule": "datamodules",
-    "FiniteLoss": "resume",
-    "Forecaster": "classifiers",
-    "GraphClassifier": "classifiers",
-    "HeterophilousDataModule": "datamodules",
-    "KNNDataModule": "datamodules",
-    "NodeClassifier": "classifiers",
-    "OgbDataModule": "datamodules",
-    "PlanetoidDataModule": "datamodules",
-    "Resumable": "resume",
-    "Score": "metrics",
-    "SequenceClassifier": "classifiers",
-    "SnapshotDataModule": "batch_modules",
-    "SynMolDataModule": "batch_modules",
-    "TUDataModule": "batch_modules",
-    "weighted_accuracy": "metrics",
+    name: module
+    for module, names in {
+        "batch_modules": "SnapshotDataModule SynMolDataModule TUDataModule",
+        "classifiers": "Forecaster GraphClassifier NodeClassifier SequenceClassifier",
+        "datamodules": "DigitsDataModule FacebookDataModule HeterophilousDataModule KNNDataModule OgbDataModule "
+        "PlanetoidDataModule",
+        "metrics": "Score weighted_accuracy",
+        "resume": "CheckpointFiles FiniteLoss Resumable",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [

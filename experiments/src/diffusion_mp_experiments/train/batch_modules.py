@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
+import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
@@ -29,7 +30,7 @@ class BatchDataModule(SplitDataModule):
         split, tuning: as in `SplitDataModule`.
     """
 
-    trains = GraphClassifier
+    trains: ClassVar[type[pl.LightningModule]] = GraphClassifier
 
     def __init__(self, batch_size: int | None, split: int, tuning: bool) -> None:
         super().__init__(split, tuning)
@@ -46,7 +47,6 @@ class BatchDataModule(SplitDataModule):
         return loader
 
     def together(self, part: Sequence[Data]) -> list[Data]:
-        """Batches in order."""
         size = self.batch_size or len(part)
         return [ToDiffusionGraph()(list(part[start : start + size])) for start in range(0, len(part), size)]
 
@@ -81,7 +81,6 @@ class TUDataModule(BatchDataModule):
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
     def parts(self) -> Parts:
-        """The graphs of this split."""
         graphs = _tu(self.root, self.name)
         return _selected(graphs, random_split(_labels(graphs, self.tuning), self.train, self.val, self.generator))
 
@@ -112,7 +111,6 @@ class SynMolDataModule(BatchDataModule):
         self.root, self.val = as_path(root, "root"), val
 
     def parts(self) -> Parts:
-        """The molecules of this split."""
         graphs, tested = _synmol(self.root, "train"), _synmol(self.root, "test")
         if self.tuning:
             split = random_split(_labels(graphs, True), 1 - 2 * self.val, self.val, self.generator)
@@ -179,7 +177,6 @@ class SnapshotDataModule(BatchDataModule):
         return 1
 
     def parts(self) -> Parts:
-        """The snapshots of this split, with their base."""
         snapshots = _snapshots(self.root, self.name, self.lags)
         known = round((self.train + self.val) * len(snapshots))
         if self.tuning:

@@ -71,7 +71,6 @@ class Supervised(pl.LightningModule):
         self._val_losses.clear()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Loss and metric over what validates."""
         self._val_losses.append(self._evaluate(batch, "val"))
 
     def on_validation_epoch_end(self) -> None:
@@ -83,7 +82,6 @@ class Supervised(pl.LightningModule):
         self.log("val_score", score)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Loss and metric over what tests."""
         self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> Any:
@@ -117,8 +115,7 @@ class NodeClassifier(Supervised):
         metric: a name of `Score`, "acc" or "roc_auc" say.
 
     Raises:
-        ValueError: logits and labels that do not fit (see `node_cross_entropy`), an unknown optimizer or metric, lr < 0
-            or weight_decay < 0.
+        ValueError: logits and labels that do not fit (see `node_cross_entropy`), or other arguments.
         FloatingPointError: while training, when a loss is no finite number.
 
     Examples:
@@ -184,7 +181,6 @@ class GraphClassifier(Supervised):
         self.save_hyperparameters(ignore=["model"])
 
     def forward(self, batch: Data) -> Tensor:
-        """Logits [B, C] of every graph."""
         _check_batch(batch, "graph")
         logits: Tensor = self.model(batch.x, batch.graph)
         return logits
@@ -202,8 +198,7 @@ class Forecaster(Supervised):
         metric: "mse" or "mae".
 
     Raises:
-        ValueError: what the model returns does not fit, or as in `NodeClassifier`.
-        FloatingPointError: while training, when a loss is no finite number.
+        ValueError, FloatingPointError: as in `NodeClassifier`.
 
     Examples:
         >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
@@ -234,7 +229,6 @@ class Forecaster(Supervised):
         return forecast
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `mean_squared_error`."""
         return mean_squared_error(outputs, targets)
 
 
@@ -260,8 +254,7 @@ class SequenceClassifier(Supervised):
         warmup: share of the steps.
 
     Raises:
-        ValueError: a warm-up outside [0, 1), lr < 0 or weight_decay < 0.
-        FloatingPointError: while training, when a loss is no finite number.
+        ValueError, FloatingPointError: a warm-up outside [0, 1), or as in `NodeClassifier`.
 
     Examples:
         >>> module = SequenceClassifier(PDETransformer([20], 16, 2, heads=2, max_length=10), classes=2)
@@ -284,7 +277,6 @@ class SequenceClassifier(Supervised):
         return logits
 
     def compared(self, batch: tuple[Tensor, ...], stage: str) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all sequences."""
         *inputs, labels = batch
         return self(*inputs), labels
 

@@ -76,15 +76,12 @@ class SplitDataModule(pl.LightningDataModule):
         return self._parts[number]
 
     def train_dataloader(self) -> Iterable[Data]:
-        """Batches for training."""
         return self._in_order(0)
 
     def val_dataloader(self) -> Iterable[Data]:
-        """Batches for validation."""
         return self._in_order(1)
 
     def test_dataloader(self) -> Iterable[Data]:
-        """Batches for the test."""
         return self._in_order(2)
 
     def _in_order(self, number: int) -> Iterable[Data]:
@@ -97,18 +94,13 @@ class SplitDataModule(pl.LightningDataModule):
 
 
 class FullGraphDataModule(SplitDataModule):
-    """One `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`.
-
-    Args:
-        split, tuning: as in `SplitDataModule`.
-    """
+    """One `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`."""
 
     def load(self) -> Data:
         """The graph with its masks; called once, when first needed."""
         raise NotImplementedError(f"{type(self).__name__} must define load() and return a Data with the three masks.")
 
     def parts(self) -> Parts:
-        """The same graph three times."""
         data = [self.load()]
         return data, data, data
 
@@ -118,7 +110,6 @@ class FullGraphDataModule(SplitDataModule):
         return self.part(0)[0]
 
     def predict_dataloader(self) -> Iterable[Data]:
-        """The graph."""
         return self._in_order(0)
 
 
@@ -142,7 +133,6 @@ class DigitsDataModule(FullGraphDataModule):
         self.per_class, self.num_val, self.num_neighbors = per_class, num_val, num_neighbors
 
     def load(self) -> Data:
-        """The digits with the masks of this seed."""
         data = graphs.load_digits(self.num_neighbors)
         return random_split_per_class(data.y, self.per_class, self.num_val, None, self.generator).apply_to(data)
 
@@ -193,7 +183,6 @@ class PlanetoidDataModule(FullGraphDataModule):
         self.per_class, self.num_val, self.num_test = per_class, num_val, num_test
 
     def load(self) -> Data:
-        """The network with the masks of this split."""
         data = graphs.load_planetoid(self.root, self.network, download=self.download)
         if self.public:
             split = Split.of(data)
@@ -234,7 +223,6 @@ class HeterophilousDataModule(FullGraphDataModule):
         self.root, self.name, self.normalize_features = as_path(root, "root"), name, normalize_features
 
     def load(self) -> Data:
-        """The graph with the masks of this split."""
         data = _heterophilous(self.root, self.name)
         split = Split.of(data, self.split)
         data = (split._replace(test=split.val) if self.tuning else split).apply_to(data)
@@ -268,7 +256,6 @@ class FacebookDataModule(FullGraphDataModule):
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
     def load(self) -> Data:
-        """The graph with the masks of this split."""
         data = _facebook(self.root, self.name)
         return random_split(visible_labels(data.y, self.tuning), self.train, self.val, self.generator).apply_to(data)
 
@@ -302,7 +289,6 @@ class OgbDataModule(FullGraphDataModule):
         self.name: OgbName = name
 
     def load(self) -> Data:
-        """The graph with its masks."""
         data = graphs.load_ogb(self.root, self.name, cache=self.cache, progress=False)
         data = graphs.SumEdgeFeatures()(data) if self.name == "ogbn-proteins" else ToUndirected()(data)
         data.edge_attr = None  # to free its memory
@@ -357,7 +343,6 @@ class KNNDataModule(FullGraphDataModule):
         return loader
 
     def load(self) -> Data:
-        """The graph with the masks of this split."""
         data = _joined(self.name, self.root, *self.joined_by)
         labels = visible_labels(data.y, self.tuning)
         return random_split_per_class(labels, self.per_class, self.num_val, None, self.generator).apply_to(data)

@@ -7,24 +7,24 @@ import logging
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
-from tqdm import tqdm
 
 from diffusion_mp.errors import describe
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
-from diffusion_mp_experiments.train.many_runs import lightning_from
 from diffusion_mp_experiments.train.resume import CheckpointFiles
 
 __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_lightning"]
@@ -39,7 +39,7 @@ def run_lightning(args: list[str]) -> None:
     Its warnings are shown, except its own deprecations, that data in memory have no workers, and that a resumed run
     finds its checkpoints.
     """
-    with lightning_from(logging.WARNING), warnings.catch_warnings():
+    with _lightning_from(logging.WARNING), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
@@ -49,11 +49,24 @@ def run_lightning(args: list[str]) -> None:
             raise ValueError(str(error)) from error
 
 
+@contextmanager
+def _lightning_from(level: int) -> Iterator[None]:
+    """Let Lightning log from this level on; its announcements have the level INFO."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
+
+
 class DiffusionCLI(LightningCLI):
     """Logs to `<out>/<name>/version_k`, keeps the best and the last checkpoint there, tests the best one after fit.
 
-    With `--ckpt_path`, the command line and its configuration come first, then the settings of the checkpoint's run,
-    then the defaults.
+    With `--ckpt_path` the command line overrides the settings of the checkpoint's run, which override the defaults.
     """
 
     def __init__(self, args: list[str]) -> None:
@@ -152,27 +165,23 @@ class DiffusionCLI(LightningCLI):
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
+        """The trainer with both loggers in one folder, unless configured otherwise."""
         options = self._get(self.config_init, "trainer")
-        kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
+        plugins = options.get("plugins") or []
+        kwargs["plugins"] = [*(plugins if isinstance(plugins, (list, tuple)) else [plugins]), CheckpointFiles()]
         if options.get("logger") in (None, True):
             kwargs["logger"] = self._loggers()
-        if options.get("enable_progress_bar") is not False:
-            kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
         return super().instantiate_trainer(**kwargs)
 
     def _loggers(self) -> list[Logger]:
         """Both write to the first free folder version_k, which several processes may look for at once."""
         out, name = self._get(self.config_init, "out"), self._get(self.config_init, "name")
         taken = [int(p.name[8:]) for p in Path(out, name).glob("version_*") if p.name[8:].isdigit()]
-        version = max(taken, default=-1) + 1
-        while True:
-            try:
+        for version in count(max(taken, default=-1) + 1):
+            with suppress(FileExistsError):
                 Path(out, name, f"version_{version}").mkdir()
-            except FileExistsError:
-                version += 1
-            else:
-                return [CSVLogger(out, name, version), TensorBoardLogger(out, name, version)]
+                break
+        return [CSVLogger(out, name, version), TensorBoardLogger(out, name, version)]
 
     def predict(self, **kwargs: Any) -> None:
         """Write predictions.csv, a row per prediction, and print where it is."""
@@ -200,36 +209,6 @@ class DiffusionCLI(LightningCLI):
             if Path(last).is_file():
                 error.add_note(f"Go on from the last complete epoch with\n  {_resuming(self._args, last)}")
             raise
-
-
-class EpochProgress(ProgressBar):
-    """One bar over epochs: where the graph is one step, Lightning's bar per epoch would only flicker."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._hidden, self._bar = False, tqdm(disable=True)
-
-    def disable(self) -> None:
-        self._hidden = True
-
-    def enable(self) -> None:
-        self._hidden = False
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        total = trainer.max_epochs if trainer.max_epochs != -1 else None
-        self._bar = tqdm(desc="epoch", total=total, initial=trainer.current_epoch, disable=self._hidden)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        metrics = self.get_metrics(trainer, pl_module)
-        self._bar.set_postfix({name: value for name, value in metrics.items() if isinstance(value, float)}, False)
-        self._bar.update(trainer.current_epoch + 1 - self._bar.n)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._bar.close()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._bar.close()  # before the message
 
 
 def _width(data: pl.LightningDataModule, name: str) -> int:
@@ -275,7 +254,3 @@ def _tensors(predictions: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
     else:
         raise ValueError(f"predict_step must return a tensor with a row per prediction; got {describe(predictions)}.")
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]

@@ -1,12 +1,10 @@
-"""Many trainings: processes of one thread each, silence, and the versions that decide a number."""
+"""Many trainings: processes of one thread each, and the versions that decide a number."""
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import signal
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -58,29 +56,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Silence what Lightning announces of hardware, limits and tips, once per trainer."""
-    with lightning_from(logging.ERROR), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric|torch_geometric|torchmetrics)\b")
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        yield
-
-
-@contextmanager
-def lightning_from(level: int) -> Iterator[None]:
-    """Let Lightning log from this level on; its announcements have the level INFO."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, before in zip(loggers, levels, strict=True):
-            logger.setLevel(before)
 
 
 def versions() -> dict[str, str]:

@@ -50,7 +50,7 @@ class Resumable(Callback):
     Settings of the module and the patience of early stopping are the ones given now.
 
     Raises:
-        ValueError: a setting differs that the state of the optimiser depends on.
+        ValueError: a setting differs that cannot be changed on the way.
 
     Examples:
         >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
@@ -112,8 +112,8 @@ class FiniteLoss(Callback):
 
     Examples:
         >>> import pytorch_lightning as pl
-        >>> quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        >>> trainer = pl.Trainer(max_epochs=9, callbacks=[FiniteLoss()], enable_model_summary=False, **quiet)
+        >>> quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        >>> trainer = pl.Trainer(accelerator="cpu", max_epochs=9, callbacks=[FiniteLoss()], **quiet)
         >>> data = Data(x, edge_index, y=node % 2, train_mask=node > 1)
         >>> loader = torch.utils.data.DataLoader([data], batch_size=None)
         >>> trainer.fit(NodeClassifier(GCNConv(4, 2), lr=3e37), loader)
