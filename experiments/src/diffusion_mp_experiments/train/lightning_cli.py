@@ -16,10 +16,11 @@ from typing import Any
 import pytorch_lightning as pl
 from jsonargparse import set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
+from tqdm import tqdm
 
 from diffusion_mp.errors import describe
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
@@ -165,12 +166,13 @@ class DiffusionCLI(LightningCLI):
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer with both loggers in one folder, unless configured otherwise."""
+        """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
         options = self._get(self.config_init, "trainer")
-        plugins = options.get("plugins") or []
-        kwargs["plugins"] = [*(plugins if isinstance(plugins, (list, tuple)) else [plugins]), CheckpointFiles()]
+        kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
         if options.get("logger") in (None, True):
             kwargs["logger"] = self._loggers()
+        if options.get("enable_progress_bar") is not False:
+            kwargs["callbacks"] = [*_listed(options.get("callbacks")), EpochProgress()]
         return super().instantiate_trainer(**kwargs)
 
     def _loggers(self) -> list[Logger]:
@@ -209,6 +211,36 @@ class DiffusionCLI(LightningCLI):
             if Path(last).is_file():
                 error.add_note(f"Go on from the last complete epoch with\n  {_resuming(self._args, last)}")
             raise
+
+
+class EpochProgress(ProgressBar):
+    """One bar over epochs, on stderr: Lightning's, one per epoch on stdout, would flicker and mix with the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar = tqdm(disable=True)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        total, hidden = trainer.max_epochs if trainer.max_epochs != -1 else None, not trainer.is_global_zero
+        self._bar = tqdm(desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = self.get_metrics(trainer, pl_module)
+        self._bar.set_postfix({name: value for name, value in metrics.items() if isinstance(value, float)}, False)
+        self._bar.update(trainer.current_epoch + 1 - self._bar.n)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._bar.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._bar.close()  # before the message
+
+    def disable(self) -> None:
+        """Do nothing: the bar of another process than the first is hidden already."""
+
+    def enable(self) -> None:
+        """Do nothing."""
 
 
 def _width(data: pl.LightningDataModule, name: str) -> int:
@@ -254,3 +286,7 @@ def _tensors(predictions: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
     else:
         raise ValueError(f"predict_step must return a tensor with a row per prediction; got {describe(predictions)}.")
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
