@@ -58,9 +58,7 @@ class TUDataModule(BatchDataModule):
         root: the folder that holds the folder `<name>`.
         name: "MUTAG" or "PROTEINS", say.
         train, val: shares of the graphs; the others test.
-        batch_size: as in `BatchDataModule`.
-        split: draws the parts.
-        tuning: draw them from the graphs for tuning, and otherwise from all others (see `visible_labels`).
+        batch_size, split, tuning: see `BatchDataModule`.
 
     Examples:
         >>> data = TUDataModule("data/TUDataset", "MUTAG")  # reads the files later
@@ -91,9 +89,7 @@ class SynMolDataModule(BatchDataModule):
     Args:
         root: folder of the file.
         val: share of the training molecules that validate.
-        batch_size: as in `BatchDataModule`.
-        split: draws who validates.
-        tuning: train, validate and test on the training molecules for tuning (see `visible_labels`).
+        batch_size, split, tuning: see `BatchDataModule`; tuning uses training molecules only.
 
     Examples:
         >>> data = SynMolDataModule("data/SynMol")  # reads the files later

@@ -33,7 +33,12 @@ class Supervised(pl.LightningModule):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float, weight_decay: float, optimizer: str = "adam", metric: str = "acc"
+        self,
+        model: nn.Module,
+        lr: float = 0.001,
+        weight_decay: float = 0.0,
+        optimizer: OptimizerName = "adam",
+        metric: str = "acc",
     ) -> None:
         super().__init__()
         check_kind(model, "model", nn.Module, "a module")
@@ -44,6 +49,8 @@ class Supervised(pl.LightningModule):
         self.model, self.lr, self.weight_decay, self.optimizer, self.metric = model, lr, weight_decay, optimizer, metric
         self.train_metric, self.val_metric, self.test_metric = (Score(metric) for _ in range(3))
         self._val_losses: list[tuple[Tensor, int]] = []
+        # Without the module a checkpoint holds plain types only and loads with weights_only=True.
+        self.save_hyperparameters(ignore=["model"])
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
         """The outputs for the examples of a stage, and their targets."""
@@ -131,8 +138,6 @@ class NodeClassifier(Supervised):
         metric: str = "acc",
     ) -> None:
         super().__init__(model, lr, weight_decay, optimizer, metric)
-        # Without the module a checkpoint holds plain types only and loads with weights_only=True.
-        self.save_hyperparameters(ignore=["model"])
 
     def forward(self, data: Data) -> Tensor:
         """Logits [N, C] of every node."""
@@ -169,17 +174,6 @@ class GraphClassifier(Supervised):
         >>> module = GraphClassifier(GPS(4, 16, 3, task="graph"), lr=0.001)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.001,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
-        metric: str = "acc",
-    ) -> None:
-        super().__init__(model, lr, weight_decay, optimizer, metric)
-        self.save_hyperparameters(ignore=["model"])
-
     def forward(self, batch: Data) -> Tensor:
         _check_batch(batch, "graph")
         logits: Tensor = self.model(batch.x, batch.graph)
@@ -213,7 +207,6 @@ class Forecaster(Supervised):
         metric: str = "mse",
     ) -> None:
         super().__init__(model, lr, weight_decay, optimizer, metric)
-        self.save_hyperparameters(ignore=["model"])
         self.gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Data) -> Tensor:
@@ -264,11 +257,10 @@ class SequenceClassifier(Supervised):
         self, model: nn.Module, classes: int, lr: float = 1e-3, weight_decay: float = 1e-5, warmup: float = 0.1
     ) -> None:
         check_counts(classes=classes)
-        super().__init__(model, lr, weight_decay)
+        super().__init__(model, lr, weight_decay, "adamw")
         check_number(warmup, "warmup")
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup must lie in [0, 1), a share of the steps; got {warmup}.")
-        self.save_hyperparameters(ignore=["model"])
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -29,8 +29,10 @@ class SplitDataModule(pl.LightningDataModule):
     """Base class: the graphs that train, validate and test; subclasses define `parts`.
 
     Args:
-        split: number of the split, and the seed of `generator`.
-        tuning: whether settings are being chosen, without what results are reported on.
+        split: number of the split; it seeds `generator`, which draws random splits.
+        tuning: whether settings are being chosen, without what results are reported on: random splits are then drawn
+            from the labels for tuning, and otherwise from all others (see `visible_labels`); with published splits the
+            validation nodes stand in for the test nodes.
     """
 
     #: The LightningModule that trains a model on these data.
@@ -65,7 +67,6 @@ class SplitDataModule(pl.LightningDataModule):
 
     @property
     def generator(self) -> torch.Generator:
-        """A generator that draws this split."""
         return torch.Generator().manual_seed(self.split)
 
     def part(self, number: int) -> Sequence[Data]:
@@ -201,8 +202,7 @@ class HeterophilousDataModule(FullGraphDataModule):
 
     Args:
         root, name: see `load_heterophilous`.
-        split: number of the split.
-        tuning: let the validation nodes stand in for the test nodes.
+        split, tuning: see `SplitDataModule`.
         normalize_features: divide the features of every node by their sum.
 
     Examples:
@@ -235,8 +235,7 @@ class FacebookDataModule(FullGraphDataModule):
     Args:
         root, name: see `load_facebook`.
         train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
-        split: draws the parts.
-        tuning: draw them from the labels for tuning, and otherwise from all others (see `visible_labels`).
+        split, tuning: see `SplitDataModule`.
 
     Examples:
         >>> data = FacebookDataModule("data/LINKXDataset", "johnshopkins55")  # reads the files later
@@ -268,8 +267,7 @@ class OgbDataModule(FullGraphDataModule):
 
     Args:
         root, name, cache: see `load_ogb`.
-        split: number of a run in a table; there is one split.
-        tuning: let the validation nodes stand in for the test nodes.
+        split, tuning: see `SplitDataModule`; there is one split.
 
     Examples:
         >>> data = OgbDataModule("data", "ogbn-arxiv")  # reads the files later
@@ -306,8 +304,7 @@ class KNNDataModule(FullGraphDataModule):
         k, metric, weighted, sharpness: of the graph, see `KNNGraph`.
         per_class: training labels of each class.
         num_val: validation nodes; all others are test nodes.
-        split: draws the split.
-        tuning: draw it from the labels for tuning, and otherwise from all others (see `visible_labels`).
+        split, tuning: see `SplitDataModule`.
         num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`).
 
     Examples:
