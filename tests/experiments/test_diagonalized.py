@@ -1,4 +1,4 @@
-"""A kept, diagonalised coupling of the features: the coupling itself, and the state at rest beside a dense solve."""
+"""A cached, diagonalised coupling of the features, and its state at rest against a dense solve."""
 
 import pytest
 import torch

@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, unint
         assert process.exitcode == 130
         assert "Stopped by SIGINT.\nNothing is lost; start again with\n  diffusion-mp reproduce" in said.read_text()
         assert "Traceback" not in said.read_text()
-    done = Records(runs).lines  # whole lines, whatever the moment was
+    done = Records(runs).lines  # complete lines, whatever the moment was
     assert 5 < len(done) < sum(RUNS.values())
     reproduce(table, runs.parent)
     assert Records(runs).lines[: len(done)] == done

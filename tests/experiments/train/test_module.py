@@ -47,7 +47,7 @@ def test_metrics_read_their_own_mask():
 
 
 def test_the_loss_breaks_ties_and_nothing_more():
-    """The score orders by accuracy first: no loss, however large, costs a whole node."""
+    """The score orders by accuracy first: no loss, however large, costs a node."""
     toy = Toy()
     right = nn.functional.one_hot(toy.data.y, 2).float()
 

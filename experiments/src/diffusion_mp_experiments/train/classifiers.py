@@ -112,7 +112,7 @@ class Supervised(pl.LightningModule):
 class NodeClassifier(Supervised):
     """Train `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
 
-    A step sees the whole graph; train_mask, val_mask and test_mask select the logits. What is logged: `Supervised`.
+    A step sees all nodes; train_mask, val_mask and test_mask select the logits. What is logged: `Supervised`.
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
