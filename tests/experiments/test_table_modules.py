@@ -153,6 +153,8 @@ def test_batches_of_graphs_are_learned():
     data = Sizes(batch_size=4, split=0, tuning=False)
     assert (data.num_features, data.num_classes) == (1, 2)
     assert [batch.num_graphs for batch in data.train_dataloader()] == [4, 4, 2]
+    orders = {tuple(torch.cat([batch.y for batch in data.train_dataloader()]).tolist()) for _ in range(9)}
+    assert len(orders) > 1
     first, second = (list(data.test_dataloader()) for _ in range(2))
     assert [batch.num_graphs for batch in first] == [4, 2]
     assert first[0].graph is second[0].graph  # what is known of a graph stays known
@@ -250,6 +252,8 @@ def test_forecasts_of_another_shape_are_refused(chickenpox):
 @pytest.mark.parametrize("make", [lambda folder: Several(), lambda folder: SnapshotDataModule(folder)])
 def test_what_was_validated_first_can_be_trained_on(chickenpox, make):
     data = make(chickenpox)
+    with torch.inference_mode():
+        assert data.num_features == 4
     with seeded(0):
         module = type(data).trains(DiffusionGNN(4, 8, 3 if isinstance(data, Several) else 1, conv="mlp"))
         trainer = quiet_trainer(max_epochs=1)
