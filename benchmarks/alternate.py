@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-#: A burst lasts at least so long, in seconds: the clock and the loop around the calls cost nothing beside it.
+#: The least duration of a burst in seconds, compared with which the clock and the loop cost little.
 BURST = 5e-3
 
 

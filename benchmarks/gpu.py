@@ -1,4 +1,4 @@
-"""Every operation on a GPU, beside the textbook's code and beside other libraries where they do the same work.
+"""Every operation on a GPU, compared with the textbook's code and with other libraries that do the same work.
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --operation linear_attention --nodes 1000000 --dtype bfloat16
@@ -120,7 +120,7 @@ def error(operation: str, dtype: torch.dtype) -> float:
 
 
 def main() -> None:
-    """Measure what is asked for and print a table for every precision."""
+    """Measure the chosen operations and print a table for every precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operation", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--nodes", type=int, nargs="+", help="instead of the sizes of this file")

@@ -1,7 +1,7 @@
 """Full-graph inference of DIFFormer-s by blocks: time, peak memory of the process, and distance from one forward pass.
 
     python benchmarks/inference.py                                             # Pokec's size
-    python benchmarks/inference.py --nodes 100000 --edges 1875000 --compare    # beside model(x, edge_index)
+    python benchmarks/inference.py --nodes 100000 --edges 1875000 --compare    # and model(x, edge_index)
 
 The graph is random: that is the worst case for the sparse product, which finds no two neighbours close in memory.
 """

@@ -1,4 +1,4 @@
-"""Every operation beside the textbook's code, beside other libraries where they do the same work, and beside a limit.
+"""Every operation, compared with the textbook's code, other libraries that do the same work, and a limit.
 
     python benchmarks/kernels.py --out runs/kernels
     python benchmarks/kernels.py --operation linear_attention --nodes 262144
@@ -32,7 +32,7 @@ from diffusion_mp.extras import needed_by
 
 
 class Case(NamedTuple):
-    """One measurement, which a process is told by its name."""
+    """One measurement, which a process finds by its name."""
 
     operation: str
     way: str
@@ -162,7 +162,7 @@ def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for and print the tables."""
+    """Measure the chosen operations and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operation", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
     parser.add_argument("--nodes", type=int, nargs="+", help="instead of the sizes of operations.py")

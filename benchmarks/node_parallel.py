@@ -5,7 +5,7 @@
 Prints, on rank 0: the time of a step, and of one on as many rows and edges that needs no other rank; of the sparse
 product and of linear attention on this rank's rows, of an all-reduce as small as a layer's, and of fetching a halo; as
 seconds and as rates. Sources lie within ±--reach of their target, so that the cut is that of an ordered graph and not
-of a random one. With --nproc-per-node 1, the step of one process on the whole graph.
+of a random one. With --nproc-per-node 1, the step of one process on the full graph.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def main() -> None:
             "all-reduce of a layer's sums": (seconds(lambda: distributed.all_reduce(sums)), sums.nbytes),
             "fetching the halo": (seconds(lambda: graph.exchange(values)), halo * width * 4),
         }
-    whole, without = seconds(lambda: step(model, graph), 3), seconds(lambda: step(alone, here), 3)
+    together, alone_seconds = seconds(lambda: step(model, graph), 3), seconds(lambda: step(alone, here), 3)
     if distributed.get_rank() == 0:
         ranks = distributed.get_world_size()
         print(f"{ranks} ranks, {args.nodes:,} nodes, {args.edges:,} edges, halo {halo:,} of {rows:,} rows")
-        print(f"training step: {whole:.2f} s, {without:.2f} s on as many rows without other ranks")
+        print(f"training step: {together:.2f} s, {alone_seconds:.2f} s on as many rows without other ranks")
         for name, (time_, amount) in measured.items():
             unit = "FLOP" if name.startswith("attention") else "B"
             print(f"{name}: {1e3 * time_:.2f} ms, {amount / time_ / 1e9:.2f} G{unit}/s")

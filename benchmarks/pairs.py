@@ -1,4 +1,4 @@
-"""What benchmarks/ratios.py compares: operations, layers on Cora, on batches and on large graphs, and whole models."""
+"""What benchmarks/ratios.py compares: operations, layers on Cora, on batches and on large graphs, and models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The library beside another way."""
+    """The library and another way."""
 
     what: str
     where: str
@@ -81,7 +81,7 @@ def pairs() -> Iterator[Pair]:
 
 
 def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
-    """The library beside every other way that computes the same, at all sizes up to some 10⁵ nodes."""
+    """The library and every other way that computes the same, at all sizes up to some 10⁵ nodes."""
     for nodes in operation.sizes:
         for other, way in operation.ways.items():
             if other in ("library", *LIMITS) or nodes > min(way.largest, 300_000):
@@ -94,7 +94,7 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
             if name.startswith("linear_attention_PROTEINS"):
                 targets["step"] = 5.0
             both = partial(sides_of_operation, operation, nodes, other)
-            # The textbook's 200 proximal steps are far from the solution, and nobody computes less.
+            # The textbook's 200 proximal steps are far from the solution, and each way computes as many.
             same = name != "sparse_flow"
             yield Pair(name.replace("_", " "), f"N = {nodes:,}", other, both, targets, same, nodes)
 
@@ -132,7 +132,7 @@ def two_layers(
     make: Callable[[], tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]],
     graph: Callable[[], tuple[Tensor, Any, tuple[Any, ...]]],
 ) -> tuple[Side, Side]:
-    """Layers with the same parameters on a state; what the library's is given beside it, and what the other."""
+    """Layers with the same parameters on a state; with the further inputs of the library's layer and of the other."""
     torch.manual_seed(0)
     mine, my_parameters, theirs, their_parameters = make()
     copied(my_parameters, their_parameters)
@@ -225,7 +225,7 @@ def gps() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
 
 
 def layers_on_batches() -> Iterator[Pair]:
-    """GraphGPS's layer beside PyG's, and layers on a batch beside the same on one graph of as many nodes."""
+    """GraphGPS's layer and PyG's, and layers on a batch and the same on one graph of as many nodes."""
     for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265), ("ZINC", 3_000)):
         graph = batch_of(data, num_nodes)
         edges, x = with_ring(graph), torch.randn(num_nodes, 64, generator=torch.Generator().manual_seed(0))
@@ -261,7 +261,7 @@ def large_graph() -> tuple[Tensor, Tensor]:
 
 
 def layers_on_a_large_graph() -> Iterator[Pair]:
-    """GIN beside PyG's; the layer of README beside the one that is written for it."""
+    """GIN and PyG's; the layer of README and the one that is written for it."""
     where = "N = 100,000, E = 1,000,000"
 
     def state() -> tuple[Tensor, Any, tuple[Any, ...]]:

@@ -30,7 +30,7 @@ TOLERANCE = 1e-3
 def difference(mine: Side, other: Side) -> float:
     """The largest difference of results and gradients, each in the norm, relative to the other's, in evaluation.
 
-    Rounding decides about a few of many activations at zero, whose gradients then differ as a whole: hence the norm.
+    Rounding decides about a few of many activations at zero, whose gradients then differ: hence the norm of all.
     """
     set_mode(mine, other, train=False)
     results = []
@@ -133,7 +133,7 @@ def draw(results: dict[Pair, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for and print the table."""
+    """Measure the chosen pairs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="pairs whose name has all of these in it, in any case")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

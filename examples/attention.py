@@ -4,7 +4,7 @@
     python examples/attention.py runs/sfi_former/CLUSTER-SFi-seed0.pt
 
 One row per layer, on a logarithmic scale; what is white is zero. From left to right: softmax attention, which is the
-flow through the same resistances without friction; the sparse flow; and what propagates, the flow beside the adjacency
+flow through the same resistances without friction; the sparse flow; and what propagates, the flow next to the adjacency
 (Eq. 11). Nodes of one test graph, sorted by class where they have one.
 """
 
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--graph", type=int, default=0, help="which graph of the test split")
     parser.add_argument("--head", type=int, default=0)
     parser.add_argument("--peptides", type=Path, default=Path("data/peptides-functional"), help="its files")
-    parser.add_argument("--out", type=Path, help="the picture; beside the checkpoint by default")
+    parser.add_argument("--out", type=Path, help="the picture; in the folder of the checkpoint by default")
     args = options(parser, argv, checkpoint=QUICK)
     if args.checkpoint == QUICK:
         sfi_former.main(["--quick", "--out", str(QUICK.parent), "--model", "SFi"])

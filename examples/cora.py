@@ -85,7 +85,7 @@ def nodeformer(weight_decay: float) -> Recipe:
 
 
 def sgformer(weight_decay: float) -> Recipe:
-    """Wu et al. (2023b): one attention layer beside a GNN of weight 0.8 that has its own encoder; here APPNP."""
+    """Wu et al. (2023b): one attention layer parallel to a GNN of weight 0.8 that has its own encoder; here APPNP."""
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return SGFormer(

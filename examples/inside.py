@@ -6,7 +6,7 @@
 
 One row per model, DIFFormer-s and the certified network. From left to right: the nodes before the first layer; after
 the last one, with the strongest couplings between nodes that share no edge; and the energy. Prints how many of these
-couplings join nodes of one class, beside how many random pairs would (Wu, Wipf & Yan 2025, Figures 5 to 7).
+couplings join nodes of one class, compared with random pairs (Wu, Wipf & Yan 2025, Figures 5 to 7).
 """
 
 from __future__ import annotations

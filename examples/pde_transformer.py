@@ -1,11 +1,11 @@
-"""Where to add PDE diffusion in a Transformer: a plain encoder beside the seven placements, and what theory predicts.
+"""Where to add PDE diffusion in a Transformer: a plain encoder, the seven placements, and what theory predicts.
 
     python examples/pde_transformer.py --out runs/pde_transformer
     python examples/pde_transformer.py --task imdb --placement none P1 P7 --imdb data/aclImdb --out runs/pde_transformer
 
 Trains every placement of Zhang & Zhou's Table 1 and prints one Markdown table: test accuracy, and, measured on the
 trained model, the relative roughness and the commutator with attention by layer, and the effect of bypassing each
-diffusion layer beside its estimate (Theorem 4.7, corrected). A second table asks the paper's question: do the
+diffusion layer with its estimate (Theorem 4.7, corrected). A second table asks the paper's question: do the
 commutator, and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places of each
 placement, one at a time, rank the placements as their accuracies do? picture.png shows the diagnostics by layer.
 ListOps and the Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
@@ -104,7 +104,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, how a model reads its tokens, and how long it trains unless told."""
+    """A data set, how a model reads its tokens, and how long it trains by default."""
 
     make: Callable[[str, int, Path], Any]
     in_channels: int | list[int]
@@ -185,10 +185,10 @@ def train(run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool 
     """Trains, or goes on from the last epoch, or reads the result of a run that is done."""
     folder = out / run.name
     settings, done = folder / "run.json", folder / "result.json"
-    told = json.dumps(asdict(run))
-    if settings.exists() and settings.read_text() != told:
+    content = json.dumps(asdict(run))
+    if settings.exists() and settings.read_text() != content:
         raise SystemExit(f"{folder} was made with other settings; use another --out or delete it.")
-    replace_file(settings, told.encode())
+    replace_file(settings, content.encode())
     if done.exists():
         return json.loads(done.read_text())
     batches = loaders(run, out, imdb_path)
@@ -299,7 +299,7 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
 
 
 def ranking(results: dict[Run, dict[str, Any]]) -> str:
-    """Markdown: what is said to predict the placements, beside the accuracy of training with them, and how well.
+    """Markdown: predictors of the placements, the accuracy of training with them, and the rank correlation of both.
 
     S inserted into the trained *plain* encoder at each place: norms of the change of the logits of the probed
     sequences, and their estimates, summed over a placement's places. The commutator is that of the model trained with
@@ -337,13 +337,13 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
-    """For every task: roughness and commutator by layer, and the reach of every diffusion layer beside its estimate."""
+    """For every task: roughness and commutator by layer, and the reach of every diffusion layer with its estimate."""
     quantities = ("relative_roughness", "commutator", "estimate")
     tasks = list(dict.fromkeys(run.task for run in results))
     figure, axes = plt.subplots(
         len(tasks), len(quantities), figsize=(17, 4.2 * len(tasks)), squeeze=False, layout="constrained"
     )
-    for ax in axes.flat:  # of Okabe and Ito, told apart by everybody
+    for ax in axes.flat:  # the palette of Okabe and Ito, for colour-blind readers
         ax.set_prop_cycle(color=COLOURS)
     for (task, placement), found in grouped(results, "task", "placement"):
         report = PlacementReport(**found[0]["report"])
@@ -396,7 +396,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:
-    """How long a task trains: as told, or as long as it needs."""
+    """How long a task trains: the command line, or the default of the task."""
     return {"items": args.items or TASKS[task].items, "epochs": args.epochs or TASKS[task].epochs}
 
 

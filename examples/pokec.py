@@ -1,4 +1,4 @@
-"""DIFFormer-s on Pokec by random partitions (Wu, Wipf & Yan 2025), beside simpler predictors.
+"""DIFFormer-s on Pokec by random partitions (Wu, Wipf & Yan 2025), and simpler predictors.
 
     python examples/pokec.py --synthetic --epochs 1                    # a generated graph of Pokec's size
     python examples/pokec.py --root data/pokec --model constant linear gcn difformer-s
@@ -6,11 +6,11 @@
     torchrun --nproc-per-node 2 examples/pokec.py --root data/pokec --node-parallel
 
 --root holds the files of SNAP or LINKX; load_pokec says where to get them. Every epoch cuts the graph into new random
-parts; a part of Pokec keeps 6 % of its edges (D12 in docs/errata.md). Validation and test accuracy come from the whole
+parts; a part of Pokec keeps 6 % of its edges (D12 in docs/errata.md). Validation and test accuracy come from the full
 graph, block by block, and are those of the epoch with the best validation accuracy. A run that was stopped or killed
 goes on from its last checkpoint in --out, and ends with the weights that it would have had.
 
-With --node-parallel there are no parts: every process has a run of the nodes, and an epoch is one step on the whole
+With --node-parallel there are no parts: every process has a run of the nodes, and an epoch is one step on the full
 graph with exact global attention. Activations of all nodes are kept for the backward pass, shared by the processes.
 """
 
@@ -224,7 +224,7 @@ class Training:
         return node_cross_entropy(logits, y)
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracies of the whole graph at once, block by block."""
+        """Accuracies of the full graph at once, block by block."""
         shown = sys.stderr.isatty()
         logits = full_graph_inference(self.model, self.data.x, self.graph, device=self.device, progress=shown)
         return accuracies(logits, self.data)
@@ -247,7 +247,7 @@ class NodeParallel(Training):
             super().save()
 
     def one_epoch(self, checkpoint_every: int) -> None:
-        """One step on the whole graph. Dropout must differ between processes."""
+        """One step on the full graph. Dropout must differ between processes."""
         torch.manual_seed((self.run.seed << 40) + (self.epoch << 16) + distributed.get_rank())
         self.step(self.rows, self.graph)
 
@@ -334,7 +334,7 @@ def report(args: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"\n{args.source}: {data.num_nodes} nodes, {data.num_edges} edges, split {args.split}, seed {args.seed}.",
-            "Accuracy in %, one split and one initialisation; of the whole graph at the best validation epoch.\n",
+            "Accuracy in %, one split and one initialisation; of the full graph at the best validation epoch.\n",
             "| model | train | validation | test | epoch |\n| --- | --- | --- | --- | --- |",
             *rows,
             "",

@@ -38,8 +38,8 @@ def count(text: str) -> int:
 
 def options(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any) -> argparse.Namespace:
     """The command line; with ``--quick`` these stand for what it does not name."""
-    told = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items())
-    parser.add_argument("--quick", action="store_true", help=f"a first look: {told}, where nothing else is asked for")
+    values = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items())
+    parser.add_argument("--quick", action="store_true", help=f"a first look: {values}, unless given otherwise")
     if "--quick" in (sys.argv[1:] if argv is None else argv):
         parser.set_defaults(**quick)
     return parser.parse_args(argv)

@@ -4,7 +4,7 @@
     python examples/sfi_former.py --dataset peptides --peptides data/peptides-functional --model SFi GatedGCN
 
 Prints one Markdown table: the test score, the train-test gap, and the measured density of the attention, layer by
-layer. PATTERN and CLUSTER are drawn here (no download), 500/100/200 graphs of them by default: the whole table of 2
+layer. PATTERN and CLUSTER are drawn here (no download), 500/100/200 graphs of them by default: the full table of 2
 data sets, 4 models and 2 seeds is made to take about an hour on two cores. Peptides-func is read from its SMILES
 strings. Every model gets the same number of parameters (its width is what fits), layers, encodings of position, and
 training: AdamW, linear warm-up, cosine decay to zero. The test score is that of the epoch with the best validation
@@ -124,7 +124,7 @@ class Blocks(Benchmark):
         self.classes = train.num_classes
         self.inputs = (train.num_features, self.classes)
         self.options: dict[str, Any] = {}
-        # 1 - share of the class, the weights of the benchmark's loss, over the whole training set.
+        # 1 - share of the class, the weights of the benchmark's loss, over the training set.
         self.weights = 1 - torch.bincount(torch.as_tensor(train.y), minlength=self.classes) / len(train.y)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def predict(model: nn.Module, data: Data, **options: Any) -> Any:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, benchmark: Benchmark, split: str, run: Run) -> float:
-    """The score over the whole split."""
+    """The score over a split."""
     model.eval()
     metric = benchmark.metric().to(run.device)
     for data in batches(benchmark.splits[split], run):

@@ -1,4 +1,4 @@
-"""A command line in a process of its own, to be killed. It is forked, since importing everything anew takes seconds."""
+"""A command line in a forked process, to be killed: a new interpreter would import for seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 
 def started(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path) -> BaseProcess:
-    """``main(arguments)`` within a folder, where what it says goes to said.txt."""
+    """Start ``main(arguments)`` within a folder, with stderr in said.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     process = get_context("fork").Process(target=_run, args=(main, arguments, folder))
     process.start()

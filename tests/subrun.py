@@ -1,4 +1,4 @@
-"""Tests in an interpreter of their own, since shape checks are on or off from the import of the library on."""
+"""Tests in a new interpreter, since the import of the library turns shape checks on or off."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TESTS = Path(__file__).resolve().parent
 
 
 def run_tests(name: str, select: str, *, typecheck: bool) -> None:
-    """Run the tests of a file that a marker selects; what they say is said here if one fails."""
-    # The options of the outer run (a coverage floor, say) are not meant for this one.
+    """Run the tests of a file that a marker selects, and fail with their output if one fails."""
+    # Without the options of the outer run, such as a coverage floor.
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", select, str(TESTS / name)],

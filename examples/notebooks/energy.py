@@ -34,7 +34,7 @@ refused = certify(penalty, start, tau=3.0)
 print(bool(refused), "-", refused.reason)
 
 # %% [markdown]
-# A whole network: `energies` has the energy before the first layer and after each.
+# A network of many layers: `energies` has the energy before the first layer and after each.
 
 # %%
 torch.manual_seed(0)

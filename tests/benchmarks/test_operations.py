@@ -46,10 +46,8 @@ def test_ways_agree(operations, name):
     for way, (forward, backward, _, trains) in operation.ways.items():
         if way in LIMITS:
             continue
-        inputs = [
-            tensor.double() if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
-            for tensor in operation.inputs(512, torch.Generator().manual_seed(0))
-        ]
+        drawn = operation.inputs(512, torch.Generator().manual_seed(0))
+        inputs = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in drawn]
         if name == "sparse_flow":
             inputs[-1] = GRAPHS
             forward = partial(forward, steps=STEPS) if way == "textbook" else forward

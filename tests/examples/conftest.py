@@ -7,42 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))  # where Python looks when it runs a script there
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path.append(str(EXAMPLES))  # where Python looks when it runs a script there
 
 
-@pytest.fixture
-def cora():
-    return importlib.import_module("cora")
+def script(name):
+    """A fixture that imports this script."""
+    return pytest.fixture(name=name)(lambda: importlib.import_module(name))
 
 
-@pytest.fixture
-def sfi_former():
-    return importlib.import_module("sfi_former")
-
-
-@pytest.fixture
-def pde_transformer():
-    return importlib.import_module("pde_transformer")
-
-
-@pytest.fixture
-def inside():
-    return importlib.import_module("inside")
-
-
-@pytest.fixture
-def pokec():
-    return importlib.import_module("pokec")
-
-
-@pytest.fixture
-def classifier():
-    return importlib.import_module("classifier")
-
-
-@pytest.fixture
-def attention():
-    return importlib.import_module("attention")
+cora, inside, pokec, attention = map(script, ("cora", "inside", "pokec", "attention"))
+classifier, sfi_former, pde_transformer = map(script, ("classifier", "sfi_former", "pde_transformer"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,6 @@ def test_wrong_root_says_what_to_do(cora, tmp_path, capsys):
         assert part in message
 
 
-def test_nonsense_numbers(cora, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cora.main(["--root", str(tmp_path), "--splits", "0"])
-    assert stopped.value.code == 2
-    assert "at least 1, got 0" in capsys.readouterr().err
-
-
 @pytest.mark.data
 @pytest.mark.parametrize("dataset", ["Cora", "CiteSeer"])
 def test_two_models_on_two_splits(cora, data_root, dataset, capsys):

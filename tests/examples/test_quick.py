@@ -1,4 +1,4 @@
-"""Every example has a `--quick`, and a `--help` that prints what the script is for."""
+"""Every example has a `--quick`, a `--help` that prints what the script is for, and refuses numbers below one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.unwatched
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "runs")
-WRITTEN = {  # what is said of the files that were made
+WRITTEN = {  # what is printed of the files that were made
     "energy_descent": "wrote runs/energy_descent.png",
     "inside": "runs/inside.png",
     "attention": "runs/sfi_former_quick/CLUSTER-SFi-seed0.png",
@@ -26,9 +27,20 @@ def test_help_says_what_it_is_for(script, capsys):
     with pytest.raises(SystemExit) as ended:
         module.main(["--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert module.__doc__.strip() in said
-    assert "--quick" in said
+    printed = capsys.readouterr().out
+    assert module.__doc__.strip() in printed
+    assert "--quick" in printed
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [("cora", "--splits"), ("pokec", "--epochs"), ("pde_transformer", "--epochs"), ("sfi_former", "--jobs")],
+)
+def test_numbers_below_one_are_refused(script, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(script).main([option, "0"])
+    assert ended.value.code == 2
+    assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -38,7 +50,6 @@ def test_help_says_what_it_is_for(script, capsys):
         "energy_descent",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("pde_transformer", "inside")),
         *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sfi_former", "attention", "pokec")),
-        "classifier",
         pytest.param("cora", marks=pytest.mark.data),
     ],
 )
@@ -46,8 +57,29 @@ def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     root = ["--root", str(request.getfixturevalue("data_root") / "Planetoid")] if script == "cora" else []
     assert not importlib.import_module(script).main(["--quick", *root])
-    said = capsys.readouterr().out
-    assert len(said.splitlines()) > 1
-    assert WRITTEN.get(script, "") in said
-    for path in re.findall(r"runs/[\w/.-]+\.png", said):
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) > 1
+    assert WRITTEN.get(script, "") in printed
+    for path in re.findall(r"runs/[\w/.-]+\.png", printed):
         assert Path(path).stat().st_size > 10_000
+
+
+def test_the_estimator_is_right_about_more_images_than_label_propagation(classifier, capsys):
+    classifier.main(["--quick"])
+    *accuracies, last = capsys.readouterr().out.splitlines()
+    propagated, ours = (float(re.search(r"([\d.]+) %", line)[1]) for line in accuracies)
+    assert ours > propagated > 50
+    assert last == "A new image, a noisy 0, is read as 0."
+
+
+def test_states_energies_and_pairs_of_a_model(inside):
+    data = inside.load_digits(5).subgraph(torch.arange(60))
+    data.test_mask = torch.arange(60) > 30
+    edges = set(map(tuple, data.edge_index.t().tolist()))
+    for name, make in inside.MODELS.items():
+        found = inside.look_inside(make(64, 10), data, 20)
+        assert len(found.states) == len(found.energies) == 9, name
+        source, target = found.pairs
+        assert (source < target).all()
+        assert not edges & set(map(tuple, found.pairs.t().tolist())), name
+    assert all(before >= after for before, after in zip(found.energies, found.energies[1:], strict=False))

@@ -1,4 +1,4 @@
-"""A kept, diagonalised coupling of the features: the coupling itself, and the state at rest beside a dense solve."""
+"""A cached, diagonalised coupling of the features, and its state at rest against a dense solve."""
 
 import pytest
 import torch
@@ -52,12 +52,9 @@ def test_several_of_one_matrix_are_diagonalised_once(monkeypatch):
     assert not torch.equal(first.modes, other.modes)
 
 
-def test_an_ablation_leaves_it_as_it_is():
+def test_no_ablation_reaches_it_and_what_has_no_real_spectrum_is_refused():
     model = CertifiedDIFFormer(3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels()))
     assert not without_attention(model, "identity")
-
-
-def test_what_has_no_real_spectrum_is_refused():
     with pytest.raises(CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"):
         Diagonalized(GaussianDiffusivity())(drawn(5, 2))
 
@@ -78,12 +75,8 @@ def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
     parameters = [p for p in model.parameters() if p.requires_grad]
     result = model(x)
     torch.testing.assert_close(result, expected)
-    for got, wanted in zip(
-        torch.autograd.grad((weight * result).sum(), parameters),
-        torch.autograd.grad((weight * expected).sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, wanted)
+    found, wanted = (torch.autograd.grad((weight * logits).sum(), parameters) for logits in (result, expected))
+    torch.testing.assert_close(found, wanted)
     iterated = CertifiedDIFFormer(3, 16, 2, inputs=pixels(), **options).double()  # no eigenvectors: step after step
     iterated.load_state_dict(model.state_dict())
     torch.testing.assert_close(iterated(x), result, rtol=1e-8, atol=1e-9)

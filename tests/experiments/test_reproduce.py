@@ -7,13 +7,14 @@ import os
 import re
 import time
 from dataclasses import replace
+from itertools import count, product
 from signal import SIGINT, SIGKILL
 
 import pytest
+from filelock import FileLock
 from optuna.storages import InMemoryStorage
 from reproduce_tables import write_table
 
-import own_process
 from diffusion_mp_experiments.reproduce import harness
 from diffusion_mp_experiments.reproduce.figures import draw_curves
 from diffusion_mp_experiments.reproduce.harness import key, reproduce
@@ -22,36 +23,31 @@ from diffusion_mp_experiments.reproduce.report import lines, section
 from diffusion_mp_experiments.reproduce.search import Search, open_storage
 from diffusion_mp_experiments.reproduce.table import load_table
 from diffusion_mp_experiments.train.cli import main
+from own_process import started
 
 # The checker of shapes draws from Python's random state, and is not in the processes that are killed.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
-RUNS = {
-    "constant": 2,
-    "labels": 3 + 2,
-    "gcn": 3 + 2,
-    "difformer": 3 + 2,
-}  # trials on one tuning split, two splits; a constant has nothing to try
+# Trials on one tuning split, and two splits; a constant has nothing to search.
+RUNS = {"constant": 2, "labels": 3 + 2, "gcn": 3 + 2, "difformer": 3 + 2}
 
 
 def outcome(path):
-    """All lines of a file but for what a clock and a machine say."""
-    lines = parsed(path.read_text(), path)
-    return sorted(
-        json.dumps({k: v for k, v in line.items() if k not in ("seconds", "memory")}, sort_keys=True) for line in lines
-    )
+    """All lines of a file without times and memory."""
+    lines = [{**line, "seconds": 0, "memory": 0} for line in parsed(path.read_text(), path)]
+    return sorted(json.dumps(line, sort_keys=True) for line in lines)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of configurations, the table, and where it was made in one go."""
-    folder = tmp_path_factory.mktemp("whole")
+def uninterrupted(tmp_path_factory):
+    """The folder of configurations, the table, and the folder where it was made in one go."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     table = load_table(write_table(folder / "configs"))
     reproduce(table, folder / "out" / "digits")
     return folder / "configs", table, folder / "out" / "digits"
 
 
-def test_every_run_is_there_once_and_says_what_it_was(whole):
-    _, _, out = whole
+def test_every_run_is_there_once_and_says_what_it_was(uninterrupted):
+    _, _, out = uninterrupted
     runs = parsed((out / "runs.jsonl").read_text(), out)
     assert len({key(run) for run in runs}) == len(runs) == sum(RUNS.values())
     assert {name: sum(run["row"] == name for run in runs) for name in RUNS} == RUNS
@@ -67,10 +63,7 @@ def test_every_run_is_there_once_and_says_what_it_was(whole):
     assert len({run["data"] for run in runs}) == len({(run["data"], run["split"], run["tuning"]) for run in runs}) == 3
     (ablated,) = {tuple(run["ablated"]) for run in runs if run["row"] == "difformer" and not run["tuning"]}
     assert ablated == ("identity", "uniform")
-
-
-def test_validation_on_tuning_splits_decides(whole):
-    _, _, out = whole
+    # Validation on tuning splits decides.
     results = parsed((out / "results.jsonl").read_text(), out)
     for row in ("labels", "gcn", "difformer"):
         (search,) = [line for line in results if line["kind"] == "search" and line["row"] == row]
@@ -80,9 +73,11 @@ def test_validation_on_tuning_splits_decides(whole):
         assert not any(run["tuning"] for run in reported)
 
 
-def test_what_is_done_is_not_repeated(whole, monkeypatch):
-    _, table, out = whole
+def test_what_is_done_is_not_repeated(uninterrupted, monkeypatch):
+    _, table, out = uninterrupted
     before = outcome(out / "runs.jsonl")
+    with FileLock(out / "lock"), pytest.raises(ValueError, match="Another process is at work"):
+        reproduce(table, out)
     monkeypatch.setattr(harness, "train", None)
     reproduce(table, out)
     reproduce(table, out, only=["gcn"])
@@ -91,8 +86,8 @@ def test_what_is_done_is_not_repeated(whole, monkeypatch):
         reproduce(replace(table, splits=3), out, only=["gcn"])
 
 
-def test_rows_one_by_one_make_the_same_table(whole, tmp_path):
-    _, table, out = whole
+def test_rows_one_by_one_make_the_same_table(uninterrupted, tmp_path):
+    _, table, out = uninterrupted
     assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {"constant", "labels"}
     reproduce(table, tmp_path, only=["gcn", "difformer"])
     assert outcome(tmp_path / "results.jsonl") == outcome(out / "results.jsonl")
@@ -102,8 +97,8 @@ def test_rows_one_by_one_make_the_same_table(whole, tmp_path):
 @pytest.mark.parametrize(
     ("number", "jobs"), [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)]
 )
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole, tmp_path, monkeypatch):
-    configs, table, out = whole
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, uninterrupted, tmp_path, monkeypatch):
+    configs, table, out = uninterrupted
     runs, said, deadline = tmp_path / "digits" / "runs.jsonl", tmp_path / "said.txt", time.monotonic() + 200
     words = ["reproduce", "digits", "--configs", str(configs), "--out", str(tmp_path), "--jobs", str(jobs)]
     append = Records.append
@@ -114,7 +109,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole
 
     with monkeypatch.context() as patched:
         patched.setattr(Records, "append", slow)  # in the forked process
-        process = own_process.started(main, words, tmp_path)
+        process = started(main, words, tmp_path)
     while not (runs.is_file() and runs.read_text().count("\n") > 5):
         assert process.is_alive(), said.read_text()
         assert time.monotonic() < deadline
@@ -125,10 +120,10 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(number, jobs, whole
         assert process.exitcode == 130
         assert "Stopped by SIGINT.\nNothing is lost; start again with\n  diffusion-mp reproduce" in said.read_text()
         assert "Traceback" not in said.read_text()
-    done = Records(runs).lines  # whole lines, whatever the moment was
+    done = Records(runs).lines  # complete lines, whatever the moment was
     assert 5 < len(done) < sum(RUNS.values())
     reproduce(table, runs.parent)
-    assert parsed(runs.read_text(), runs)[: len(done)] == done
+    assert Records(runs).lines[: len(done)] == done
     assert outcome(runs) == outcome(out / "runs.jsonl")
     assert outcome(runs.parent / "results.jsonl") == outcome(out / "results.jsonl")
 
@@ -148,25 +143,39 @@ def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path, monkeypatch)
         with pytest.raises(OSError, match="its disk is full"):
             records.append({"a": 4})
     assert [line["a"] for line in records.lines] == [1, 3]
-    path.write_text('{"a": 1}\nnothing\n')
-    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is no JSON"):
-        Records(path)
-    path.write_text("[1]\n")
-    with pytest.raises(ValueError, match="line 1 holds no result"):
-        Records(path)
+    for text, message in (
+        ('{"a": 1}\nnothing\n', r"runs\.jsonl, line 2 is no JSON"),
+        ("[1]\n", "line 1 holds no result"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            Records(path)
 
 
-def test_nested_tuning_chooses_for_every_split(tmp_path, monkeypatch):
+@pytest.fixture
+def training(monkeypatch):
+    """Replaces training: ``training(f)`` lets ``f(lr, split, tuning)`` be the validation, and the rate the test."""
+
+    def use(validation):
+        def trained(config, metric, split, seed, tuning):
+            lr = config["module"].get("lr")
+            value = validation(lr, split, tuning)
+            return {"validation": value, "seconds": 1.5, "ablated": {}, "test": None if tuning else lr}
+
+        monkeypatch.setattr(harness, "train", trained)
+
+    return use
+
+
+def test_nested_tuning_chooses_for_every_split(tmp_path, training):
     """Split k is tuned on its own nodes: with the setting that does best there, never seeing a test node."""
     asked = []
 
-    def trained(config, metric, split, seed, tuning):
-        lr = config["module"]["lr"]
+    def validation(lr, split, tuning):
         asked.append((split, tuning))
-        # A higher rate validates better on split 0, a lower one on split 1.
-        return {"validation": lr if split == 0 else -lr, "seconds": 1.0, "ablated": {}, "test": None if tuning else lr}
+        return lr if split == 0 else -lr  # a higher rate validates better on split 0, a lower one on split 1
 
-    monkeypatch.setattr(harness, "train", trained)
+    training(validation)
     write_table(tmp_path, tuning="nested", seeds=2)
     results = reproduce(load_table(tmp_path / "digits"), tmp_path / "out", only=["gcn"])
     lrs = {trial["settings"]["lr"] for line in results if line["kind"] == "search" for trial in line["trials"]}
@@ -176,63 +185,47 @@ def test_nested_tuning_chooses_for_every_split(tmp_path, monkeypatch):
     assert asked.count((0, False)) == asked.count((1, False)) == 2
 
 
-def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, monkeypatch):
-    """Stopped in its search, among its reported runs or in a further trial, it is left out of what others make."""
-    left, made = 0, []
+def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, training):
+    """Stopped in its search, among its reported runs or in a further trial, it is left out of the results."""
+    left, made = 0, count()
 
-    def trained(config, metric, split, seed, tuning):
+    def validation(*_):
         nonlocal left
         if not left:
             raise KeyboardInterrupt
         left -= 1
-        made.append(config)
-        return {"validation": -len(made), "seconds": 1.0, "ablated": {}, "test": 0.5}  # the first trial is the best
+        return -next(made)  # the first trial is the best
 
-    monkeypatch.setattr(harness, "train", trained)
+    training(validation)
     table = load_table(write_table(tmp_path, tuning=2, trials=2))
     complete = []
     for trials in [2] * 6 + [3] * 2:  # four runs of the search and two that are reported, and two of one trial more
-        told, left = replace(table, trials=trials), 1
+        more, left = replace(table, trials=trials), 1
         with contextlib.suppress(KeyboardInterrupt):
-            reproduce(told, tmp_path / "out", only=["gcn"])
+            reproduce(more, tmp_path / "out", only=["gcn"])
         left = 2
-        complete.append({line["row"] for line in reproduce(told, tmp_path / "out", only=["constant"])})
+        complete.append({line["row"] for line in reproduce(more, tmp_path / "out", only=["constant"])})
     assert ["gcn" in rows for rows in complete] == 5 * [False] + [True, False, True]
 
 
-def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(tmp_path, monkeypatch):
+def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(tmp_path, training):
     """Less is better here, and the best trial of all diverges on the second of two tuning splits."""
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, tuning=2, metric=metric))
     lrs = [settings["lr"] for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings]
     asked = []
 
-    def trained(config, metric, split, seed, tuning):
-        lr = config["module"]["lr"]
+    def validation(lr, split, tuning):
         asked.append(lr)
-        diverged = tuning and split == 1 and lr == min(lrs)
-        return {"validation": None if diverged else lr, "seconds": 1.5, "ablated": {}, "test": lr}
+        return None if tuning and split == 1 and lr == min(lrs) else lr
 
-    monkeypatch.setattr(harness, "train", trained)
+    training(validation)
     results = reproduce(table, tmp_path / "out", only=["gcn", "difformer"])
     assert asked[:12] == [lr for lr in lrs for _ in range(4)]  # two rows on two splits, whose rates are the same
     assert set(asked[12:]) == {sorted(lrs)[1]}
     assert [line["seconds"] for line in results if line["kind"] == "search"] == [9.0, 9.0]
-    told = Search(table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")).study.trials
-    assert [trial.value for trial in told] == [None if lr == min(lrs) else -lr for lr in lrs]
-
-
-def test_what_diverged_is_not_chosen(tmp_path, monkeypatch):
-    trials = []
-
-    def trained(config, metric, split, seed, tuning):
-        trials.append(config["module"]["lr"])
-        value = None if len(trials) < 3 else 0.5
-        return {"validation": value, "seconds": 1.0, "ablated": {}, "test": 0.5}
-
-    monkeypatch.setattr(harness, "train", trained)
-    results = reproduce(load_table(write_table(tmp_path)), tmp_path / "out", only=["gcn"])
-    assert {run["settings"]["lr"] for run in results if run["kind"] == "run"} == {trials[2]}
+    trials = Search(table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")).study.trials
+    assert [trial.value for trial in trials] == [None if lr == min(lrs) else -lr for lr in lrs]
 
 
 def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
@@ -251,24 +244,14 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     assert "There is no table 'letters'" in capsys.readouterr().err
 
 
-def test_two_processes_do_not_share_a_folder(whole):
-    from filelock import FileLock
-
-    _, table, out = whole
-    with FileLock(out / "lock"), pytest.raises(ValueError, match="Another process is at work"):
-        reproduce(table, out)
-
-
 def test_a_sweep_trains_every_row_at_every_value(tmp_path):
     sweep = {"path": "model.tau", "values": [0.25, 1.0], "title": "τ"}
     table = load_table(write_table(tmp_path, sweep=sweep, trials=1, baselines=[]))
-    told = [table.config(row, {})["module"]["model"]["init_args"]["tau"] for row in table.named(["difformer"])]
-    assert told == [0.25, 1.0]
+    taus = [table.config(row, {})["module"]["model"]["init_args"]["tau"] for row in table.named(["difformer"])]
+    assert taus == [0.25, 1.0]
     results = reproduce(table, tmp_path / "out", only=["difformer"])
     runs = [line for line in results if line["kind"] == "run"]
-    assert [(run["row"], run["split"]) for run in runs] == [
-        ("difformer@0.25", 0), ("difformer@0.25", 1), ("difformer@1.0", 0), ("difformer@1.0", 1)
-    ]  # fmt: skip
+    assert [(run["row"], run["split"]) for run in runs] == [*product(("difformer@0.25", "difformer@1.0"), (0, 1))]
     assert [len(run["states"]["rank"]) for run in runs] == [3] * 4  # before any layer, and after each
     text = section(table, lines(table, results))
     assert "| τ | 0.25 | 1.0 |" in text

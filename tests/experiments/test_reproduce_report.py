@@ -65,13 +65,8 @@ def test_less_is_better_where_the_metric_says_so(tmp_path):
 
 def test_seeds_are_compared_where_there_is_one_split(tmp_path):
     table = load_table(write_table(tmp_path, splits=1, seeds=2))
-    records = [
-        run("gcn", 0, 0.5),
-        run("gcn", 0, 0.25, seed=1),
-        run("difformer", 0, 0.5),
-        run("difformer", 0, 0.75, seed=1),
-    ]
-    gcn, difformer = lines(table, records)
+    tests = {("gcn", 0): 0.5, ("gcn", 1): 0.25, ("difformer", 0): 0.5, ("difformer", 1): 0.75}
+    gcn, difformer = lines(table, [run(row, 0, test, seed) for (row, seed), test in tests.items()])
     assert gcn.score == pytest.approx((37.5, 12.5 * math.sqrt(2)))
     assert difformer.differences == {"gcn": pytest.approx((25, 25))}
     assert "1 split, 2 seeds on it" in section(table, [gcn, difformer])

@@ -1,6 +1,6 @@
-"""One run: the best epoch's weights, what diverges, predictors that see no other label, networks without attention."""
+"""One run: best weights, divergence, states, predictors that see no other label, networks without attention."""
 
-import time
+import math
 from itertools import product
 from types import SimpleNamespace
 
@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 from torchmetrics import MeanMetric
 
 from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
@@ -17,12 +18,11 @@ from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
 from diffusion_mp_experiments.reproduce import training
-from diffusion_mp_experiments.reproduce.networks import HeatNetwork, Readout, without_attention
-from diffusion_mp_experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression, Predictor
-from diffusion_mp_experiments.reproduce.training import Scores, data_hash, made, train
+from diffusion_mp_experiments.reproduce.networks import DropoutSeenDIFFormer, HeatNetwork, Readout, without_attention
+from diffusion_mp_experiments.reproduce.predictors import Constant, Diffusion, Labels, LogisticRegression
+from diffusion_mp_experiments.reproduce.training import LastLogged, data_hash, made, measured, state_measures, train
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule, KNNDataModule
-from diffusion_mp_experiments.train.many_runs import quiet_lightning
 
 DIGITS = {
     "class_path": "diffusion_mp_experiments.train.datamodules.KNNDataModule",
@@ -47,8 +47,8 @@ def test_a_run_depends_on_its_split_and_seed_and_nothing_else():
     assert (first["epochs"], first["ended"]) == (8, "epochs")
 
 
-class Said(nn.Module):
-    """Says the right classes in its third epoch of training, or in those that are told, and wrong ones otherwise."""
+class Scripted(nn.Module):
+    """Predicts the right classes in its third epoch of training, or in the given ones, and wrong ones otherwise."""
 
     def __init__(self, y, *right):
         super().__init__()
@@ -58,15 +58,28 @@ class Said(nn.Module):
     def forward(self, x, edge_index, edge_weight):
         if self.training:
             self.epoch += 1
-        said = self.y if self.epoch in self.right else (self.y + 1) % 10
-        return nn.functional.one_hot(said, 10) + 0 * self.weight
+        predicted = self.y if self.epoch in self.right else (self.y + 1) % 10
+        return nn.functional.one_hot(predicted, 10) + 0 * self.weight
+
+
+class Diverging(Scripted):
+    def forward(self, x, edge_index, edge_weight):
+        return super().forward(x, edge_index, edge_weight) * (float("nan") if self.epoch > 4 else 1)
+
+
+class Nothing(Scripted):
+    def forward(self, x, edge_index, edge_weight):
+        return x[:, :10] * self.weight * float("nan")
+
+
+class Restless(Scripted):
+    def forward(self, x, edge_index, edge_weight):
+        raise ConvergenceError("the state did not come to rest")
 
 
 def fitted(model, data, epochs, patience, lr=0.1):
     module = NodeClassifier(model, lr=lr)
-    scores = Scores(module)
-    with quiet_lightning():
-        return module, training._fit(module, data, scores, epochs, patience)
+    return module, training._fit(module, data, LastLogged(module), epochs, patience)
 
 
 @pytest.fixture(scope="module")
@@ -74,34 +87,29 @@ def digits():
     return KNNDataModule("digits", k=5, per_class=5, num_val=100)
 
 
-def test_the_weights_are_those_of_the_best_epoch_and_patience_ends(digits):
-    module, result = fitted(Said(digits.data.y), digits, 30, 4)
-    assert result == {"epoch": 3, "epochs": 7, "ended": "patience"}
-    assert module.model.epoch == 3
+@pytest.mark.parametrize(
+    ("model", "right", "patience", "best", "epochs", "ended"),
+    [
+        (Scripted, (), 4, 3, 7, "patience"),
+        (Scripted, (2, 5), 4, 2, 6, "patience"),  # the first of equals
+        (Diverging, (), 30, 3, 5, "diverged"),
+    ],
+)
+def test_the_weights_are_those_of_the_best_epoch(digits, model, right, patience, best, epochs, ended):
+    module, result = fitted(model(digits.data.y, *right), digits, 30, patience)
+    assert result == {"epoch": best, "epochs": epochs, "ended": ended}
+    assert module.model.epoch == best
 
 
-def test_of_epochs_that_are_equally_good_the_first_is_the_best(digits):
-    assert fitted(Said(digits.data.y, 2, 5), digits, 30, 4)[1] == {"epoch": 2, "epochs": 6, "ended": "patience"}
-
-
-class Diverging(Said):
-    def forward(self, x, edge_index, edge_weight):
-        return super().forward(x, edge_index, edge_weight) * (float("nan") if self.epoch > 4 else 1)
-
-
-def test_what_diverges_keeps_its_best_epoch(digits):
-    assert fitted(Diverging(digits.data.y), digits, 30, 30)[1] == {"epoch": 3, "epochs": 5, "ended": "diverged"}
-
-
-class Nothing(Said):
-    def forward(self, x, edge_index, edge_weight):
-        return x[:, :10] * self.weight * float("nan")
-
-
-def test_nothing_finite_is_no_number(monkeypatch):
-    monkeypatch.setattr(training, "made_module", lambda config, data: NodeClassifier(Nothing(data.data.y)))
-    result = train(config(), "acc", 0, 0, tuning=True)
-    assert (result["epoch"], result["ended"], result["validation"]) == (0, "diverged", None)
+@pytest.mark.parametrize(
+    ("model", "tuning", "ended"),
+    [(Nothing, True, "diverged"), (Restless, False, "diverged: the state did not come to rest")],
+)
+def test_without_a_finite_score_there_is_no_number(monkeypatch, model, tuning, ended):
+    monkeypatch.setattr(training, "made_module", lambda config, data: NodeClassifier(model(data.data.y)))
+    result = train(config(), "acc", 0, 0, tuning=tuning)
+    assert (result["epoch"], result["ended"]) == (0, ended)
+    assert result["validation"] is result["test"] is None
 
 
 def test_every_split_and_seed_draws_weights_of_its_own(monkeypatch):
@@ -115,18 +123,6 @@ def test_every_split_and_seed_draws_weights_of_its_own(monkeypatch):
     for split, seed in product(range(2), repeat=2):
         train(config(), "acc", split, seed, tuning=True)
     assert len(set(drawn)) == 4
-
-
-class Restless(Said):
-    def forward(self, x, edge_index, edge_weight):
-        raise ConvergenceError("the state did not come to rest")
-
-
-def test_a_model_that_does_not_come_to_rest_has_diverged(monkeypatch):
-    monkeypatch.setattr(training, "made_module", lambda config, data: NodeClassifier(Restless(data.data.y)))
-    result = train(config(), "acc", 0, 0, tuning=False)
-    assert result["ended"] == "diverged: the state did not come to rest"
-    assert result["validation"] is result["test"] is None
 
 
 def test_attention_is_replaced_where_there_is_one():
@@ -149,17 +145,13 @@ def test_attention_is_replaced_where_there_is_one():
     torch.testing.assert_close(certified(x, ring), rest(x, ring))
     with pytest.raises(ValueError, match="has no attention over pairs"):
         train(config(attention="identity"), "acc", 0, 0, tuning=True)
-
-
-def test_a_difformer_without_attention_and_graph_is_blind_to_other_nodes():
-    model = DIFFormer(5, 8, 3, graph=None).eval()
-    x = torch.randn(9, 5)
-    without_attention(model, "identity")
-    torch.testing.assert_close(model(x)[:3], model(x[:3]))
+    blind = DIFFormer(5, 8, 3, graph=None).eval()
+    without_attention(blind, "identity")
+    torch.testing.assert_close(blind(x)[:3], blind(x[:3]))
 
 
 class Few(FullGraphDataModule):
-    """Twelve nodes in a ring, three classes, the first of each known."""
+    """Twelve nodes in a ring, three classes, the first node of each labelled; `others` shifts the other labels."""
 
     def __init__(self, others=0):
         super().__init__()
@@ -179,7 +171,7 @@ class Few(FullGraphDataModule):
     "make",
     [
         Constant,
-        LogisticRegression,
+        lambda: LogisticRegression(C=100.0),
         Labels,
         lambda: Labels(None, 0.9),
         lambda: Labels(None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)),
@@ -187,25 +179,20 @@ class Few(FullGraphDataModule):
     ],
 )
 def test_predictors_see_training_labels_only(make):
-    said = []
+    scores = []
     for others in (0, 1):
         torch.manual_seed(0)
-        predictor: Predictor = make()
+        predictor = make()
         predictor.fit(Few(others))
-        said.append(predictor())
+        scores.append(predictor())
         assert predictor().shape == (12, 3)
-    assert torch.equal(*said)
-
-
-def test_what_predictors_say():
-    def of(predictor):
-        predictor.fit(Few())
-        return predictor()
-
-    torch.testing.assert_close(of(Constant()), torch.full((12, 3), 1 / 3))
-    assert (of(LogisticRegression(C=100.0)).argmax(1) == torch.arange(12) // 4).all()
-    assert (of(Labels(None, 0.9)).argmax(1)[[1, 5, 9]] == torch.arange(3)).all()
-    assert (of(Diffusion(n_neighbors=2)).argmax(1) == torch.arange(12) // 4).all()
+    assert torch.equal(*scores)
+    if isinstance(predictor, Constant):
+        torch.testing.assert_close(predictor(), torch.full((12, 3), 1 / 3))
+    elif isinstance(predictor, Labels):  # the neighbours of the labelled nodes
+        assert (predictor().argmax(1)[[1, 5, 9]] == torch.arange(3)).all()
+    else:
+        assert (predictor().argmax(1) == torch.arange(12) // 4).all()
 
 
 def test_logistic_regression_reads_sparse_features_and_leaves_out_absent_classes():
@@ -250,47 +237,60 @@ def test_the_hash_sees_masks_features_and_layout():
     assert data_hash(first) != data_hash(second)
 
 
-def test_what_is_taken_begins_anew():
-    scores, metric = Scores(NodeClassifier(nn.Linear(1, 1))), MeanMetric()
+def test_a_metric_is_reset_when_its_value_is_taken():
+    logged, metric = LastLogged(NodeClassifier(nn.Linear(1, 1))), MeanMetric()
     for value in (1.0, 3.0):
         metric.update(value)
-        scores.log("val_loss", metric)
-        assert scores.take("val_loss") == value
+        logged.log("val_loss", metric)
+        assert logged.take("val_loss") == value
 
 
-def test_only_what_was_asked_for_is_made():
+def test_an_object_of_another_class_is_refused():
     with pytest.raises(Exception, match="LightningDataModule"):
         made(pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}})
 
 
-@pytest.mark.slow
-def test_lightning_costs_little_beside_a_bare_loop(digits):
-    """CPU time of epochs, the least of several turns each."""
+@pytest.fixture
+def graph():
+    return Graph(7, to_undirected(torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 5, 3]])))
 
-    def model():
-        torch.manual_seed(0)
-        return DiffusionGNN(64, 64, 10)
 
-    def bare(epochs=60):
-        network, data = model(), digits.data
-        optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-        start = time.process_time()
-        for _ in range(epochs):
-            optimizer.zero_grad()
-            logits = network.train()(data.x, data.edge_index)
-            nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask]).backward()
-            optimizer.step()
-            with torch.no_grad():
-                logits = network.eval()(data.x, data.edge_index)
-                float((logits.argmax(1) == data.y)[data.val_mask].float().mean())
-                float(nn.functional.cross_entropy(logits[data.val_mask], data.y[data.val_mask]))
-        return time.process_time() - start
+def test_measures_are_their_formulas(graph):
+    z = torch.randn(7, 3, dtype=torch.double)
+    dense = torch.eye(7, dtype=torch.double)
+    dense[graph.edge_index[0], graph.edge_index[1]] = 1
+    root = dense.sum(1).rsqrt().diag()
+    energy, square = float(torch.trace(z.T @ (torch.eye(7) - root @ dense @ root) @ z)), float(z.square().sum())
+    share = torch.linalg.svdvals(z).square() / square
+    found = state_measures(z, graph)
+    spread, rank = float((z - z.mean(0)).square().sum()) / square, math.exp(-float((share * share.log()).sum()))
+    assert list(found.values()) == pytest.approx([energy, energy / square, spread, rank])
+    alike = state_measures(torch.ones(7, 3), graph)
+    assert (alike["spread"], alike["rank"]) == pytest.approx((0, 1), abs=1e-12)
+    assert state_measures(torch.zeros(7, 3), graph)["spread"] == 0
 
-    def light(epochs=60):
-        start = time.process_time()
-        fitted(model(), digits, epochs, epochs, lr=0.01)
-        return time.process_time() - start
 
-    turns = [(bare(), light()) for _ in range(5)]
-    ours, least = min(turn[1] for turn in turns), min(turn[0] for turn in turns)
-    assert ours < 2.5 * least, (ours, least)
+def test_states_are_measured_once_before_any_layer_and_after_each(graph):
+    model, x = DIFFormer(5, 4, 3, num_layers=3).eval(), torch.randn(7, 5)
+    with measured(model) as states:
+        model(x, graph)
+        model(x, graph)
+    assert {len(values) for values in states.values()} == {4}
+    first = torch.relu(model.norms[0](model.encoder(x)))
+    assert states["spread"][0] == pytest.approx(state_measures(first, graph)["spread"])
+    with measured(model) as states:
+        model(x, batch=torch.tensor([0, 0, 0, 0, 1, 1, 1]))
+    assert not states["rank"]  # two graphs have no spread in common
+
+
+def test_dropout_that_the_attention_sees_is_none_in_evaluation(graph):
+    torch.manual_seed(0)
+    plain = DIFFormer(5, 4, 3, num_layers=2)
+    seen = DropoutSeenDIFFormer(5, 4, 3, num_layers=2, dropout=0.5)
+    plain_state = {name: value for name, value in plain.state_dict().items() if "norms" not in name}
+    seen.load_state_dict(plain_state, strict=False)
+    x, read = torch.randn(7, 5), []
+    assert torch.equal(seen.eval()(x, graph), plain.eval()(x, graph))
+    seen.train().convs[0].diffusivity.register_forward_hook(lambda module, args, out: read.append(args[0]))
+    seen(x, graph)
+    assert (read[0] == 0).float().mean() > 0.2

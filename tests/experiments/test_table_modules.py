@@ -1,7 +1,6 @@
 """The data modules of tables, and what trains on them: batches of graphs, snapshots, several labels."""
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from hostile_text import make_ogb
 from small_sets import make_chickenpox, make_facebook, make_heterophilous, make_series, make_synmol, make_tu
@@ -28,11 +27,21 @@ from diffusion_mp_experiments.train import (
 )
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+from training_runs import quiet_trainer
 
 
-def quiet_trainer(**options):
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    return pl.Trainer(accelerator="cpu", **quiet, **options)
+def learned(module, data, epochs):
+    """What the test of a module logs after some epochs."""
+    with seeded(0):
+        trainer = quiet_trainer(max_epochs=epochs)
+        trainer.fit(module, datamodule=data)
+    return trainer.test(module, datamodule=data, verbose=False)[0]
+
+
+@pytest.fixture
+def chickenpox(tmp_path):
+    make_chickenpox(tmp_path, FX=make_series(54))
+    return str(tmp_path)
 
 
 # ---------------------------------------------------------------- one graph
@@ -62,6 +71,15 @@ def test_few_labels_on_neighbours():
     assert not (results.test_mask & (tuning.val_mask | tuning.test_mask)).any()
 
 
+def test_a_neighbour_graph_in_random_parts_is_one_where_it_validates():
+    module = KNNDataModule("digits", k=4, per_class=3, num_val=50, num_parts=5)
+    parts = list(module.train_dataloader())
+    assert len(parts) == 5
+    assert sum(part.num_nodes for part in parts) == module.data.num_nodes
+    assert sum(int(part.train_mask.sum()) for part in parts) == 30
+    assert next(iter(module.val_dataloader())) is module.data
+
+
 class Several(FullGraphDataModule):
     """Three tasks; the first is the sign of the first feature."""
 
@@ -78,10 +96,7 @@ def test_several_labels_of_a_node_are_learned():
     assert data.num_classes == 3
     with seeded(0):
         module = NodeClassifier(DiffusionGNN(4, 16, 3, conv="mlp", dropout=0.0), metric="roc_auc")
-        trainer = quiet_trainer(max_epochs=60)
-        trainer.fit(module, datamodule=data)
-    (found,) = trainer.test(module, datamodule=data, verbose=False)
-    assert found["test_roc_auc"] > 0.9
+    assert learned(module, data, 60)["test_roc_auc"] > 0.9
 
 
 def test_features_of_edges_are_summed_where_they_end(generator):
@@ -129,9 +144,8 @@ class Sizes(BatchDataModule):
 
     def parts(self):
         ring = {n: torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) for n in (3, 5)}
-        graphs = [
-            Data(x=torch.full((n, 1), float(n)), edge_index=ring[n], y=torch.tensor([n // 4])) for n in (3, 5) * 10
-        ]
+        x = {n: torch.full((n, 1), float(n)) for n in ring}
+        graphs = [Data(x=x[n], edge_index=ring[n], y=torch.tensor([n // 4])) for n in (3, 5) * 10]
         return graphs[:10], graphs[10:14], graphs[14:]
 
 
@@ -139,15 +153,17 @@ def test_batches_of_graphs_are_learned():
     data = Sizes(batch_size=4, split=0, tuning=False)
     assert (data.num_features, data.num_classes) == (1, 2)
     assert [batch.num_graphs for batch in data.train_dataloader()] == [4, 4, 2]
+    orders = {tuple(torch.cat([batch.y for batch in data.train_dataloader()]).tolist()) for _ in range(9)}
+    assert len(orders) > 1
     first, second = (list(data.test_dataloader()) for _ in range(2))
     assert [batch.num_graphs for batch in first] == [4, 2]
     assert first[0].graph is second[0].graph  # what is known of a graph stays known
     with seeded(0):
         module = GraphClassifier(DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02)
-        trainer = quiet_trainer(max_epochs=30)
-        trainer.fit(module, datamodule=data)
-    (found,) = trainer.test(module, datamodule=data, verbose=False)
-    assert found["test_acc"] == 1
+    assert learned(module, data, 30)["test_acc"] == 1
+    predictor = GraphConstant()
+    predictor.fit(data)
+    assert predictor(first[0].x, first[0].graph).tolist() == [[0.5, 0.5]] * 4
 
 
 def test_the_score_counts_graphs_of_all_batches_alike():
@@ -179,68 +195,65 @@ def test_sets_of_graphs_in_parts(tmp_path):
     assert test[0].num_nodes == 3
 
 
-def test_a_batch_module_without_parts():
+def test_what_a_subclass_must_define():
     with pytest.raises(NotImplementedError, match="must define parts"):
         BatchDataModule(4, 0, False).parts()
+    with pytest.raises(NotImplementedError, match="must define load"):
+        FullGraphDataModule().parts()
 
 
 # ---------------------------------------------------------------- snapshots
 
 
-def test_the_first_snapshots_train_and_windows_roll_before_the_test(tmp_path):
-    make_chickenpox(tmp_path, FX=make_series(54))
-    root, snapshots = str(tmp_path), load_snapshots(tmp_path, "chickenpox")
-    parts = SnapshotDataModule(root, base="ridge").parts()
+def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
+    snapshots = load_snapshots(chickenpox, "chickenpox")
+    parts = SnapshotDataModule(chickenpox, base="ridge").parts()
     assert [len(part) for part in parts] == [10, 10, 30]
     assert torch.equal(torch.stack([s.y for part in parts for s in part]), torch.stack([s.y for s in snapshots]))
     forecast = fit_forecast("ridge", snapshots[:10])
     torch.testing.assert_close(parts[2][3].base, forecast(snapshots[23].x))
     seen = []
     for split in range(4):
-        train, val, test = SnapshotDataModule(root, split=split, tuning=True).parts()
+        train, val, test = SnapshotDataModule(chickenpox, split=split, tuning=True).parts()
         assert [len(train), len(val)] == [4 * (split + 1), 4]
         assert torch.equal(train[-1].y, snapshots[len(train) - 1].y)
         assert all(torch.equal(a.y, b.y) for a, b in zip(val, test, strict=True))
         seen += val
     assert torch.equal(seen[-1].y, snapshots[19].y)  # nothing of the test is looked at
     with pytest.raises(ValueError, match=r"split must lie in 0\.\.3, a window"):
-        SnapshotDataModule(root, split=4, tuning=True)
+        SnapshotDataModule(chickenpox, split=4, tuning=True)
     with pytest.raises(ValueError, match="which leave none to train"):
-        SnapshotDataModule(root, windows=30, tuning=True).parts()
+        SnapshotDataModule(chickenpox, windows=30, tuning=True).parts()
 
 
-def test_a_forecast_begins_at_its_base_and_learns_the_rest(tmp_path):
-    make_chickenpox(tmp_path, FX=make_series(54))
-    data = SnapshotDataModule(str(tmp_path), base="mean")
-    for part in data._part(0), data._part(1), data._part(2):
-        for snapshot in part:
-            snapshot.y = snapshot.base + snapshot.x[:, 0]
+def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
+    data = SnapshotDataModule(chickenpox, base="mean")
+    for snapshot in (snapshot for number in range(3) for snapshot in data.part(number)):
+        snapshot.y = snapshot.base + snapshot.x[:, 0]
     with seeded(0):
         module = Forecaster(DiffusionGNN(4, 16, 1, conv="mlp", dropout=0.0), lr=0.02)
-        (batch,) = data.train_dataloader()
-        assert torch.equal(module(batch), batch.base)
-        trainer = quiet_trainer(max_epochs=200)
-        trainer.fit(module, datamodule=data)
-    (found,) = trainer.test(module, datamodule=data, verbose=False)
+    (batch,) = data.train_dataloader()
+    assert torch.equal(module(batch), batch.base)
+    found = learned(module, data, 200)
     (batch,) = data.test_dataloader()
     expected = (module.eval()(batch) - batch.y).square().mean()
     assert found["test_mse"] == pytest.approx(expected.item())
     assert found["test_mse"] < 0.1
-    (val,) = trainer.validate(module, datamodule=data, verbose=False)
+    (val,) = quiet_trainer().validate(module, datamodule=data, verbose=False)
     assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
 
 
-def test_forecasts_of_another_shape_are_refused(tmp_path):
-    make_chickenpox(tmp_path, FX=make_series(54))
-    (batch,) = SnapshotDataModule(str(tmp_path)).train_dataloader()
+def test_forecasts_of_another_shape_are_refused(chickenpox):
+    (batch,) = SnapshotDataModule(chickenpox).train_dataloader()
     with pytest.raises(ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"):
         Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)
 
 
 @pytest.mark.parametrize("make", [lambda folder: Several(), lambda folder: SnapshotDataModule(folder)])
-def test_what_was_validated_first_can_be_trained_on(tmp_path, make):
-    make_chickenpox(tmp_path, FX=make_series(54))
-    data = make(str(tmp_path))
+def test_what_was_validated_first_can_be_trained_on(chickenpox, make):
+    data = make(chickenpox)
+    with torch.inference_mode():
+        assert data.num_features == 4
     with seeded(0):
         module = type(data).trains(DiffusionGNN(4, 8, 3 if isinstance(data, Several) else 1, conv="mlp"))
         trainer = quiet_trainer(max_epochs=1)
@@ -248,12 +261,8 @@ def test_what_was_validated_first_can_be_trained_on(tmp_path, make):
         trainer.fit(module, datamodule=data)
 
 
-# ---------------------------------------------------------------- predictors
-
-
-def test_the_base_of_a_forecast_is_a_row_of_a_table(tmp_path):
-    make_chickenpox(tmp_path, FX=make_series(54))
-    data = SnapshotDataModule(str(tmp_path), base="own")
+def test_the_base_of_a_forecast_is_a_row_of_a_table(chickenpox):
+    data = SnapshotDataModule(chickenpox, base="own")
     predictor = NoCorrection()
     predictor.fit(data)
     (found,) = quiet_trainer().test(Forecaster(predictor), datamodule=data, verbose=False)
@@ -261,21 +270,3 @@ def test_the_base_of_a_forecast_is_a_row_of_a_table(tmp_path):
     own = torch.stack([snapshot.y for snapshot in train]).mean(0)
     expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
     assert found["test_mse"] == pytest.approx(float(expected))
-
-
-def test_the_shares_of_classes_are_a_row_of_a_table():
-    data = Sizes(batch_size=4, split=0, tuning=False)
-    predictor = GraphConstant()
-    predictor.fit(data)
-    (batch, *_) = data.test_dataloader()
-    assert predictor(batch.x, batch.graph).tolist() == [[0.5, 0.5]] * 4
-
-
-def test_a_neighbour_graph_in_random_parts_is_whole_where_it_validates():
-    module = KNNDataModule("digits", k=4, per_class=3, num_val=50, num_parts=5)
-    parts = list(module.train_dataloader())
-    assert len(parts) == 5
-    assert sum(part.num_nodes for part in parts) == module.data.num_nodes
-    assert sum(int(part.train_mask.sum()) for part in parts) == 30
-    (whole,) = module.val_dataloader()
-    assert whole.num_nodes == module.data.num_nodes

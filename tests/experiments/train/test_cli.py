@@ -15,7 +15,7 @@ import yaml
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-import diffusion_mp.models
+import diffusion_mp
 from diffusion_mp_experiments.train import DigitsDataModule
 from diffusion_mp_experiments.train.cli import main
 
@@ -46,7 +46,7 @@ DIGITS = str(REPOSITORY / "configs" / "digits_difformer_s.yaml")
 
 @pytest.fixture
 def fit(tmp_path, monkeypatch):
-    """Fits on the digits for two epochs (or as told) below tmp_path; returns the folder of that run."""
+    """Fits on the digits for two epochs by default; returns the folder of that run."""
     monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
 
     def run(*arguments, epochs=2):
@@ -57,16 +57,16 @@ def fit(tmp_path, monkeypatch):
     return run
 
 
-def test_configurations_were_found():
-    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
-
-
 def built(value):
     """An object where a configuration names a class, built with what it gives; any other value as it is."""
     if not isinstance(value, dict) or "class_path" not in value:
         return value
     module, name = value["class_path"].rsplit(".", 1)
     return getattr(import_module(module), name)(**{key: built(each) for key, each in value["init_args"].items()})
+
+
+def test_configurations_were_found():
+    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {c.stem for c in CONFIGS}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -77,76 +77,42 @@ def test_configuration_parses_and_its_model_runs(config, capsys, monkeypatch):
     assert stopped.value.code == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["name"] == config.stem
-    chosen = printed["model"]["model"]
-    arguments = {
-        name: built(value)
-        for name, value in chosen["init_args"].items()
-        if not name.endswith(("in_channels", "t_channels"))
-    }
-    model = getattr(diffusion_mp.models, chosen["class_path"].split(".")[-1])(
-        in_channels=5, out_channels=3, **arguments
-    )
+    model = printed["model"]["model"]
+    model["init_args"] |= {"in_channels": 5, "out_channels": 3}
     ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
-    assert model(torch.ones(9, 5), ring).shape == (9, 3)
+    assert built(model)(torch.ones(9, 5), ring).shape == (9, 3)
 
 
 def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
-    folder = fit()
-    best = list((folder / "checkpoints").glob("best-*.ckpt"))
-    assert len(best) == 1
-    metrics = (folder / "metrics.csv").read_text()
-    assert "val_acc" in metrics.splitlines()[0]
-    assert "train_loss" in metrics.splitlines()[0]
+    options = ["--model.lr=0.5", "--model.model.num_layers=1", "--data.per_class=2", "--trainer.logger=true"]
+    folder = fit(*options)
+    (best,) = (folder / "checkpoints").glob("best-*.ckpt")
+    header = (folder / "metrics.csv").read_text().splitlines()[0]
+    assert "val_acc" in header
+    assert "train_loss" in header
     assert list(folder.glob("events.out.tfevents.*"))
-    assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]["per_class"] == 5
+    written = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (written["model"]["lr"], written["model"]["model"]["init_args"]["num_layers"]) == (0.5, 1)
+    assert written["data"]["init_args"]["per_class"] == 2
     output = capsys.readouterr().out
     assert "test_acc" in output
-    assert str(best[0]) in output
-    checkpoint = torch.load(best[0], weights_only=True)
-    assert checkpoint["hyper_parameters"]["lr"] == 0.01
-
-
-def test_resume_goes_on_where_it_stopped(fit):
-    first = fit()
-    resumed = fit("--ckpt_path", str(first / "checkpoints" / "last.ckpt"), epochs=4)
-    assert resumed != first
-    with (resumed / "metrics.csv").open() as file:
-        assert {row["epoch"] for row in csv.DictReader(file)} == {"2", "3", "4"}  # 4: the test after the last epoch
-    # Checkpoints stay in one folder, so that the best one is the best of the whole run.
-    assert not (resumed / "checkpoints").exists()
-    assert torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 3
-    assert len(list((first / "checkpoints").glob("best-*.ckpt"))) == 1
-
-
-def test_any_field_can_be_overridden(fit):
-    folder = fit(
-        "--model.lr=0.5", "--model.model.num_layers=1", "--data.per_class=2", "--trainer.logger=true", epochs=1
-    )
-    written = yaml.safe_load((folder / "config.yaml").read_text())
-    assert written["model"]["lr"] == 0.5
-    assert written["model"]["model"]["init_args"]["num_layers"] == 1
-    assert written["data"]["init_args"]["per_class"] == 2
-
-
-def test_without_progress_bar(fit):
-    fit("--trainer.enable_progress_bar=false", epochs=1)
-
-
-def test_test_subcommand_reads_the_written_configuration(fit, capsys):
-    folder = fit()
-    capsys.readouterr()
-    arguments = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(folder / "checkpoints" / "last.ckpt")]
-    assert main(["test", *arguments]) == 0
-    assert "test_acc" in capsys.readouterr().out
+    assert str(best) in output
+    assert torch.load(best, weights_only=True)["hyper_parameters"]["lr"] == 0.5
 
 
 def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
-    """The whole way: fit, resume, test, predict; and nothing but what was asked for is said."""
+    """From fit to resume, test and predict; Lightning's announcements are not printed."""
     folder = fit()
-    fit("--ckpt_path", str(folder / "checkpoints" / "last.ckpt"), epochs=3)
-    said = capsys.readouterr()
-    assert not re.search("Seed|GPU|TPU|Tip|workers|Restoring|Warning", said.out + said.err)
-    trained = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(folder / "checkpoints" / "last.ckpt")]
+    last = folder / "checkpoints" / "last.ckpt"
+    resumed = fit("--ckpt_path", str(last), epochs=3)
+    printed = capsys.readouterr()
+    assert not re.search("Seed|GPU|TPU|Tip|workers|Restoring|Warning", printed.out + printed.err)
+    with (resumed / "metrics.csv").open() as file:
+        assert {row["epoch"] for row in csv.DictReader(file)} == {"2", "3"}  # 3: the test after the last epoch
+    assert not (resumed / "checkpoints").exists()  # they stay in one folder, so that the best one is that of all epochs
+    assert torch.load(last, weights_only=True)["epoch"] == 2
+    assert len(list(last.parent.glob("best-*.ckpt"))) == 1
+    trained = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(last)]
     assert main(["test", *trained]) == 0
     accuracy = float(re.search(r"test_acc\D+([\d.]+)", capsys.readouterr().out).group(1))
     assert main(["predict", *trained]) == 0
@@ -167,16 +133,12 @@ def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
-def test_a_data_module_that_does_not_say_so_is_told(tmp_path, capsys):
-    options = ["--config", DIGITS, "--out", str(tmp_path), f"--data={__name__}.Unmeasured"]
-    assert main(["fit", *options]) == 2
-    assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
-
-
-def test_missing_data_is_a_message_and_code_two(tmp_path, capsys, monkeypatch):
+def test_data_without_a_width_or_files_are_a_message_and_code_two(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["diffusion-mp"])
-    config = str(REPOSITORY / "configs" / "cora_gcn.yaml")
-    assert main(["fit", "--config", config, "--data.root", str(tmp_path), "--out", str(tmp_path)]) == 2
+    out, cora = ["--out", str(tmp_path)], str(REPOSITORY / "configs" / "cora_gcn.yaml")
+    assert main(["fit", "--config", DIGITS, *out, f"--data={__name__}.Unmeasured"]) == 2
+    assert "Give the data module the properties num_features and num_classes" in capsys.readouterr().err
+    assert main(["fit", "--config", cora, "--data.root", str(tmp_path), *out]) == 2
     assert "missing ind.cora.x" in capsys.readouterr().err
 
 

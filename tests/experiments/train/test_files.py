@@ -22,7 +22,7 @@ class Payload:
 
 
 def hostile(kind, folder):
-    """The path of a file, or what is given as one, of this kind; `executed` beside it says that it ran."""
+    """The path of a file, or what is given as one, of this kind; `executed` in its folder shows that it ran."""
     path, executed = folder / "checkpoint.ckpt", folder / "executed"
     torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": Payload(executed)}, path)
     if kind == "a pickle":
@@ -66,11 +66,11 @@ def test_three_thousand_flipped_bytes(tmp_path):
     """Each is refused in the sentence, or read as plain types; none ends the process."""
     path, generator = tmp_path / "checkpoint.ckpt", torch.Generator().manual_seed(0)
     save_checkpoint({"state_dict": {"weight": torch.randn(5, 4)}, "epoch": 3, "name": "run"}, path)
-    whole, refused = path.read_bytes(), 0
+    content, refused = path.read_bytes(), 0
     for _ in range(3000):
-        place = int(torch.randint(len(whole), (), generator=generator))
-        byte = whole[place] ^ (1 << int(torch.randint(8, (), generator=generator)))
-        path.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+        place = int(torch.randint(len(content), (), generator=generator))
+        byte = content[place] ^ (1 << int(torch.randint(8, (), generator=generator)))
+        path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
         try:
             load_checkpoint(path)
         except ValueError:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_resumed_runs import same
 
 import diffusion_mp_experiments.train.lightning_cli  # noqa: F401 - once, before the processes fork
 import own_process
 from diffusion_mp_experiments.train import load_checkpoint
+from training_runs import same
 
 # The checker of shapes draws from Python's random state, which is among what is compared.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
@@ -29,7 +29,7 @@ sys.path.append(str(REPOSITORY / "examples"))
 
 @dataclass(frozen=True)
 class Command:
-    """What is killed: the module of its `main`, its arguments, the files that show that it moves, what it leaves."""
+    """The module of a `main`, its arguments, files that show its progress, and a function that reads its results."""
 
     module: str
     arguments: str
@@ -128,7 +128,7 @@ def next_arguments(name, arguments, folder, said, number):
 def assert_kills_change_nothing(name, folder, moments, *options):
     command, here = COMMANDS[name], folder / "killed"
     arguments = original = [*shlex.split(command.arguments), *options]
-    ended(command, original, folder / "whole")
+    ended(command, original, folder / "straight")
     for number, checkpoints, pause in moments:
         process = started(command, arguments, here)
         kill(process, number, checkpoints, pause, lambda: here.glob(command.progress))
@@ -139,15 +139,15 @@ def assert_kills_change_nothing(name, folder, moments, *options):
             assert "Traceback" not in said
         arguments = next_arguments(name, original, here, said, number)
     ended(command, arguments, here)
-    assert same(command.left(here), command.left(folder / "whole"))
+    assert same(command.left(here), command.left(folder / "straight"))
 
 
 @pytest.mark.unwatched
 def test_a_killed_fit_ends_with_the_same_bits_and_predictions(tmp_path):
-    """The whole way: fit, kill, resume, test, predict."""
+    """From one end to the other: fit, kill, resume, test, predict."""
     assert_kills_change_nothing("fit", tmp_path, [(signal.SIGKILL, 3, 0.005)], "--trainer.max_epochs=20")
     predicted = []
-    for folder in (tmp_path / "whole", tmp_path / "killed"):
+    for folder in (tmp_path / "straight", tmp_path / "killed"):
         last = max(folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
         trained = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
         ended(COMMANDS["fit"], ["test", *trained], folder)
@@ -170,6 +170,6 @@ def test_ten_kills_change_nothing(name, tmp_path):
 
 @pytest.mark.slow
 def test_runs_side_by_side_end_with_the_process_that_started_them(tmp_path):
-    """With --jobs 2 a kill of the first process leaves none that would go on writing beside the next ones."""
+    """With --jobs 2 a kill of the first process leaves none that goes on writing."""
     moments = [(signal.SIGKILL, 2, 0.05), (signal.SIGTERM, 1, 0.0), (signal.SIGINT, 2, 0.02)]
     assert_kills_change_nothing("pde_transformer", tmp_path, moments, "--jobs=2")

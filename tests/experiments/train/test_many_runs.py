@@ -15,13 +15,9 @@ def test_two_processes_give_the_results_of_one():
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_every_run_has_one_thread(jobs):
+def test_every_run_has_one_thread_and_an_error_of_a_run_is_raised(jobs):
     threads = torch.get_num_threads()
     assert [count for _, count in each(torch.get_num_threads, [(), ()], jobs)] == [1, 1]
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_error_of_a_run_is_an_error_here(jobs):
     with pytest.raises(ZeroDivisionError):
         list(each(operator.truediv, [(1, 1), (1, 0)], jobs))

@@ -1,4 +1,4 @@
-"""The weighted accuracy of PATTERN and CLUSTER: accuracy per class, then the mean."""
+"""Scores against their formulas, however the examples are cut into batches."""
 
 import pytest
 import torch
@@ -6,34 +6,19 @@ import torch
 from diffusion_mp_experiments.train import Score, weighted_accuracy
 
 
-def logits_of(classes, num_classes):
-    return torch.nn.functional.one_hot(torch.tensor(classes), num_classes).float()
-
-
 def test_classes_weigh_the_same_however_many_nodes_they_have():
     target = torch.tensor([0] * 90 + [1] * 10)
     assert weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(0.5)  # 0.9 by plain accuracy
-    half = torch.tensor([0] * 95 + [1] * 5)
-    assert weighted_accuracy(2)(half, target) == pytest.approx((1 + 0.5) / 2)
-
-
-def test_logits_and_three_classes():
-    target = torch.tensor([0, 0, 0, 0, 1, 1, 2])
-    logits = logits_of([0, 0, 0, 1, 1, 2, 2], 3)
+    target, classes = torch.tensor([0, 0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    logits = torch.nn.functional.one_hot(classes, 3).float()
     assert weighted_accuracy(3)(logits, target) == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
-
-
-def test_batches_count_as_one():
     score = weighted_accuracy(2)
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
     assert score.compute() == pytest.approx((1 + 1 / 2) / 2)  # the mean of the batches would be (1/2 + 1)/2
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_one_class_is_refused(count):
-    with pytest.raises(ValueError, match="num_classes must be at least"):
-        weighted_accuracy(count)
+    for count in (0, 1):
+        with pytest.raises(ValueError, match="num_classes must be at least"):
+            weighted_accuracy(count)
 
 
 # ---------------------------------------------------------------- scores by name
@@ -61,9 +46,7 @@ def test_the_curve_of_two_classes(generator):
     assert Score("roc_auc")(logits, labels) == pytest.approx(curve(logits[:, 1] - logits[:, 0], labels))
     small = logits.sigmoid() * torch.tensor([0.5, 1.0])  # logits that could be taken for probabilities
     assert Score("roc_auc")(small, labels) == pytest.approx(curve(small[:, 1] - small[:, 0], labels))
-
-
-def test_confident_answers_do_not_tie():
+    # Confident answers do not tie.
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0], [0.0, 22.0], [0.0, 23.0]])
     assert Score("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
 
@@ -78,12 +61,9 @@ def test_a_task_with_one_answer_only_does_not_count(generator):
         Score("roc_auc")(logits, torch.ones_like(labels))
 
 
-def test_average_precision():
+def test_average_precision_and_ranks_of_the_right_candidate():
     logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
     assert Score("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx((1 + 2 / 3) / 2)
-
-
-def test_ranks_of_the_right_candidate():
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
     assert Score("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx((1 + 1 / 3 + 1 / 2) / 3)
 
@@ -95,16 +75,13 @@ def test_however_it_is_cut(name, generator):
     outputs = torch.randn(30, generator=generator) if numbers else torch.randn(30, 3, generator=generator)
     targets = torch.randn(30, generator=generator) if numbers else torch.randint(3, (30,), generator=generator)
     score = Score(name)
-    whole = score(outputs, targets)
+    together = score(outputs, targets)
     score.reset()
     for part in (slice(0, 7), slice(7, 30)):
         score.update(outputs[part], targets[part])
-    assert score.compute() == pytest.approx(float(whole))
+    assert score.compute() == pytest.approx(float(together))
     perfect = targets if numbers else 9.0 * torch.nn.functional.one_hot(targets, 3)
     score.reset()
-    assert (score(perfect, targets) > whole) == score.higher_is_better
-
-
-def test_an_unknown_score():
+    assert (score(perfect, targets) > together) == score.higher_is_better
     with pytest.raises(ValueError, match="metric must be one of 'acc', 'macro_f1'"):
         Score("accuracy")

@@ -1,7 +1,6 @@
 """NodeClassifier and the DataModules without the command line."""
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch_geometric.data import Data
@@ -10,20 +9,15 @@ from diffusion_mp.diffusivities import AuxiliaryLoss
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, PlanetoidDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+from training_runs import quiet_trainer
 
 
 class Toy(FullGraphDataModule):
     def load(self):
-        generator = torch.Generator().manual_seed(0)
-        masks = torch.arange(12) % 3
-        return Data(
-            x=torch.randn(12, 4, generator=generator),
-            edge_index=torch.randint(12, (2, 30), generator=generator),
-            y=torch.arange(12) % 2,
-            train_mask=masks == 0,
-            val_mask=masks == 1,
-            test_mask=masks == 2,
-        )
+        generator, node = torch.Generator().manual_seed(0), torch.arange(12)
+        x, edges = torch.randn(12, 4, generator=generator), torch.randint(12, (2, 30), generator=generator)
+        masks = {f"{stage}_mask": node % 3 == k for k, stage in enumerate(("train", "val", "test"))}
+        return Data(x=x, edge_index=edges, y=node % 2, **masks)
 
 
 class Fixed(nn.Module):
@@ -35,17 +29,6 @@ class Fixed(nn.Module):
 
     def forward(self, x, edge_index=None, edge_weight=None):
         return self.logits
-
-
-def quiet_trainer(**options):
-    return pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
 
 
 def test_metrics_read_their_own_mask():
@@ -64,7 +47,7 @@ def test_metrics_read_their_own_mask():
 
 
 def test_the_loss_breaks_ties_and_nothing_more():
-    """The score orders by accuracy first: no loss, however large, costs a whole node."""
+    """The score orders by accuracy first: no loss, however large, costs a node."""
     toy = Toy()
     right = nn.functional.one_hot(toy.data.y, 2).float()
 
@@ -137,18 +120,10 @@ def test_digits_module():
     assert batch is module.data
 
 
-def test_a_module_without_load():
-    with pytest.raises(NotImplementedError, match="must define load"):
-        FullGraphDataModule().load()
-
-
 @pytest.mark.usefixtures("no_typecheck")
-def test_unknown_split():
+def test_splits_that_are_refused():
     with pytest.raises(ValueError, match='"random" or "public", got \'full\''):
         PlanetoidDataModule(split="full")
-
-
-def test_tuning_needs_a_split_by_number():
     with pytest.raises(ValueError, match=r"tuning needs a number as split, .* got 'random'"):
         PlanetoidDataModule(tuning=True)
 
@@ -166,18 +141,15 @@ def test_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
 
 
 @pytest.mark.data
-def test_sparse_features_are_the_same_features(data_root):
-    sparse, dense = (PlanetoidDataModule(str(data_root / "Planetoid"), sparse=flag) for flag in (True, False))
-    assert sparse.data.x.layout == torch.sparse_csr
-    assert torch.equal(sparse.data.x.to_dense(), dense.data.x)
-    assert sparse.num_features == 1433
-
-
-@pytest.mark.data
 def test_planetoid_module(data_root):
-    public = PlanetoidDataModule(str(data_root / "Planetoid"), split="public")
+    root = str(data_root / "Planetoid")
+    public = PlanetoidDataModule(root, split="public")
     assert (public.num_features, public.num_classes) == (1433, 7)
     assert public.data.train_mask[:140].all()
-    first, second = (PlanetoidDataModule(str(data_root / "Planetoid"), seed=seed).data for seed in (0, 1))
+    first, second = (PlanetoidDataModule(root, seed=seed).data for seed in (0, 1))
     assert torch.bincount(first.y[first.train_mask]).tolist() == [20] * 7
     assert not torch.equal(first.test_mask, second.test_mask)
+    sparse = PlanetoidDataModule(root, sparse=True)
+    assert sparse.data.x.layout == torch.sparse_csr
+    assert torch.equal(sparse.data.x.to_dense(), first.x)
+    assert sparse.num_features == 1433

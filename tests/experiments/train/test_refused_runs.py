@@ -52,11 +52,6 @@ def test_a_checkpoint_that_is_none(refused, tmp_path, command, kind):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_file_of_tensors_that_is_no_checkpoint(refused, tmp_path):
-    torch.save({"weight": torch.ones(3)}, tmp_path / "weights.pt")
-    assert "holds no checkpoint of `diffusion-mp fit`" in refused("test", "--ckpt_path=weights.pt")
-
-
 def test_settings_of_a_checkpoint_are_numbers_and_choices(tmp_path, monkeypatch, capsys):
     """A file must not say which class is made, and what it says is checked as what is typed."""
     monkeypatch.chdir(tmp_path)
@@ -67,6 +62,9 @@ def test_settings_of_a_checkpoint_are_numbers_and_choices(tmp_path, monkeypatch,
     settings = {**checkpoint["hyper_parameters"], "model": {"class_path": "torch.nn.Identity"}, "_class_path": "x.Y"}
     torch.save({**without_random_state, "hyper_parameters": settings}, path)
     assert main(["fit", *SMALL, *QUIET, "--name=x", "--ckpt_path", str(path)]) == 0
+    torch.save({"weight": torch.ones(3)}, "weights.pt")
+    assert main(["test", *SMALL, *QUIET, "--ckpt_path=weights.pt"]) == 2
+    assert "holds no checkpoint of `diffusion-mp fit`" in capsys.readouterr().err
     torch.save({**checkpoint, "hyper_parameters": {"lr": "os.system"}}, path)
     with pytest.raises(SystemExit) as stopped:
         main(["test", *UNSET, "--ckpt_path", str(path)])
@@ -78,6 +76,7 @@ def test_settings_of_a_checkpoint_are_numbers_and_choices(tmp_path, monkeypatch,
     ("options", "sentence"),
     [
         (["--data.per_class=5000"], "Class 0 has 178 labelled nodes, fewer than per_class=5000"),
+        (["--data.per_class=150"], "lower per_class, num_val or num_test"),
         (["--model.lr=-1"], "lr must be finite and >= 0; got -1.0"),
         (["--model.lr=1e30"], "val_loss is nan in epoch 0: the training has diverged"),
         (["--out=/proc/runs"], "Nothing can be written to /proc/runs"),
@@ -116,14 +115,6 @@ def test_a_table_looks_at_its_folder_first(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["--splits=1", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path / "file")]) == 2
     assert f"Nothing can be written to {tmp_path / 'file'}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("labels", "sentence"),
-    [(500, "Class 0 has 178 labelled nodes, fewer than per_class=500"), (150, "lower per_class, num_val or num_test")],
-)
-def test_labels_that_there_are_not_are_refused(labels, sentence, refused):
-    assert sentence in refused("fit", *SMALL, f"--data.per_class={labels}")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,7 +1,6 @@
 """SequenceClassifier: what it logs, how its learning rate moves, and that it learns."""
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import nn
@@ -11,6 +10,7 @@ from diffusion_mp import PDETransformer
 from diffusion_mp.data import pad
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.train import SequenceClassifier
+from training_runs import quiet_trainer
 
 
 class LearningRates(Callback):
@@ -24,15 +24,7 @@ class LearningRates(Callback):
 
 
 def fit(module, batches, epochs, *callbacks):
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-    )
+    trainer = quiet_trainer(max_epochs=epochs, callbacks=list(callbacks))
     trainer.fit(module, batches, batches)
     return trainer
 
@@ -48,8 +40,7 @@ def batches():
 
 def test_it_learns_and_logs(batches):
     with seeded(0):
-        model = PDETransformer([3], 16, 2, 1, 2, max_length=6, placement="P1")
-        module = SequenceClassifier(model, 2, lr=1e-2)
+        module = SequenceClassifier(PDETransformer([3], 16, 2, 1, 2, max_length=6, placement="P1"), 2, lr=1e-2)
         trainer = fit(module, batches, 24)
     logged = trainer.callback_metrics
     assert set(logged) == {"train_loss", "train_acc", "val_loss", "val_acc"}

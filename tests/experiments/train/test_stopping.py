@@ -42,7 +42,7 @@ def test_fit_says_the_command_that_goes_on(number, code, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(("number", "code"), CODES, ids=["SIGINT", "SIGTERM"])
 def test_a_table_says_to_start_again(number, code, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(NodeClassifier, "on_train_epoch_start", lambda module: os.kill(os.getpid(), number))
+    monkeypatch.setattr(NodeClassifier, "training_step", lambda *_: os.kill(os.getpid(), number))
     options = ["--splits=1", "--jobs=1", "--only", "mlp", "--configs", str(Path(CONFIG).parent), "--out", str(tmp_path)]
     assert main(options) == code
     message = capsys.readouterr().err

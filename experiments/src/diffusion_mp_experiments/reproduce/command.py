@@ -1,38 +1,56 @@
-"""`diffusion-mp reproduce` and `diffusion-mp results`."""
+"""`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the page of all of them."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
-from diffusion_mp_experiments.reproduce.page import illustrated, write_page
-from diffusion_mp_experiments.reproduce.report import lines, section
-from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.reproduce.records import Record, parsed, write
+from diffusion_mp_experiments.reproduce.report import chosen, lines, section
+from diffusion_mp_experiments.reproduce.table import Table, load_table
+
+_HEAD = """# Results
+
+`diffusion-mp results` has written this page from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
+makes the numbers anew: `configs` has a folder for every table, and in it a YAML for every row.
+
+- **The same budget for every model**: so many settings, drawn at random from one declared space, each trained on the
+  tuning splits; the best mean validation metric decides. A row without anything to search has one trial.
+- **Tuning and results share no label.** A fixed random part of the labels belongs to tuning, whose splits train and
+  validate within it; splits of results are drawn from the others. Where splits are published, every split is tuned on
+  its own training and validation nodes (nested).
+- Every run has a fresh model and optimiser. Its epoch is chosen on validation; test nodes are looked at after that.
+- ± beside a score is one standard deviation over splits. A difference is taken split by split, on the same splits, and
+  ± beside it is its standard error; positive is better. Where there is one split, both are over seeds. Nothing is
+  quoted from a paper.
+- *identity*, *uniform*: the test score of the trained model with its attention over pairs replaced by the identity, or
+  by the mean over all nodes, after training. Rows that say so are trained that way, too.
+"""
 
 
 def run_reproduce(args: list[str]) -> None:
-    """Makes a table, or goes on with it, and prints it."""
+    """Make a table, or continue with it, and print it."""
     parser = argparse.ArgumentParser("diffusion-mp reproduce", description="Makes a table of docs/results.md anew.")
     parser.add_argument("table", help="a folder below --configs")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows, not all")
     parser.add_argument("--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says")
     for name in ("splits", "trials", "epochs"):
         parser.add_argument(f"--{name}", type=_positive, help="instead of what table.yaml says")
-    parser.add_argument(
-        "--jobs", type=_positive, default=min(4, os.cpu_count() or 1), help="processes of one thread each"
-    )
+    jobs = min(4, os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=_positive, default=jobs, help="processes of one thread each")
     parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
     parser.add_argument("--configs", type=Path, default=Path("configs"), help="folder of all tables")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of all runs")
-    options = parser.parse_args(args)
+    options, start = parser.parse_args(args), time.perf_counter()
     table = load_table(options.configs / options.table, options.root)
-    table = table.quickly() if options.quick else table
-    told = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
-    table, start = replace(table, **told), time.perf_counter()
+    given = {name: value for name in ("splits", "trials", "epochs") if (value := getattr(options, name)) is not None}
+    table = replace(table, **{**(table.quick if options.quick else {}), **given})
     folder = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(table, folder, options.jobs, options.only)
     report = folder / "report.md"
@@ -44,7 +62,7 @@ def run_reproduce(args: list[str]) -> None:
 
 
 def run_results(args: list[str]) -> None:
-    """Writes docs/results.md and its figures."""
+    """Write docs/results.md and its figures."""
     parser = argparse.ArgumentParser("diffusion-mp results", description="Writes docs/results.md and its figures.")
     parser.add_argument("--made", type=Path, help="the --out of `reproduce`: its tables replace those in --results")
     for name in ("configs", "results", "docs"):
@@ -57,3 +75,48 @@ def _positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
     return value
+
+
+def illustrated(table: Table, records: Sequence[Record], notes: Path, folder: Path) -> str:
+    """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
+    rows = lines(table, records)
+    parts = [section(table, rows, notes.read_text() if notes.is_file() else "")]
+
+    def picture(ending: str, title: str) -> Path:
+        name = f"images/results-{table.name}{ending}.png"
+        parts.append(f"![{title}]({name})\n")
+        return folder / name
+
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    if table.sweep is not None:
+        figures.draw_curves(picture("", f"{table.metric.title} along {table.sweep.title}"), table, rows)
+        if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
+            figures.draw_states(picture("-states", "states of the trained models, layer by layer"), table, rows)
+        return "\n".join(parts)
+    if table.baselines:
+        figures.draw_differences(picture("", "how far each row is ahead"), table, rows)
+    if any(len(line.states.get("F", [])) > 16 for line in rows):
+        figures.draw_energies(picture("-energies", "the energy F at every step of the trained networks"), table, rows)
+    figures.draw_search(picture("-search", "what the trials came to"), table, records)
+    return "\n".join([*parts, f"{chosen(table, records)}\n"])
+
+
+def write_page(configs: Path, results: Path, docs: Path, made: Path | None = None) -> Path:
+    """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
+    for path in sorted(made.glob("*/results.jsonl")) if made else []:
+        if (configs / path.parent.name / "table.yaml").is_file():
+            results.mkdir(exist_ok=True)
+            write(parsed(path.read_text(), path), results / f"{path.parent.name}.jsonl")
+    found = sorted(results.glob("*.jsonl"))
+    if not found:
+        raise FileNotFoundError(
+            f"There are no results in {results}; `diffusion-mp reproduce TABLE` makes some, and "
+            "`diffusion-mp results --made runs/reproduce` takes them over."
+        )
+    sections = []
+    for path in found:
+        folder = configs / path.stem
+        sections.append(illustrated(load_table(folder), parsed(path.read_text(), path), folder / "notes.md", docs))
+    page = docs / "results.md"
+    page.write_text("\n".join([_HEAD, *sections]))
+    return page

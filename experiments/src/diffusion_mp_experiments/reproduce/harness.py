@@ -1,4 +1,4 @@
-"""Makes a table: searches settings row by row, trains with the best ones on all splits, and remembers every run."""
+"""Makes a table: searches settings row by row, trains with the best ones on all splits, and records every run."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ class Run:
 
     @property
     def key(self) -> Key:
-        """What makes it the same run as one that is on the disk."""
+        """Equal to `key` of the record of this run."""
         return self.row, digest(self.config), self.split, self.seed, self.tuning
 
 
 def key(record: Record) -> Key:
-    """Of the run that made this line."""
+    """What identifies the run that made a record."""
     return record["row"], record["config"], record["split"], record["seed"], record["tuning"]
 
 
 def reproduce(table: Table, out: Path, jobs: int = 1, only: Sequence[str] = ()) -> list[Record]:
-    """Makes the rows of a table, or goes on with what was stopped; returns what `results.jsonl` holds.
+    """Make the rows of a table, or continue what was stopped; return the lines of `results.jsonl`.
 
     The folder gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in the
     end `results.jsonl`: of every row that is complete its reported runs and its search.
 
     Args:
         table: see `load_table`.
-        out: the folder of this table.
-        jobs: processes of one thread each.
+        out: folder of this table.
+        jobs: number of processes, of one thread each.
         only: names of rows; all by default.
 
     Raises:
-        ValueError: no such row, or another process is at work in this folder.
+        ValueError: no such row, or another process works in this folder.
         OSError: the folder cannot be written to.
     """
     rows = table.named(only)
@@ -77,20 +77,18 @@ class _Harness:
         self.found: dict[str, list[Search]] = {}
 
     def searches(self, row: Row) -> list[Search]:
-        """Of a row: one, or with nested tuning one for every split."""
+        """The search of a row, or with nested tuning one for every split."""
         if row.name not in self.found:
             splits = range(self.table.splits) if self.table.nested else [None]
             self.found[row.name] = [Search(self.table, row, self.storage, split) for split in splits]
         return self.found[row.name]
 
     def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
+        trials = [trial for row in rows for search in self.searches(row) for trial in self.trials(search)]
         # By trial and then by row: whenever it is stopped, all rows have had nearly the same budget.
-        trials = sorted(
-            ((number, run) for row in rows for search in self.searches(row) for number, run in self.trials(search)),
-            key=lambda trial: trial[0],
-        )
-        reported = len(rows) * self.table.splits * self.table.seeds
-        with tqdm(total=len(trials) + reported, unit="run", desc=self.table.name, smoothing=0) as bar:
+        trials.sort(key=lambda trial: trial[0])
+        total = len(trials) + len(rows) * self.table.splits * self.table.seeds
+        with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
             self.run([run for _, run in trials], jobs, bar)
             for row in rows:
                 for search in self.searches(row):
@@ -119,10 +117,10 @@ class _Harness:
         return Run(row.name, settings, config, self.table.metric.name, split, seed, tuning)
 
     def run(self, runs: Sequence[Run], jobs: int, bar: tqdm[Any]) -> None:
-        """Makes those that are not done."""
+        """Train what is not done."""
         left = {run.key: (run,) for run in runs if run.key not in self.done}
         bar.n += len(runs) - len(left)
-        bar.initial += len(runs) - len(left)  # which say nothing about the time that is left
+        bar.initial += len(runs) - len(left)  # they do not count in the estimate of the time left
         bar.refresh()
         for (run,), result in each(_train, list(left.values()), jobs):
             record = {"table": self.table.name, "row": run.row, "config": digest(run.config)}
@@ -133,7 +131,7 @@ class _Harness:
             bar.update()
 
     def values(self, search: Search) -> dict[int, float | None]:
-        """Of every trial whose trainings are all done the mean validation metric, more being better; None: diverged."""
+        """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
         found: dict[int, list[float | None]] = {}
         for number, run in self.trials(search):
             if run.key in self.done:
@@ -146,27 +144,23 @@ class _Harness:
         return means
 
     def results(self, row: Row) -> list[Record]:
-        """The lines of a row, or none where it is not complete."""
+        """The lines of a row, or none while it is incomplete."""
         if not any(record["row"] == row.name for record in self.records.lines):
             return []
-        searches = self.searches(row)
-        values = [self.values(search) for search in searches]
-        if any(
-            len(known) < len(search.settings) and search.splits for search, known in zip(searches, values, strict=True)
-        ):
+        searches = [(search, self.values(search)) for search in self.searches(row)]
+        if any(search.splits and len(values) < len(search.settings) for search, values in searches):
             return []
         runs = [self.done.get(run.key) for run in self.reported(row)]
         if None in runs:
             return []
         lines = [{"kind": "run", **run} for run in runs if run is not None]
-        for search, known in zip(searches, values, strict=True):
-            tried = [{"settings": settings, "value": known.get(k)} for k, settings in enumerate(search.settings)]
+        for search, values in searches:
+            trials = [{"settings": settings, "value": values.get(k)} for k, settings in enumerate(search.settings)]
             seconds = sum(self.done[run.key]["seconds"] for _, run in self.trials(search))
             where = {"table": self.table.name, "row": row.name, "split": search.split, "tuning": search.splits}
-            lines.append({"kind": "search", **where, "trials": tried, "seconds": round(seconds, 1)})
+            lines.append({"kind": "search", **where, "trials": trials, "seconds": round(seconds, 1)})
         return lines
 
 
 def _train(run: Run) -> Record:
-    """In a process of its own, perhaps."""
     return train(run.config, run.metric, run.split, run.seed, run.tuning)

@@ -1,4 +1,4 @@
-"""Networks that stand in the tables beside the models of the library, and models without their attention."""
+"""Networks of the tables that are no models of the library, and models without their attention."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ ABLATIONS: dict[str, type[Diffusivity]] = {"identity": IdentityDiffusivity, "uni
 
 
 class Readout(nn.Module):
-    """A `DiffusionGNN` whose logits are spread to equilibrium: α (I − (1 − α) Â)⁻¹ of what it says (`APPNPConv`).
+    """A `DiffusionGNN` whose logits are spread to equilibrium by α (I − (1 − α) Â)⁻¹ (`APPNPConv`).
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers: of the network.
-        alpha: α in (0, 1), the share of what the network says.
-        options: further ones of the network (conv, dropout, …).
+        in_channels, hidden_channels, out_channels, num_layers, options: of the network.
+        alpha: α in (0, 1), the share of the network's logits.
     """
 
     def __init__(
@@ -69,10 +68,8 @@ class HeatNetwork(nn.Module):
         super().__init__()
         check_probability(dropout, "dropout")
         self.dropout = dropout
-        self.encoder, self.decoder = (
-            FeatureLinear(in_channels, hidden_channels),
-            nn.Linear(hidden_channels, out_channels),
-        )
+        self.encoder = FeatureLinear(in_channels, hidden_channels)
+        self.decoder = nn.Linear(hidden_channels, out_channels)
         adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
         self.heat = DiffusionConv(
             hidden_channels, hidden_channels, adjacency, HeatKernel(t, "residual"), transform=False, bias=False
@@ -80,19 +77,14 @@ class HeatNetwork(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Logits [N, out_channels]."""
-        x = relu(self.encoder(dropout(x, self.dropout, self.training)))
-        x = self.heat(x, edge_index, edge_weight)
+        x = self.heat(relu(self.encoder(dropout(x, self.dropout, self.training))), edge_index, edge_weight)
         return self.decoder(dropout(x, self.dropout, self.training))
 
 
 class DropoutSeenDIFFormer(DIFFormer):
-    """`DIFFormer` whose dropout acts on the state before every layer, as published: its attention reads what is left.
+    """`DIFFormer` with dropout of every state before its layer, as published; its attention reads the rest.
 
-    In the library dropout acts on what is propagated only (docs/errata.md, D20); this is for comparison.
-
-    Args:
-        in_channels, hidden_channels, out_channels, num_layers, options: as there.
-        dropout: rate, of every state.
+    In the library dropout acts on what is propagated only (docs/errata.md, D20).
     """
 
     def __init__(
@@ -111,14 +103,13 @@ class DropoutSeenDIFFormer(DIFFormer):
 
 
 class Diagonalized(Diffusivity):
-    """The couplings of another diffusivity, which is symmetric and has no parameters, with the eigenvectors at hand.
+    """The couplings of another diffusivity, diagonalised.
 
-    Where training goes over one graph of a few thousand nodes again and again, and all pairs of its features are
-    coupled, N³ operations once are cheaper than N² in every step: the state at rest is then two products with a dense
-    matrix, exact at any β and μ. The coupling is kept until other features or another graph come.
+    For training on all pairs of one graph of a few thousand nodes: N³ operations once, and the state at rest is two
+    products with a dense matrix, exact at any β and μ. The coupling is cached until features or edges change.
 
     Args:
-        diffusivity: of one head; its couplings are symmetric.
+        diffusivity: without parameters, of one head; its couplings are symmetric.
 
     Raises:
         CouplingMismatchError: when it is called, a coupling that is not symmetric or has several heads.
@@ -132,20 +123,20 @@ class Diagonalized(Diffusivity):
         super().__init__()
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         self.diffusivity, self.needs_graph = diffusivity, diffusivity.needs_graph
-        self._seen: list[Tensor] = []
-        self._kept: Coupling | None = None
+        self._inputs: list[Tensor] = []
+        self._coupling: Coupling | None = None
 
     @torch.no_grad()
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        seen = [x] if graph.edge_index is None or not self.needs_graph else [x, graph.edge_index]
-        same = len(seen) == len(self._seen) and all(map(torch.equal, seen, self._seen))
-        if self._kept is None or not same:
-            self._kept = _Diagonal(self.diffusivity(x.double(), graph), x.dtype)
-            self._seen = [tensor.clone() for tensor in seen]
-        return self._kept
+        inputs = [x] if graph.edge_index is None or not self.needs_graph else [x, graph.edge_index]
+        same = len(inputs) == len(self._inputs) and all(map(torch.equal, inputs, self._inputs))
+        if self._coupling is None or not same:
+            self._coupling = _Diagonal(self.diffusivity(x.double(), graph), x.dtype)
+            self._inputs = [tensor.clone() for tensor in inputs]
+        return self._coupling
 
 
-#: The last few matrices of a process with their spectra: a table trains many networks with the same few.
+#: The last three matrices of a process with their spectra, since a table trains many networks with the same ones.
 _SPECTRA: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
 
 
@@ -167,7 +158,7 @@ class _Diagonal(Coupling):
             raise CouplingMismatchError(
                 f"Diagonalized needs a symmetric coupling of one head; got a {type(coupling).__name__} with heads="
                 f"{coupling.heads}, symmetric={coupling.symmetric}. Make it with row_stochastic=False, or normalise it "
-                f"with SymmetricDiffusivity."
+                "with SymmetricDiffusivity."
             )
         (entries,) = coupling.to_dense()
         rates, modes = _spectrum(entries)
@@ -195,17 +186,10 @@ class _Diagonal(Coupling):
 
 
 def without_attention(model: nn.Module, ablation: str) -> bool:
-    """Puts the identity, or the mean over all nodes, in the place of every attention over pairs of a model.
+    """Replace every attention over pairs of a model by "identity", or by "uniform", the mean over all nodes.
 
-    In a `CertifiedConv` only the identity: pairs that cost nothing. There `penalty="quadratic"` weighs them all alike.
-    What is `Diagonalized` stays: it belongs to the data, and is not learned.
-
-    Args:
-        model: is changed.
-        ablation: "identity" or "uniform".
-
-    Returns:
-        Whether there was one.
+    A `CertifiedConv` takes the identity only, without its pairs (`penalty="quadratic"` weighs all pairs alike). What is
+    `Diagonalized` stays, since it is not learned. Return whether there was an attention.
     """
     fixed = {part for module in model.modules() if isinstance(module, Diagonalized) for part in module.modules()}
     certified = (AllPairs,) if ablation == "identity" else ()

@@ -1,4 +1,4 @@
-"""Rows of a table that are not trained by epochs: fitted to what trains, they give scores as a model does."""
+"""Rows of a table that are fitted to the training data at once, not trained by epochs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
 class Predictor(nn.Module):
-    """Scores [N, C] of every node of one graph, made once; a subclass writes `scores`."""
+    """Scores [N, C] of every node of one graph, computed once; subclasses define `scores`."""
 
     known: Tensor
 
     def fit(self, data: FullGraphDataModule) -> None:
-        """Makes the scores, from the labels of the training nodes and no others."""
+        """Compute the scores, from the labels of the training nodes only."""
         nodes = data.data
         y = nodes.y.where(nodes.train_mask, -1)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
         self.register_buffer("known", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        """[N, num_classes], for labels [N] that are −1 where they are not for training."""
+        """Scores [N, num_classes], for labels [N] that are −1 except on training nodes."""
         raise NotImplementedError(f"{type(self).__name__} must define scores(x, graph, y, num_classes).")
 
     def forward(self, *inputs: Any) -> Tensor:
@@ -40,18 +40,14 @@ class Predictor(nn.Module):
 
 
 class Constant(Predictor):
-    """How often each class stands among the training labels, the same for every node."""
+    """The shares of the classes among the training labels, for every node."""
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         return one_hot(y[y >= 0], num_classes).float().mean(0).expand(len(y), -1).contiguous()
 
 
 class LogisticRegression(Predictor):
-    """Scikit-learn's, on the features; no graph.
-
-    Args:
-        C: inverse of the penalty.
-    """
+    """Scikit-learn's, on the features without the graph; C is the inverse of the penalty."""
 
     def __init__(self, C: float = 1.0) -> None:
         super().__init__()
@@ -67,12 +63,7 @@ class LogisticRegression(Predictor):
 
 
 class Labels(Predictor):
-    """`LabelPropagation` from the training nodes, over the graph or over all pairs.
-
-    Args:
-        num_layers: how many steps, or ``None`` for the limit.
-        alpha, diffusivity: as there; an attention reads the features.
-    """
+    """`LabelPropagation` from the training nodes, over the graph or over all pairs; an attention reads the features."""
 
     def __init__(self, num_layers: int | None = 50, alpha: float = 0.9, diffusivity: Diffusivity | None = None) -> None:
         super().__init__()
@@ -86,11 +77,7 @@ class Labels(Predictor):
 
 
 class Diffusion(Predictor):
-    """`DiffusionClassifier` on the features, which makes a graph of its own.
-
-    Args:
-        n_neighbors, metric, sharpness, mu, dropout: as there.
-    """
+    """`DiffusionClassifier` on the features, which makes a graph of its own."""
 
     def __init__(
         self,
@@ -101,13 +88,8 @@ class Diffusion(Predictor):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        self.options = {
-            "n_neighbors": n_neighbors,
-            "metric": metric,
-            "sharpness": sharpness,
-            "mu": mu,
-            "dropout": dropout,
-        }
+        self.options = {"n_neighbors": n_neighbors, "metric": metric, "sharpness": sharpness, "mu": mu}
+        self.options["dropout"] = dropout
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from diffusion_mp.estimators import DiffusionClassifier
@@ -123,17 +105,17 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _scores(classes: np.ndarray, found: np.ndarray, num_classes: int) -> Tensor:
-    """Log-probabilities [N, num_classes] of those [N, len(classes)] of the classes that somebody is labelled with."""
+    """Log-probabilities of all classes, from those of the classes that have a label."""
     scores = torch.full((len(found), num_classes), -100.0)
     scores[:, torch.from_numpy(classes)] = torch.from_numpy(found).float()
     return scores
 
 
 class NoCorrection(nn.Module):
-    """Leaves the base of a forecast as it is (see `SnapshotDataModule`)."""
+    """Leaves the base of a forecast, which the data module has fitted, as it is (see `SnapshotDataModule`)."""
 
     def fit(self, data: SnapshotDataModule) -> None:
-        """Nothing to learn: the data module has fitted its base."""
+        """Do nothing."""
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Zero [N, 1] for every node."""
@@ -141,12 +123,12 @@ class NoCorrection(nn.Module):
 
 
 class GraphConstant(nn.Module):
-    """How often each class stands among the training graphs, the same for every graph."""
+    """The shares of the classes among the training graphs, for every graph."""
 
     share: Tensor
 
     def fit(self, data: BatchDataModule) -> None:
-        """Counts the labels."""
+        """Count the labels."""
         labels = torch.cat([batch.y for batch in data.train_dataloader()])
         self.register_buffer("share", one_hot(labels, data.num_classes).float().mean(0), persistent=False)
 

@@ -1,4 +1,4 @@
-"""Results as lines of JSON: each is there whole or not at all, whenever the process that appends them is killed."""
+"""Results as lines of JSON, each complete or absent whenever the process that appends them is killed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,20 @@ Record = dict[str, Any]
 
 
 class Records:
-    """The lines of a file, which only one process appends to.
-
-    Args:
-        path: of the file; what a kill left of a last line is cut off.
-    """
+    """The lines of a file that only one process appends to; an unfinished last line is cut off."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = parsed(complete_lines(path), path)
 
     def append(self, record: Record) -> None:
-        """One more line, on the disk when this returns."""
+        """Append a line, which is on the disk when this returns."""
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             if os.write(file, line) < len(line):
-                raise OSError(
-                    errno.ENOSPC, f"{self.path} cannot be written: its disk is full. Make room, and start again"
-                )
+                message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
+                raise OSError(errno.ENOSPC, message)
             os.fsync(file)
         finally:
             os.close(file)
@@ -41,20 +36,16 @@ class Records:
 
 
 def complete_lines(path: Path) -> str:
-    """What a file holds, if there is one, after a last line without an end has been cut off."""
-    whole = path.read_bytes() if path.is_file() else b""
-    complete = whole[: whole.rfind(b"\n") + 1]
-    if complete != whole:
+    """Return the text of a file, if there is one, after cutting off a last line without an end."""
+    content = path.read_bytes() if path.is_file() else b""
+    complete = content[: content.rfind(b"\n") + 1]
+    if complete != content:
         replace_file(path, complete)
     return complete.decode()
 
 
 def parsed(text: str, path: Path) -> list[Record]:
-    """The lines of a file of results.
-
-    Raises:
-        ValueError: a line that is none; the sentence says which.
-    """
+    """Parse the lines of a file of results; a ValueError names a line that is none."""
     records = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -68,5 +59,5 @@ def parsed(text: str, path: Path) -> list[Record]:
 
 
 def write(records: Iterable[Record], path: Path) -> None:
-    """All lines at once, in the place of what was there."""
+    """Replace a file by these lines."""
     replace_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())

@@ -1,4 +1,4 @@
-"""What the lines of a table come to: means over splits, differences split by split, and the text that says so."""
+"""What the records of a table come to: means over splits, differences split by split, and their text in Markdown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from diffusion_mp_experiments.reproduce.records import Record
-from diffusion_mp_experiments.reproduce.states import MEASURES
 from diffusion_mp_experiments.reproduce.table import Table
+from diffusion_mp_experiments.reproduce.training import MEASURES
 
 Estimate = tuple[float, float]
 
@@ -33,47 +32,46 @@ class Line:
 
 def lines(table: Table, records: Iterable[Record]) -> list[Line]:
     """The rows that have results, in the order of the table."""
-    runs = [record for record in records if record["kind"] == "run"]
-    searches = [record for record in records if record["kind"] == "search"]
-    tests = {row.name: _by_split(table, runs, row.name, "test") for row in table.rows}
+    records = list(records)
+    runs, searches = (
+        {row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)] for row in table.rows}
+        for kind in ("run", "search")
+    )
+    tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
     found = []
     for row in table.rows:
-        test = tests[row.name]
-        if not test:
+        mine, search, test = runs[row.name], searches[row.name], tests[row.name]
+        if not mine:
             continue
-        mine = [record for record in runs if record["row"] == row.name]
-        search = [record for record in searches if record["row"] == row.name]
-        against = {name: _differences(test, tests[name], table) for name in table.baselines if name != row.name}
-        found.append(
-            Line(
-                row.name,
-                row.title,
-                estimate(list(test.values())),
-                statistics.fmean(_by_split(table, runs, row.name, "validation").values()),
-                {name: difference for name, difference in against.items() if difference},
-                _ablated(table, mine),
-                _states(mine),
-                len({record["split"] for record in mine}),
-                max((len(record["trials"]) for record in search), default=0),
-                sum(record["seconds"] for record in [*mine, *search]),
-            )
+        ahead = {name: _difference(table, test, tests[name]) for name in table.baselines if name != row.name}
+        line = Line(
+            row.name,
+            row.title,
+            estimate(list(test.values())),
+            statistics.fmean(_by_split(table, mine, "validation").values()),
+            {name: difference for name, difference in ahead.items() if difference},
+            _ablated(table, mine),
+            _states(mine),
+            len({record["split"] for record in mine}),
+            max((len(record["trials"]) for record in search), default=0),
+            sum(record["seconds"] for record in [*mine, *search]),
         )
+        found.append(line)
     return found
 
 
-def _by_split(table: Table, runs: Sequence[Record], row: str, name: str) -> dict[int, float]:
-    """The mean over the seeds of every split, or with one split every seed; what diverged counts as the worst."""
+def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, float]:
+    """The mean over the seeds of every split, or with one split every seed; a run that diverged counts as the worst."""
     values: dict[int, list[float]] = {}
+    worst = 0.0 if table.metric.mode == "max" else math.inf
     for run in runs:
-        if run["row"] == row:
-            worst = 0.0 if table.metric.mode == "max" else math.inf
-            unit = run["seed"] if table.splits == 1 else run["split"]
-            values.setdefault(unit, []).append(worst if run[name] is None else run[name])
+        unit = run["seed"] if table.splits == 1 else run["split"]
+        values.setdefault(unit, []).append(worst if run[name] is None else run[name])
     return {unit: table.metric.scale * statistics.fmean(found) for unit, found in sorted(values.items())}
 
 
-def _differences(one: Mapping[int, float], other: Mapping[int, float], table: Table) -> Estimate | None:
-    """How far one is ahead, on the splits (or seeds) that both have: mean and standard error."""
+def _difference(table: Table, one: Mapping[int, float], other: Mapping[int, float]) -> Estimate | None:
+    """How far one is ahead on the splits (or seeds) that both have: mean and standard error."""
     pairs = [table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other]
     if not pairs:
         return None
@@ -84,15 +82,12 @@ def _differences(one: Mapping[int, float], other: Mapping[int, float], table: Ta
 def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
     names = dict.fromkeys(name for run in runs for name in run["ablated"])
     values = {name: [run["ablated"].get(name) for run in runs] for name in names}
-    return {
-        name: table.metric.scale * statistics.fmean(known)
-        for name, found in values.items()
-        if (known := [value for value in found if value is not None])
-    }
+    known = {name: [value for value in found if value is not None] for name, found in values.items()}
+    return {name: table.metric.scale * statistics.fmean(found) for name, found in known.items() if found}
 
 
 def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
-    """The mean over runs of every measure, state by state; nothing where runs differ in their number of states."""
+    """The mean over runs of every measure, state by state; none where runs differ in their number of states."""
     known = [run["states"] for run in runs if run.get("states")]
     names = dict.fromkeys(name for states in known for name in states)
     values = {name: [states[name] for states in known if name in states] for name in names}
@@ -105,55 +100,54 @@ def estimate(values: Sequence[float]) -> Estimate:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
+def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+
+
 def markdown(table: Table, found: Sequence[Line]) -> str:
-    """The table as it is printed and reported."""
-    digits = 1 if table.metric.scale == 100 else 3
-    titles = {row.name: row.title for row in table.rows}
+    """A table without a sweep: a line for every row."""
+    digits, titles = table.metric.digits, {row.name: row.title for row in table.rows}
     baselines = [name for name in table.baselines if any(name == line.row for line in found)]
     ablations = list(dict.fromkeys(name for line in found for name in line.ablated))
-    head = [
-        "",
-        table.metric.title,
-        *(f"ahead of {titles[name]}" for name in baselines),
-        *ablations,
-        "validation",
-        "trials",
-    ]
-    rows = [head, ["---"] * len(head)]
+    ahead = [f"ahead of {titles[name]}" for name in baselines]
+    rows = []
     for line in found:
-        ahead = [_signed(line.differences.get(name), digits) for name in baselines]
+        differences = [_signed(line.differences.get(name), digits) for name in baselines]
         ablated = [f"{line.ablated[name]:.{digits}f}" if name in line.ablated else "" for name in ablations]
-        score, trials = _spread(line.score, digits), str(line.trials)
-        rows.append([line.title, score, *ahead, *ablated, f"{line.validation:.{digits}f}", trials])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+        others = [f"{line.validation:.{digits}f}", str(line.trials)]
+        rows.append([line.title, _spread(line.score, digits), *differences, *ablated, *others])
+    return _grid(["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows)
+
+
+def points(table: Table, found: Sequence[Line]) -> list[tuple[str, dict[int, Line]]]:
+    """In a table with a sweep the title of every curve, and its lines by the place of the value."""
+    by_name = {line.row: line for line in found}
+    curves = []
+    for curve, title in table.curves.items():
+        names = [row.name for row in table.rows if row.curve == curve]
+        curves.append((title, {place: by_name[name] for place, name in enumerate(names) if name in by_name}))
+    return curves
 
 
 def curves(table: Table, found: Sequence[Line]) -> str:
     """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
     assert table.sweep is not None
-    digits, by_name = 1 if table.metric.scale == 100 else 3, {line.row: line for line in found}
-    head = "| " + " | ".join([table.sweep.title, *map(str, table.sweep.values)]) + " |"
-    rule = "|" + " --- |" * (1 + len(table.sweep.values))
+    values, title = table.sweep.values, table.metric.title
 
-    def matrix(cell: Callable[[Line], str]) -> str:
-        rows = []
-        for curve, title in table.curves.items():
-            points = [by_name.get(row.name) for row in table.rows if row.curve == curve]
-            if any(points):
-                rows.append([title, *("" if point is None else cell(point) for point in points)])
-        return "\n".join([head, rule, *("| " + " | ".join(cells) + " |" for cells in rows)])
+    def grid(cell: Callable[[Line], str]) -> str:
+        rows = [
+            [curve, *(cell(known[place]) if place in known else "" for place in range(len(values)))]
+            for curve, known in points(table, found)
+            if known
+        ]
+        return _grid([table.sweep.title, *map(str, values)], rows)  # type: ignore[union-attr]
 
-    metric = table.metric.title[:1].upper() + table.metric.title[1:]
-    parts = [f"{metric}:\n\n{matrix(lambda line: _spread(line.score, digits))}"]
+    parts = [f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"]
     for name in ("spread", "rank"):
         if any(line.states.get(name) for line in found):
-            told = matrix(partial(_last, name))
-            parts.append(f"Of the last state of the trained model {MEASURES[name]}:\n\n{told}")
+            last = grid(lambda line, name=name: f"{line.states[name][-1]:.3g}" if line.states.get(name) else "")  # type: ignore[misc]
+            parts.append(f"Of the last state of the trained model {MEASURES[name]}:\n\n{last}")
     return "\n\n".join(parts)
-
-
-def _last(name: str, line: Line) -> str:
-    return f"{line.states[name][-1]:.3g}" if line.states.get(name) else ""
 
 
 def _spread(value: Estimate, digits: int) -> str:
@@ -182,24 +176,22 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
     if missing := [row.title for row in table.rows if row.name not in made]:
         how += f" Not made yet: {'; '.join(missing)}."
     shown = markdown(table, found) if table.sweep is None else curves(table, found)
-    parts = [f"## {table.title}\n", notes, how + "\n", shown + "\n"]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"] if part)
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
     """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
-    found = ["What the searches chose:\n"]
+    found = []
     titles = {row.name: row.title for row in table.rows}
     for record in records:
         if record["kind"] == "search" and record["split"] is None and record["trials"][0]["settings"]:
             tried = [trial for trial in record["trials"] if trial["value"] is not None] or record["trials"]
-            settings = max(tried, key=lambda trial: trial["value"])["settings"]
-            told = (
-                f"{path} {value:.3g}" if isinstance(value, float) else f"{path} {value}"
-                for path, value in settings.items()
-            )
-            found.append(f"- {titles[record['row']]}: {', '.join(told)}")
-    return "\n".join(found) if len(found) > 1 else ""
+            settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
+            values = [
+                f"{path} {value:.3g}" if isinstance(value, float) else f"{path} {value}" for path, value in settings
+            ]
+            found.append(f"- {titles[record['row']]}: {', '.join(values)}")
+    return "\n".join(["What the searches chose:\n", *found]) if found else ""
 
 
 def _counted(number: object, what: str) -> str:

@@ -1,12 +1,14 @@
-"""The random search of one row: its trials are Optuna's, on the disk, and the same whenever they are drawn."""
+"""The random search of a row: Optuna's trials, kept on disk, and the same whenever they are drawn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -15,16 +17,18 @@ from optuna.trial import TrialState, create_trial
 from diffusion_mp_experiments.reproduce.records import complete_lines
 from diffusion_mp_experiments.reproduce.table import Row, Table, digest
 
+_KINDS = ("choice", "uniform", "loguniform")
+
 
 def open_storage(path: Path) -> BaseStorage:
-    """Optuna's journal in one file, for whoever is alone in its folder; a line that a kill cut short is dropped."""
+    """Open Optuna's journal in a file that no other process uses; an unfinished last line is cut off."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     complete_lines(path)
     return JournalStorage(JournalFileBackend(str(path), _NoLock()))  # type: ignore[arg-type]
 
 
 class _NoLock:
-    """A process that is killed would leave Optuna's own lock behind; that of the folder ends with the process."""
+    """A killed process would leave Optuna's own lock behind, unlike that of the folder (`reproduce`)."""
 
     def acquire(self) -> bool:
         return True
@@ -33,11 +37,30 @@ class _NoLock:
         pass
 
 
-class Search:
-    """As many trials as the table says, each tried on all tuning splits; where there is one, there is nothing to try.
+def distribution(path: str, axis: Any) -> BaseDistribution:
+    """Optuna's distribution for the axis of a path (`model.dropout`).
 
-    The settings of trial k are drawn with the seed k, whoever asks: so a search that was stopped goes on as it would
-    have, and rows draw the same values of the axes that they have in common.
+    An axis is `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
+    """
+    if not isinstance(axis, dict) or len(axis) != 1 or (kind := next(iter(axis))) not in _KINDS:
+        raise ValueError(f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}.")
+    values = axis[kind]
+    if kind == "choice":
+        if not isinstance(values, list) or not all(isinstance(v, bool | int | float | str | None) for v in values):
+            raise ValueError(f"the choices of {path} must be a list of numbers, names or null; got {values!r}.")
+        return CategoricalDistribution(values)
+    numbers = [float(value) for value in values] if isinstance(values, list) else []
+    if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or not numbers[0] < numbers[1]:
+        raise ValueError(f"{kind} of {path} must be [low, high]; got {values!r}.")
+    low, high = numbers
+    return FloatDistribution(low, high, log=kind == "loguniform")
+
+
+class Search:
+    """The trials of a row, each on all tuning splits; a row without axes has one trial and no splits.
+
+    The settings of trial k are drawn with the seed k. So a search that was stopped continues as it would have, and rows
+    draw the same values of the axes that they share.
 
     Args:
         table, row: what is searched.
@@ -48,21 +71,22 @@ class Search:
     def __init__(self, table: Table, row: Row, storage: BaseStorage, split: int | None = None) -> None:
         self.row, self.split = row, split
         splits = [split] if split is not None else list(range(int(table.tuning)))
-        space = table.space(row)
-        told = [digest(table.config(row, {})), space.declared, splits, table.metric.name]
-        name = f"{row.name} {digest({'told': told})}"
-        self.study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
-        count = table.trials if space.axes else 1
+        declared = table.axes(row)
+        axes = {path: distribution(path, axis) for path, axis in declared.items()}
+        name = digest({"search": [digest(table.config(row, {})), declared, splits, table.metric.name]})
+        self.study = optuna.create_study(
+            storage=storage, study_name=f"{row.name} {name}", direction="maximize", load_if_exists=True
+        )
+        count = table.trials if axes else 1
         for number in range(len(self.study.get_trials(deepcopy=False)), count):
-            # Drawn apart and added as a whole: a kill leaves no trial with half of its settings.
-            drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(space.axes).params
-            self.study.add_trial(create_trial(state=TrialState.RUNNING, params=drawn, distributions=space.axes))
+            # Drawn in another study and added complete: a kill leaves no trial with half of its settings.
+            drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(axes).params
+            self.study.add_trial(create_trial(state=TrialState.RUNNING, params=drawn, distributions=axes))
         self.settings: list[dict[str, Any]] = [trial.params for trial in self.study.get_trials(deepcopy=False)[:count]]
-        #: On which the settings are tried.
         self.splits = splits if count > 1 else []
 
     def tell(self, values: Mapping[int, float | None]) -> None:
-        """What trials came to, more being better; ``None``: it diverged. What was told before stays."""
+        """Record the values of trials, of which higher is better; ``None`` if it diverged. Recorded values stay."""
         trials = self.study.get_trials(deepcopy=False)
         for number, value in values.items():
             if trials[number].state == TrialState.RUNNING:
@@ -70,11 +94,7 @@ class Search:
                 self.study.tell(number, value, state=state)
 
     def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
-        """The settings of the first trial with the highest value.
-
-        Raises:
-            ValueError: all of them diverged.
-        """
+        """Return the settings of the first trial with the highest value."""
         if not self.splits:
             return self.settings[0]
         known = {number: value for number, value in values.items() if value is not None}

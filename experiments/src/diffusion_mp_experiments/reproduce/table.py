@@ -1,4 +1,4 @@
-"""A table of results as files: `configs/<table>/table.yaml` says how it is made, every other YAML there is a row."""
+"""A table of results as files: `configs/<table>/table.yaml` and a YAML file for every row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any, Literal
 import yaml
 
 from diffusion_mp.errors import check_choice, check_counts
-from diffusion_mp_experiments.reproduce.space import Space
 
 Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What is reported: the module logs `val_<name>` and `test_<name>`; `title` and `scale` are for readers."""
+    """The reported metric: the module logs `val_<name>` and `test_<name>`; `title` and `scale` are for readers."""
 
     name: str = "acc"
     mode: Literal["max", "min"] = "max"
@@ -32,19 +31,22 @@ class Metric:
         """1 where more is better, −1 where less is."""
         return 1.0 if self.mode == "max" else -1.0
 
+    @property
+    def digits(self) -> int:
+        """Decimals that a table shows."""
+        return 1 if self.scale == 100 else 3
+
 
 @dataclass(frozen=True)
 class Row:
-    """A model, or a predictor that is not trained by epochs; what else its module is told; what is searched.
+    """A model, or a predictor that is not trained by epochs.
 
     Attributes:
-        model, predictor: `class_path` and `init_args` of one of them; the width of the features and the number of
-            classes are filled in.
-        optimizer: further arguments of the LightningModule (lr, weight_decay, optimizer).
-        data: further arguments of the data module.
-        attention: "identity" or "uniform": the model with its attention replaced, trained and tested so.
-        search: axes of this row beside those of the table; one of the table that is null here is left out.
-        fixed: values by the paths of axes, which stand where a search would put them.
+        model, predictor: `class_path` and `init_args` of one of them, without in_channels and out_channels.
+        optimizer, data: further arguments of the LightningModule and of the data module.
+        attention: "identity" or "uniform": the model is trained and tested with its attention replaced.
+        search: axes in addition to those of the table; one of the table that is null here is left out.
+        fixed: values by the paths of axes, set as a search would set them.
         curve: in a table with a sweep the row that this is a point of.
     """
 
@@ -68,13 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One axis along which every row of a table is trained, so that rows are curves.
-
-    Attributes:
-        path: what is set, as a path of a search.
-        values: to what, in the order of the curve.
-        title: for readers.
-    """
+    """An axis, by its path in a search, along which every row of a table is trained: rows become curves."""
 
     path: str
     values: list[float | str | None]
@@ -83,9 +79,8 @@ class Sweep:
     def points(self, row: Row) -> Iterator[Row]:
         """The row at every value."""
         for value in self.values:
-            told = {**row.fixed, self.path: value}
-            title = f"{row.title}, {self.title} {value}"
-            yield replace(row, name=f"{row.name}@{value}", title=title, fixed=told, curve=row.name)
+            fixed, title = {**row.fixed, self.path: value}, f"{row.title}, {self.title} {value}"
+            yield replace(row, name=f"{row.name}@{value}", title=title, fixed=fixed, curve=row.name)
 
 
 @dataclass(frozen=True)
@@ -95,14 +90,14 @@ class Table:
     Attributes:
         data: `class_path` and `init_args` of a LightningDataModule that takes `split`, and `tuning` unless nested.
         module: further arguments of the LightningModule that trains, such as its metric.
-        splits, seeds: what is reported: every seed on every split.
-        tuning: how many splits the settings are chosen on; "nested": each reported split by its own validation nodes.
-        trials: settings that are tried for every row, drawn at random from one declared space.
-        epochs, patience: at most so many, and so many without a better validation score.
-        search: the axes that all models have in common; predictors have those of the data module (`data.k`) too.
+        splits, seeds: of the reported runs: every seed on every split.
+        tuning: number of splits that settings are chosen on; "nested": each reported split by its validation nodes.
+        trials: number of settings that are drawn for every row.
+        epochs, patience: most epochs, and most without a better validation score.
+        search: the axes that all models share; predictors share those of the data module (`data.k`).
         baselines: rows that the others are compared with, split by split.
-        sweep: an axis that makes every row a curve.
-        curves: with a sweep, the title of every curve.
+        quick: values of other attributes for `--quick`.
+        sweep, curves: the axis that makes every row a curve, and then the titles of the curves.
     """
 
     name: str
@@ -140,11 +135,7 @@ class Table:
         return self.tuning == "nested"
 
     def named(self, names: Sequence[str]) -> list[Row]:
-        """The rows of these names, or the points of these curves; all of them without names.
-
-        Raises:
-            ValueError: no such row.
-        """
+        """The rows of these names, or the points of these curves; all of them without names."""
         known = dict.fromkeys(row.curve or row.name for row in self.rows)
         if unknown := sorted(set(names) - known.keys()):
             raise ValueError(f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}.")
@@ -154,29 +145,20 @@ class Table:
         """The row of that name."""
         return next(row for row in self.rows if row.name == name)
 
-    def space(self, row: Row) -> Space:
-        """What is searched for a row: its own axes, and those of the table that it has in common with the others."""
+    def axes(self, row: Row) -> Config:
+        """The axes that are searched for a row: those of the table that apply to it, and its own."""
         shared = {path: axis for path, axis in self.search.items() if row.model is not None or path.startswith("data.")}
-        axes = {**shared, **row.search}
-        return Space({path: axis for path, axis in axes.items() if axis is not None})
-
-    def quickly(self) -> Table:
-        """The same in a few minutes, by what `quick` says."""
-        return replace(self, **self.quick)
+        return {path: axis for path, axis in {**shared, **row.search}.items() if axis is not None}
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
-        """All that decides a training but the split: what is built, with these settings in their places.
-
-        Raises:
-            ValueError: a setting that the row itself has fixed.
-        """
+        """Return everything that decides a training but the split, with these settings at their paths."""
         kind = "model" if row.model is not None else "predictor"
-        told = deepcopy({**row.optimizer, kind: row.model or row.predictor, "data": _with(self.data, **row.data)})
+        parts = deepcopy({**row.optimizer, kind: row.model or row.predictor, "data": _with(self.data, **row.data)})
         for path, value in {**row.fixed, **settings}.items():
-            _put(told, path.split("."), value, row.name)
+            _put(parts, path.split("."), value, row.name)
         schedule = {"epochs": self.epochs, "patience": self.patience} if row.model is not None else {}
         ablation = {} if row.attention is None else {"attention": row.attention}
-        return {"data": told.pop("data"), "module": {**self.module, **told}, **schedule, **ablation}
+        return {"data": parts.pop("data"), "module": {**self.module, **parts}, **schedule, **ablation}
 
 
 def _put(config: Config, path: list[str], value: Any, row: str) -> None:
@@ -194,56 +176,56 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
 
 
 def digest(config: Any) -> str:
-    """Twelve letters that differ wherever anything in a configuration does, but for where the data lie."""
+    """Hash a configuration, except for the folder of the data, to twelve hexadecimal digits."""
     config = deepcopy(config)
     config.get("data", {}).get("init_args", {}).pop("root", None)
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def load_table(folder: Path, root: str | None = None) -> Table:
-    """The table of a folder, its rows in the order of `rows` in table.yaml; `root` is where its data lie instead.
+    """Load the table of a folder, its rows in the order of `rows` in table.yaml; `root` replaces that of its data.
 
-    With `like: TABLE` it may name rows of that other one, and what table.yaml does not say is as it is there, axis by
-    axis in `search`. With `like: ROW` a row is that other one, but for its title, its own arguments and its own axes.
-    An axis that is null is not searched.
+    With `like: TABLE` it may name rows of that table, whose other values it inherits, axis by axis in `search`. With
+    `like: ROW` a row inherits from that row all but its title, arguments and axes. A null axis is not searched.
 
     Raises:
-        FileNotFoundError: no such table; the sentence names those that there are.
-        ValueError: a file that says what no table or row has.
+        FileNotFoundError: no such table; the sentence names the existing ones.
+        ValueError: a file with a name that no table or row has.
     """
-    if not (folder / "table.yaml").is_file():
-        found = sorted(path.parent.name for path in folder.parent.glob("*/table.yaml"))
+    path = folder / "table.yaml"
+    if not path.is_file():
+        found = sorted(other.parent.name for other in folder.parent.glob("*/table.yaml"))
         raise FileNotFoundError(
-            f"There is no table {folder.name!r}: {folder / 'table.yaml'} does not exist. "
+            f"There is no table {folder.name!r}: {path} does not exist. "
             + (f"Tables there are {', '.join(found)}." if found else "Run this in a clone, or give its --configs.")
         )
     content, files = _gathered(folder)
-    names, own = content.pop("rows", []), {name for name, path in files.items() if path.parent == folder}
+    names, own = content.pop("rows", []), {name for name, file in files.items() if file.parent == folder}
     if not isinstance(names, list) or not own <= set(names) <= set(files):
         raise ValueError(
-            f"{folder / 'table.yaml'} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
+            f"{path} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
             f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
         )
     rows = tuple(_made(Row, {"name": name, **_read_row(files, name)}, files[name]) for name in names)
-    content["metric"] = _made(Metric, content.get("metric", {}), folder / "table.yaml")
+    content["metric"] = _made(Metric, content.get("metric", {}), path)
     content["baselines"] = tuple(content.get("baselines", ()))
     if (sweep := content.get("sweep")) is not None:
-        content["sweep"] = sweep = _made(Sweep, sweep, folder / "table.yaml")
+        content["sweep"] = sweep = _made(Sweep, sweep, path)
         content["curves"] = {row.name: row.title for row in rows}
         rows = tuple(point for row in rows for point in sweep.points(row))
-    table = _made(Table, {"name": folder.name, "rows": rows, **content}, folder / "table.yaml")
+    table = _made(Table, {"name": folder.name, "rows": rows, **content}, path)
     return table if root is None else replace(table, data=_with(table.data, root=root))
 
 
 def _gathered(folder: Path) -> tuple[Config, dict[str, Path]]:
-    """What table.yaml says and the files of rows by name, after those of the table that it is like."""
+    """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
     content = _read(folder / "table.yaml")
     own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
     if "like" not in content:
         return content, own
     other, files = _gathered(folder.parent / content.pop("like"))
-    told = content.get("search", {})
-    axes = {**told, **other.get("search", {}), **told}  # its own first: their order is that in which they are drawn
+    search = content.get("search", {})
+    axes = {**search, **other.get("search", {}), **search}  # its own first, since axes are drawn in this order
     return {**other, **content, "search": axes}, {**files, **own}
 
 

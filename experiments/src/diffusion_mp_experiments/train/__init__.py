@@ -1,39 +1,26 @@
-"""Training: losses, modules, data, checkpoints, how a command ends, the command line."""
+"""Training: losses, Lightning modules, data, checkpoints, the command line."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-from diffusion_mp_experiments.train.checkpoints import (
-    check_writable,
-    load_checkpoint,
-    replace_file,
-    save_checkpoint,
-)
+from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint, replace_file, save_checkpoint
+from diffusion_mp_experiments.train.cli import exit_code
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
-from diffusion_mp_experiments.train.stopping import exit_code
 
 # Lightning takes seconds to import; it is loaded with the first of these.
 _LAZY = {
-    "CheckpointFiles": "resume",
-    "DigitsDataModule": "datamodules",
-    "FacebookDataModule": "datamodules",
-    "FiniteLoss": "resume",
-    "Forecaster": "classifiers",
-    "GraphClassifier": "classifiers",
-    "HeterophilousDataModule": "datamodules",
-    "KNNDataModule": "datamodules",
-    "NodeClassifier": "classifiers",
-    "OgbDataModule": "datamodules",
-    "PlanetoidDataModule": "datamodules",
-    "Resumable": "resume",
-    "Score": "metrics",
-    "SequenceClassifier": "classifiers",
-    "SnapshotDataModule": "batch_modules",
-    "SynMolDataModule": "batch_modules",
-    "TUDataModule": "batch_modules",
-    "weighted_accuracy": "metrics",
+    name: module
+    for module, names in {
+        "batch_modules": "SnapshotDataModule SynMolDataModule TUDataModule",
+        "classifiers": "Forecaster GraphClassifier NodeClassifier SequenceClassifier",
+        "datamodules": "DigitsDataModule FacebookDataModule HeterophilousDataModule KNNDataModule OgbDataModule "
+        "PlanetoidDataModule",
+        "metrics": "Score weighted_accuracy",
+        "resume": "CheckpointFiles FiniteLoss Resumable",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [

@@ -12,83 +12,43 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_flags, check_kind, check_number, check_seed
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, check_number
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
 from diffusion_mp_experiments.graphs.forecasts import ForecastName
 from diffusion_mp_experiments.graphs.splits import visible_labels
 from diffusion_mp_experiments.graphs.temporal import TemporalName
 from diffusion_mp_experiments.train.classifiers import Forecaster, GraphClassifier
+from diffusion_mp_experiments.train.datamodules import Parts, SplitDataModule
 
 
-class BatchDataModule(pl.LightningDataModule):
-    """Serves batches with their graph (`ToDiffusionGraph`), those that train in random order; subclasses write `parts`.
+class BatchDataModule(SplitDataModule):
+    """Batches with their graph (`ToDiffusionGraph`), in random order for training; subclasses define `parts`.
 
     Args:
-        batch_size: graphs of a batch, or `None`, all of them. What is a single batch is put together once.
-        split: which split.
-        tuning: a split for choosing settings, which shows nothing of what results are reported on.
+        batch_size: graphs of a batch, or `None`, all of them.
+        split, tuning: as in `SplitDataModule`.
     """
 
     trains: ClassVar[type[pl.LightningModule]] = GraphClassifier
 
     def __init__(self, batch_size: int | None, split: int, tuning: bool) -> None:
-        super().__init__()
+        super().__init__(split, tuning)
         if batch_size is not None:
             check_counts(batch_size=batch_size)
-        check_seed(split, "split")
-        check_flags(tuning=tuning)
-        self.batch_size, self.split, self.tuning = batch_size, split, tuning
-        self._parts: tuple[Sequence[Data], ...] | None = None
-        self._together: dict[int, list[Data]] = {}
-
-    def parts(self) -> tuple[Sequence[Data], Sequence[Data], Sequence[Data]]:
-        """The graphs that train, validate and test; called once, when first needed."""
-        raise NotImplementedError(f"{type(self).__name__} must define parts() and return three lists of Data.")
-
-    @property
-    def num_features(self) -> int:
-        """Width of x: the in_channels of a model."""
-        return int(self._part(0)[0].num_node_features)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, or of tasks: the out_channels of a model."""
-        labels = [graph.y for number in range(3) for graph in self._part(number)]
-        return labels[0].size(1) if labels[0].dim() == 2 else int(torch.cat(labels).max()) + 1
+        self.batch_size = batch_size
 
     def train_dataloader(self) -> Iterable[Data]:
-        """Batches in another order every epoch."""
-        part = self._part(0)
+        """Batches in another order every epoch; a single batch is always the same."""
+        part = self.part(0)
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
         loader: Any = DataLoader(part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph())  # type: ignore[arg-type]
         return loader
 
-    def val_dataloader(self) -> Iterable[Data]:
-        """Batches in order."""
-        return self._in_order(1)
-
-    def test_dataloader(self) -> Iterable[Data]:
-        """Batches in order."""
-        return self._in_order(2)
-
-    def _part(self, number: int) -> Sequence[Data]:
-        if self._parts is None:
-            with torch.inference_mode(False):  # else what is first validated could not be trained on
-                self._parts = self.parts()
-        return self._parts[number]
-
-    def _in_order(self, number: int) -> Iterable[Data]:
-        """The batches of a part, put together once: what layers find out about a graph stays with it."""
-        if number not in self._together:
-            part = self._part(number)
-            size = self.batch_size or len(part)
-            batches = [list(part[start : start + size]) for start in range(0, len(part), size)]
-            with torch.inference_mode(False):
-                self._together[number] = [ToDiffusionGraph()(batch) for batch in batches]
-        loader: Any = DataLoader(self._together[number], batch_size=None)  # type: ignore[arg-type]
-        return loader
+    def together(self, part: Sequence[Data]) -> list[Data]:
+        size = self.batch_size or len(part)
+        return [ToDiffusionGraph()(list(part[start : start + size])) for start in range(0, len(part), size)]
 
 
 class TUDataModule(BatchDataModule):
@@ -98,9 +58,7 @@ class TUDataModule(BatchDataModule):
         root: the folder that holds the folder `<name>`.
         name: "MUTAG" or "PROTEINS", say.
         train, val: shares of the graphs; the others test.
-        batch_size: as in `BatchDataModule`.
-        split: draws the parts.
-        tuning: draw them from the graphs that belong to tuning, and otherwise from all others (see `visible_labels`).
+        batch_size, split, tuning: see `BatchDataModule`.
 
     Examples:
         >>> data = TUDataModule("data/TUDataset", "MUTAG")  # reads the files later
@@ -120,21 +78,18 @@ class TUDataModule(BatchDataModule):
         check_kind(name, "name", str, "the name of a data set, like MUTAG")
         self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
-    def parts(self) -> tuple[Sequence[Data], Sequence[Data], Sequence[Data]]:
-        """The graphs of this split."""
+    def parts(self) -> Parts:
         graphs = _tu(self.root, self.name)
-        return _three(graphs, random_split(_labels(graphs, self.tuning), self.train, self.val, _drawn(self.split)))
+        return _selected(graphs, random_split(_labels(graphs, self.tuning), self.train, self.val, self.generator))
 
 
 class SynMolDataModule(BatchDataModule):
     """SynMol with its published test molecules (see `load_synmol`).
 
     Args:
-        root: the folder of the file.
+        root: folder of the file.
         val: share of the training molecules that validate.
-        batch_size: as in `BatchDataModule`.
-        split: draws who validates.
-        tuning: train, validate and test on training molecules that belong to tuning (see `visible_labels`).
+        batch_size, split, tuning: see `BatchDataModule`; tuning uses training molecules only.
 
     Examples:
         >>> data = SynMolDataModule("data/SynMol")  # reads the files later
@@ -151,13 +106,13 @@ class SynMolDataModule(BatchDataModule):
         super().__init__(batch_size, split, tuning)
         self.root, self.val = as_path(root, "root"), val
 
-    def parts(self) -> tuple[Sequence[Data], Sequence[Data], Sequence[Data]]:
-        """The molecules of this split."""
+    def parts(self) -> Parts:
         graphs, tested = _synmol(self.root, "train"), _synmol(self.root, "test")
         if self.tuning:
-            return _three(graphs, random_split(_labels(graphs, True), 1 - 2 * self.val, self.val, _drawn(self.split)))
-        split = random_split(torch.cat([graph.y for graph in graphs]), 1 - self.val, self.val, _drawn(self.split))
-        train, val, _ = _three(graphs, split)
+            split = random_split(_labels(graphs, True), 1 - 2 * self.val, self.val, self.generator)
+            return _selected(graphs, split)
+        split = random_split(torch.cat([graph.y for graph in graphs]), 1 - self.val, self.val, self.generator)
+        train, val, _ = _selected(graphs, split)
         return train, val, tested
 
 
@@ -166,18 +121,18 @@ class SnapshotDataModule(BatchDataModule):
 
     Every snapshot has `base`, the forecast that a model is to correct (`fit_forecast`), fitted to what trains.
 
-    Settings are chosen on rolling windows, for the snapshots before the test may go up where later ones go down: with
-    `tuning`, all snapshots before the test are cut into `windows` + 1 parts of one length; in split i the first i + 1
+    Settings are chosen on rolling windows, since the snapshots before the test may rise where later ones fall. With
+    `tuning` all snapshots before the test are cut into `windows` + 1 parts of one length; in split i the first i + 1
     train, and the next validates and stands in for the test.
 
     Args:
         root, name, lags: see `load_snapshots`.
         base: a name of `fit_forecast`.
         train, val: shares of the snapshots; the others test (2 : 2 : 6 in Wu, Wipf & Yan 2025, Table 5).
-        windows: how many.
+        windows: how many windows there are for tuning.
         batch_size: snapshots of a batch.
-        split: the number of the window; of a result it says nothing, for there is one published split.
-        tuning: settings are being chosen.
+        split: number of the window, or of a run in a table; there is one published split.
+        tuning: whether settings are being chosen.
 
     Examples:
         >>> data = SnapshotDataModule("data/spatial_temporal", "chickenpox")  # reads the files later
@@ -201,8 +156,8 @@ class SnapshotDataModule(BatchDataModule):
         super().__init__(batch_size, split, tuning)
         check_choice(name, "name", get_args(TemporalName))
         check_choice(base, "base", get_args(ForecastName))
-        for key, share in (("train", train), ("val", val)):
-            check_number(share, key)
+        check_number(train, "train")
+        check_number(val, "val")
         if not (train > 0 and val > 0 and train + val < 1):
             raise ValueError(f"train and val must be above 0 and their sum below 1; got {train} and {val}.")
         check_counts(windows=windows)
@@ -217,8 +172,7 @@ class SnapshotDataModule(BatchDataModule):
         """1, a number for every node: the out_channels of a model."""
         return 1
 
-    def parts(self) -> tuple[Sequence[Data], Sequence[Data], Sequence[Data]]:
-        """The snapshots of this split, with their base."""
+    def parts(self) -> Parts:
         snapshots = _snapshots(self.root, self.name, self.lags)
         known = round((self.train + self.val) * len(snapshots))
         if self.tuning:
@@ -233,13 +187,13 @@ class SnapshotDataModule(BatchDataModule):
                 f"train={self.train}, val={self.val} and windows={self.windows}."
             )
         forecast = fit_forecast(self.base, snapshots[:first])
-        train, val, test = (
-            [_with_base(snapshot, forecast(snapshot.x)) for snapshot in snapshots[a:b]] for a, b in ends
-        )
+        train, val, test = ([snapshot.clone() for snapshot in snapshots[start:end]] for start, end in ends)
+        for snapshot in [*train, *val, *test]:
+            snapshot.base = forecast(snapshot.x)
         return train, val, test
 
 
-# Many models are trained on one data set, in one process: it is read once.
+# A process trains many models on one data set: it is read once.
 _tu, _synmol, _snapshots = lru_cache(2)(load_tu), lru_cache(2)(load_synmol), lru_cache(2)(load_snapshots)
 
 
@@ -247,17 +201,7 @@ def _labels(graphs: Sequence[Data], tuning: bool) -> torch.Tensor:
     return visible_labels(torch.cat([graph.y for graph in graphs]), tuning)
 
 
-def _drawn(split: int) -> torch.Generator:
-    return torch.Generator().manual_seed(split)
-
-
-def _three(graphs: Sequence[Data], split: Split) -> tuple[Sequence[Data], Sequence[Data], Sequence[Data]]:
+def _selected(graphs: Sequence[Data], split: Split) -> Parts:
     """The graphs of every mask."""
     train, val, test = ([graphs[i] for i in mask.nonzero().flatten().tolist()] for mask in split)
     return train, val, test
-
-
-def _with_base(snapshot: Data, base: torch.Tensor) -> Data:
-    snapshot = snapshot.clone()
-    snapshot.base = base
-    return snapshot

@@ -16,7 +16,7 @@ from diffusion_mp_experiments.files.reading import as_path
 
 
 def replace_file(path: str | Path, data: bytes) -> None:
-    """Writes a file that is, at every moment and after a kill, the old one or the whole new one.
+    """Write a file that is, at every moment and after a kill, the old one or the complete new one.
 
     The bytes go to a neighbour with the ending .part, which is then renamed; only a kill can leave one behind.
 
@@ -51,20 +51,15 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
 
 def save_checkpoint(state: Any, path: str | Path) -> None:
-    """`torch.save`, by `replace_file`: under `path` there is never a part of a checkpoint.
+    """`torch.save` by way of `replace_file`, whose errors it raises.
 
     Args:
         state: tensors and plain types.
         path: where.
 
-    Raises:
-        OSError: there is no room or no permission; the sentence names the file.
-
     Examples:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_checkpoint({"x": x}, f"{folder}/x.ckpt")
-        ...     torch.equal(load_checkpoint(f"{folder}/x.ckpt")["x"], x)
+        >>> save_checkpoint({"x": x}, folder / "x.ckpt")
+        >>> torch.equal(load_checkpoint(folder / "x.ckpt")["x"], x)
         True
     """
     buffer = io.BytesIO()
@@ -77,18 +72,16 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
 
     Args:
         path: of a local file.
-        map_location: where tensors go, as of `torch.load`.
+        map_location: where tensors go, as in `torch.load`.
 
     Raises:
-        ValueError: an address, or what is no such file.
+        ValueError: an address, or a file of another kind.
         FileNotFoundError: there is no file.
 
     Examples:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_checkpoint({"x": x}, f"{folder}/x.ckpt")
-        ...     torch.equal(load_checkpoint(f"{folder}/x.ckpt")["x"], x)
-        True
+        >>> save_checkpoint({"epoch": 3}, folder / "x.ckpt")
+        >>> load_checkpoint(folder / "x.ckpt")
+        {'epoch': 3}
     """
     if "://" in str(path):
         raise ValueError(
@@ -103,7 +96,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         )
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # whatever the bytes make of zip, pickle and tensors
+    except Exception as error:  # damaged bytes make zip, pickle and torch raise nearly anything
         raise ValueError(
             f"{path} is not a checkpoint of tensors and plain types, or is damaged ({type(error).__name__}); "
             "nothing in it was executed. Give another file, such as the best checkpoint beside it."
@@ -111,15 +104,13 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Makes the folder, and writes a file of 64 KiB there that disappears again.
+    """Make the folder, and write a file of 64 KiB there that disappears again.
 
     Raises:
         OSError: it is a file, cannot be written to, or its disk is full; the sentence names the folder.
 
     Examples:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     check_writable(folder)  # raises where it is not
+        >>> check_writable(folder)  # raises where it is not
     """
     folder = as_path(folder, "folder")
     try:

@@ -1,33 +1,118 @@
-"""Classification of nodes, of graphs and of sequences, and forecasts, as LightningModules."""
+"""Classification of nodes, graphs and sequences, and forecasts, as LightningModules."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, Literal, cast
 
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch_geometric.data import Data
+from torchmetrics import Metric
 
-from diffusion_mp.errors import check_counts, check_kind, check_number
+from diffusion_mp.diffusivities import auxiliary_loss
+from diffusion_mp.errors import check_counts, check_kind, check_number, check_positive
 from diffusion_mp_experiments.train.losses import mean_squared_error, multi_label_loss, node_cross_entropy
-from diffusion_mp_experiments.train.supervised import OptimizerName, Supervised
+from diffusion_mp_experiments.train.metrics import Score
+from diffusion_mp_experiments.train.resume import FiniteLoss, Resumable
+
+OptimizerName = Literal["adam", "adamw"]
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-class _Classifier(Supervised):
-    """Cross-entropy of classes [N], or of several labels [N, T] of 0 and 1."""
+class Supervised(pl.LightningModule):
+    """Base class: a model trained on examples, in batches with `y` unless a subclass defines `compared`.
+
+    Runs can be resumed and stop at NaN. Logged once an epoch, with the metric "acc" say: train_loss, train_acc,
+    val_loss, val_acc, test_loss, test_acc; train_aux_loss, the sum of what modules record for `auxiliary_loss`; and
+    val_score, which checkpoints and early stopping watch. It is val_acc with ties broken by the lower val_loss, and
+    negative for metrics that should be low.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.001,
+        weight_decay: float = 0.0,
+        optimizer: OptimizerName = "adam",
+        metric: str = "acc",
+    ) -> None:
+        super().__init__()
+        check_kind(model, "model", nn.Module, "a module")
+        check_positive(lr, "lr", allow_zero=True)
+        check_positive(weight_decay, "weight_decay", allow_zero=True)
+        if not isinstance(optimizer, str) or optimizer not in _OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}.")
+        self.model, self.lr, self.weight_decay, self.optimizer, self.metric = model, lr, weight_decay, optimizer, metric
+        self.train_metric, self.val_metric, self.test_metric = (Score(metric) for _ in range(3))
+        self._val_losses: list[tuple[Tensor, int]] = []
+        # Without the module a checkpoint holds plain types only and loads with weights_only=True.
+        self.save_hyperparameters(ignore=["model"])
+
+    def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
+        """The outputs for the examples of a stage, and their targets."""
+        return self(batch), batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `node_cross_entropy` and `multi_label_loss`."""
+        """Cross-entropy of classes [N] (`node_cross_entropy`), or of labels [N, T] of 0 and 1 (`multi_label_loss`)."""
         return (multi_label_loss if targets.dim() == 2 else node_cross_entropy)(outputs, targets)
 
+    def configure_callbacks(self) -> list[Callback]:
+        """`Resumable` and `FiniteLoss`, unless they are there: Lightning asks in every stage."""
+        present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
+        return [kind() for kind in (Resumable, FiniteLoss) if kind not in present]
 
-class NodeClassifier(_Classifier):
-    """Trains `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss, plus what the model's modules recorded (`auxiliary_loss`)."""
+        loss, count = self._evaluate(batch, "train")
+        auxiliary = auxiliary_loss(self.model)
+        if auxiliary.requires_grad:
+            self._log("train_aux_loss", auxiliary, count)
+        return loss + auxiliary
 
-    A step sees the whole graph; train_mask, val_mask and test_mask say which logits are read. What is logged:
-    `Supervised`.
+    def on_validation_epoch_start(self) -> None:
+        """Forget the losses of the last validation."""
+        self._val_losses.clear()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._val_losses.append(self._evaluate(batch, "val"))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log val_score."""
+        score, count = self.val_metric.compute(), sum(count for _, count in self._val_losses)
+        loss = sum(loss * (part / count) for loss, part in self._val_losses)
+        # One more right answer is worth 1/N; the loss may decide below half of that only.
+        score = (score if self.val_metric.higher_is_better else -score) - loss / (1 + loss) / (2 * count)
+        self.log("val_score", score)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer named in the constructor, over all parameters."""
+        arguments: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        return _OPTIMIZERS[self.optimizer](self.parameters(), **arguments)
+
+    def _evaluate(self, batch: Any, stage: str) -> tuple[Tensor, int]:
+        """The loss over the examples of a stage, and their number."""
+        outputs, targets = self.compared(batch, stage)
+        loss, metric = self.loss(outputs, targets), getattr(self, f"{stage}_metric")
+        metric.update(outputs, targets)
+        self._log(f"{stage}_loss", loss, len(targets))
+        self._log(f"{stage}_{self.metric}", metric, len(targets), prog_bar=True)
+        return loss, len(targets)
+
+    def _log(self, name: str, value: Metric | Tensor, count: int, prog_bar: bool = False) -> None:
+        self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=count)
+
+
+class NodeClassifier(Supervised):
+    """Train `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
+
+    A step sees all nodes; train_mask, val_mask and test_mask select the logits. What is logged: `Supervised`.
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
@@ -37,8 +122,7 @@ class NodeClassifier(_Classifier):
         metric: a name of `Score`, "acc" or "roc_auc" say.
 
     Raises:
-        ValueError: logits and labels that do not fit (see `node_cross_entropy`), an unknown optimizer or metric, lr < 0
-            or weight_decay < 0.
+        ValueError: logits and labels that do not fit (see `node_cross_entropy`), or other arguments.
         FloatingPointError: while training, when a loss is no finite number.
 
     Examples:
@@ -54,8 +138,6 @@ class NodeClassifier(_Classifier):
         metric: str = "acc",
     ) -> None:
         super().__init__(model, lr, weight_decay, optimizer, metric)
-        # The module itself stays out: a checkpoint then holds plain types only and loads with weights_only=True.
-        self.save_hyperparameters(ignore=["model"])
 
     def forward(self, data: Data) -> Tensor:
         """Logits [N, C] of every node."""
@@ -78,52 +160,31 @@ class NodeClassifier(_Classifier):
         return self(batch).argmax(dim=-1)
 
 
-class GraphClassifier(_Classifier):
-    """Trains `model(x, graph)` on batches of graphs, such as `ToDiffusionGraph` makes of a list of them.
-
-    The model reads a whole graph, as with `task="graph"`, and returns a row of logits for each. What is logged:
-    `Supervised`.
+class GraphClassifier(Supervised):
+    """Train `model(x, graph)`, with `task="graph"` say, on batches of graphs such as `ToDiffusionGraph` makes.
 
     Args:
-        model: returns logits [B, C].
+        model: returns logits [B, C], a row for each graph.
         lr, weight_decay, optimizer, metric: as in `NodeClassifier`.
 
     Raises:
-        ValueError: as in `NodeClassifier`.
-        FloatingPointError: while training, when a loss is no finite number.
+        ValueError, FloatingPointError: as in `NodeClassifier`.
 
     Examples:
         >>> module = GraphClassifier(GPS(4, 16, 3, task="graph"), lr=0.001)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.001,
-        weight_decay: float = 0.0,
-        optimizer: OptimizerName = "adam",
-        metric: str = "acc",
-    ) -> None:
-        super().__init__(model, lr, weight_decay, optimizer, metric)
-        self.save_hyperparameters(ignore=["model"])
-
     def forward(self, batch: Data) -> Tensor:
-        """Logits [B, C] of every graph."""
         _check_batch(batch, "graph")
         logits: Tensor = self.model(batch.x, batch.graph)
         return logits
 
-    def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all graphs."""
-        return self(batch), batch.y
-
 
 class Forecaster(Supervised):
-    """Trains `model(x, graph)` to correct a forecast of snapshots: ŷ = base + g · model(x, A), g = 0 in the beginning.
+    """Train `model(x, graph)` to correct a forecast of snapshots: ŷ = base + g · model(x, A), g = 0 at the start.
 
-    So training starts at the base exactly (Bachlechner et al. 2021 start layers that way), and a base that is zero
-    leaves the model alone. The loss is the mean of (ŷ − y)² over all nodes of all snapshots, as in PyG Temporal, whose
-    examples take the mean over the nodes of a snapshot and then over snapshots. What is logged: `Supervised`.
+    So training starts at the base exactly (as in Bachlechner et al. 2021). The loss is the mean of (ŷ − y)² over all
+    nodes of all snapshots, as in PyG Temporal.
 
     Args:
         model: returns a number [N, 1] for every node.
@@ -131,8 +192,7 @@ class Forecaster(Supervised):
         metric: "mse" or "mae".
 
     Raises:
-        ValueError: what the model returns does not fit, or as in `NodeClassifier`.
-        FloatingPointError: while training, when a loss is no finite number.
+        ValueError, FloatingPointError: as in `NodeClassifier`.
 
     Examples:
         >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
@@ -147,7 +207,6 @@ class Forecaster(Supervised):
         metric: str = "mse",
     ) -> None:
         super().__init__(model, lr, weight_decay, optimizer, metric)
-        self.save_hyperparameters(ignore=["model"])
         self.gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Data) -> Tensor:
@@ -162,12 +221,7 @@ class Forecaster(Supervised):
         forecast: Tensor = batch.base + self.gain * correction.squeeze(-1)
         return forecast
 
-    def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
-        """Forecasts and values of all nodes."""
-        return self(batch), batch.y
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `mean_squared_error`."""
         return mean_squared_error(outputs, targets)
 
 
@@ -179,22 +233,21 @@ def _check_batch(batch: object, *parts: str) -> None:
         raise ValueError(f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all.")
 
 
-class SequenceClassifier(_Classifier):
-    """Trains `model(*inputs)` on batches (*inputs, labels), such as `diffusion_mp.data.pad` makes.
+class SequenceClassifier(Supervised):
+    """Train `model(*inputs)` on batches (*inputs, labels), such as `diffusion_mp.data.pad` makes.
 
     AdamW with β = (0.9, 0.98), linear warm-up, then half a cosine down to zero at the trainer's last step (Zhang &
-    Zhou, Table 4). No score chooses an epoch.
+    Zhou, Table 4). No val_score is logged, since the last epoch is the one to take.
 
     Args:
         model: any module that returns logits [B, classes].
-        classes: how many.
-        lr: the learning rate after the warm-up.
-        weight_decay: decoupled.
+        classes: how many classes there are.
+        lr: learning rate after the warm-up.
+        weight_decay: decoupled weight decay.
         warmup: share of the steps.
 
     Raises:
-        ValueError: a warm-up outside [0, 1), lr < 0 or weight_decay < 0.
-        FloatingPointError: while training, when a loss is no finite number.
+        ValueError, FloatingPointError: a warm-up outside [0, 1), or as in `NodeClassifier`.
 
     Examples:
         >>> module = SequenceClassifier(PDETransformer([20], 16, 2, heads=2, max_length=10), classes=2)
@@ -204,11 +257,10 @@ class SequenceClassifier(_Classifier):
         self, model: nn.Module, classes: int, lr: float = 1e-3, weight_decay: float = 1e-5, warmup: float = 0.1
     ) -> None:
         check_counts(classes=classes)
-        super().__init__(model, lr, weight_decay)
+        super().__init__(model, lr, weight_decay, "adamw")
         check_number(warmup, "warmup")
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup must lie in [0, 1), a share of the steps; got {warmup}.")
-        self.save_hyperparameters(ignore=["model"])
         self.warmup = warmup
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -217,12 +269,11 @@ class SequenceClassifier(_Classifier):
         return logits
 
     def compared(self, batch: tuple[Tensor, ...], stage: str) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all sequences."""
         *inputs, labels = batch
         return self(*inputs), labels
 
     def on_validation_epoch_end(self) -> None:
-        """Nothing: the learning rate has come down to zero in the last epoch, which is the one to take."""
+        """Log no val_score: after the last step the learning rate is zero."""
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, and a learning rate that changes with every step."""

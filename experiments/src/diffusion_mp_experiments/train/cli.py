@@ -1,14 +1,17 @@
-"""The console script `diffusion-mp`."""
+"""The console script `diffusion-mp`, and how a command ends."""
 
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 
 from diffusion_mp import __version__
-from diffusion_mp_experiments.train.stopping import exit_code
 
 _USAGE = """diffusion-mp trains energy-constrained diffusion models.
 
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, args: list[str]) -> int:
-    """Run a subcommand; what it needs, which takes seconds to import, is loaded here and not before."""
+    """Run a subcommand; its modules, which take seconds to import, are loaded here and not before."""
     if command in ("reproduce", "results"):
         from diffusion_mp_experiments.reproduce import command as tables
 
@@ -63,3 +66,56 @@ def _run(command: str, args: list[str]) -> int:
 
         run_lightning(args)
     return 0
+
+
+class Stopped(SystemExit):
+    """SIGINT or SIGTERM has arrived; the exit code is that of shells, 130 or 143."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number).name
+
+
+def exit_code(command: Callable[[], int], if_stopped: str) -> int:
+    """Run a command, and turn what stops it into a sentence on stderr and an exit code.
+
+    SIGINT and SIGTERM give 130 and 143, with how to go on: the notes of the exception (PEP 678), or else `if_stopped`.
+    OSError, ValueError and FloatingPointError give 2, with their notes; other exceptions are faults of the program, and
+    pass.
+
+    Args:
+        command: returns an exit code.
+        if_stopped: how to go on.
+
+    Examples:
+        >>> exit_code(lambda: 0, if_stopped="Nothing is lost; start it again.")
+        0
+        >>> exit_code(lambda: len(load_checkpoint(folder / "none.ckpt")), if_stopped="")  # no traceback but a sentence
+        2
+    """
+    try:
+        with _signals_raise():
+            return command()
+    except Stopped as stopped:
+        code, message = int(str(stopped.code)), f"\nStopped by {stopped.signal}."
+        notes = getattr(stopped, "__notes__", [if_stopped])
+    except (OSError, ValueError, FloatingPointError) as error:
+        code, message, notes = 2, str(error), getattr(error, "__notes__", [])
+    print("\n".join([message, *notes]), file=sys.stderr)
+    return code
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    if threading.current_thread() is not threading.main_thread():  # where Python runs no handlers
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,15 +1,14 @@
-"""One graph, one split, full batch, as LightningDataModules."""
+"""LightningDataModules: graphs in three parts, and one graph whose nodes are split by masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
@@ -17,64 +16,102 @@ from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 from diffusion_mp.data import KNNGraph, RandomPartitionLoader, Split, random_split, random_split_per_class
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_seed
+from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.reading import as_path
-from diffusion_mp_experiments.graphs import (
-    SumEdgeFeatures,
-    load_digits,
-    load_facebook,
-    load_heterophilous,
-    load_mnist,
-    load_newsgroups,
-    load_ogb,
-    load_planetoid,
-)
 from diffusion_mp_experiments.graphs.ogb import OgbName
 from diffusion_mp_experiments.graphs.splits import visible_labels
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
-
-def _only(batch: list[Data]) -> Data:
-    return batch[0]
+Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
 
 
-class FullGraphDataModule(pl.LightningDataModule):
-    """Serves one `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses write `load()`.
+class SplitDataModule(pl.LightningDataModule):
+    """Base class: the graphs that train, validate and test; subclasses define `parts`.
 
-    `trains` is the LightningModule that a model is trained with on these data.
+    Args:
+        split: number of the split; it seeds `generator`, which draws random splits.
+        tuning: whether settings are being chosen, without what results are reported on: random splits are then drawn
+            from the labels for tuning, and otherwise from all others (see `visible_labels`); with published splits the
+            validation nodes stand in for the test nodes.
     """
 
+    #: The LightningModule that trains a model on these data.
     trains: ClassVar[type[pl.LightningModule]] = NodeClassifier
 
-    def __init__(self) -> None:
+    def __init__(self, split: int = 0, tuning: bool = False) -> None:
         super().__init__()
-        self._data: Data | None = None
+        check_seed(split, "split")
+        check_flags(tuning=tuning)
+        self.split, self.tuning = split, tuning
+        self._parts: Parts | None = None
+        self._batches: dict[int, list[Data]] = {}
+
+    def parts(self) -> Parts:
+        """The graphs that train, validate and test; called once, when first needed."""
+        raise NotImplementedError(f"{type(self).__name__} must define parts() and return three lists of Data.")
+
+    def together(self, part: Sequence[Data]) -> list[Data]:
+        """The batches of a part that is served in order."""
+        return list(part)
+
+    @property
+    def num_features(self) -> int:
+        """Width of x: the in_channels of a model."""
+        return int(self.part(0)[0].num_node_features)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, or of tasks: the out_channels of a model."""
+        labels = [graph.y for number in range(3) for graph in self.part(number)]
+        return labels[0].size(1) if labels[0].dim() == 2 else int(torch.cat(labels).max()) + 1
+
+    @property
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.split)
+
+    def part(self, number: int) -> Sequence[Data]:
+        """The graphs that train (0), validate (1) or test (2)."""
+        if self._parts is None:
+            with torch.inference_mode(False):  # tensors made while validating could not be trained on
+                self._parts = self.parts()
+        return self._parts[number]
+
+    def train_dataloader(self) -> Iterable[Data]:
+        return self._in_order(0)
+
+    def val_dataloader(self) -> Iterable[Data]:
+        return self._in_order(1)
+
+    def test_dataloader(self) -> Iterable[Data]:
+        return self._in_order(2)
+
+    def _in_order(self, number: int) -> Iterable[Data]:
+        """The batches of a part, made once, since layers cache what they compute from a graph with the graph."""
+        if number not in self._batches:
+            with torch.inference_mode(False):
+                self._batches[number] = self.together(self.part(number))
+        loader: Any = DataLoader(self._batches[number], batch_size=None)  # type: ignore[arg-type]
+        return loader
+
+
+class FullGraphDataModule(SplitDataModule):
+    """One `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`."""
 
     def load(self) -> Data:
         """The graph with its masks; called once, when first needed."""
         raise NotImplementedError(f"{type(self).__name__} must define load() and return a Data with the three masks.")
 
+    def parts(self) -> Parts:
+        data = [self.load()]
+        return data, data, data
+
     @property
     def data(self) -> Data:
         """The graph with its masks."""
-        if self._data is None:
-            with torch.inference_mode(False):  # else what is first validated could not be trained on
-                self._data = self.load()
-        return self._data
+        return self.part(0)[0]
 
-    @property
-    def num_features(self) -> int:
-        """Width of x: the in_channels of a model."""
-        return int(self.data.num_node_features)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, or of tasks: the out_channels of a model."""
-        return self.data.y.size(1) if self.data.y.dim() == 2 else int(self.data.y.max()) + 1
-
-    def _loader(self) -> DataLoader[Data]:
-        return DataLoader([self.data], batch_size=1, collate_fn=_only)  # type: ignore[arg-type]
-
-    train_dataloader = val_dataloader = test_dataloader = predict_dataloader = _loader
+    def predict_dataloader(self) -> Iterable[Data]:
+        return self._in_order(0)
 
 
 class DigitsDataModule(FullGraphDataModule):
@@ -92,15 +129,13 @@ class DigitsDataModule(FullGraphDataModule):
     """
 
     def __init__(self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0) -> None:
-        super().__init__()
         check_seed(seed)
-        self.per_class, self.num_val, self.num_neighbors, self.seed = per_class, num_val, num_neighbors, seed
+        super().__init__(seed)
+        self.per_class, self.num_val, self.num_neighbors = per_class, num_val, num_neighbors
 
     def load(self) -> Data:
-        """The digits graph with the masks of this seed."""
-        data = load_digits(self.num_neighbors)
-        generator = torch.Generator().manual_seed(self.seed)
-        return random_split_per_class(data.y, self.per_class, self.num_val, None, generator).apply_to(data)
+        data = graphs.load_digits(self.num_neighbors)
+        return random_split_per_class(data.y, self.per_class, self.num_val, None, self.generator).apply_to(data)
 
 
 class PlanetoidDataModule(FullGraphDataModule):
@@ -109,10 +144,10 @@ class PlanetoidDataModule(FullGraphDataModule):
     Args:
         root: folder that holds `<Name>/raw/ind.<name>.*`.
         name: "Cora", "CiteSeer" or "PubMed".
-        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes; a number does so, too, but from
-            the labels for results only (see `visible_labels`); "public" is the one fixed split.
+        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes from all labels, a number from
+            the labels for results only (see `visible_labels`); "public" is the fixed split.
         seed: draws the split where it is "random".
-        tuning: draw split number `split` from the labels for tuning; all that neither train nor validate test.
+        tuning: draw split number `split` from the labels for tuning; all other nodes of these labels test.
         sparse: x as a CSR matrix, which is read in a fraction of the time.
         per_class, num_val, num_test: sizes of a random split.
         download: let PyG fetch missing files into `root`.
@@ -134,35 +169,32 @@ class PlanetoidDataModule(FullGraphDataModule):
         num_test: int | None = 1000,
         download: bool = False,
     ) -> None:
-        super().__init__()
-        numbered = isinstance(split, int) and not isinstance(split, bool)
-        if not numbered and split not in ("random", "public"):
+        self.numbered, self.public = isinstance(split, int) and not isinstance(split, bool), split == "public"
+        if not self.numbered and split not in ("random", "public"):
             raise ValueError(f'split must be a number, "random" or "public", got {split!r}.')
-        check_seed(split if isinstance(split, int) else seed, "split" if numbered else "seed")
-        check_flags(tuning=tuning, sparse=sparse)
-        if tuning and not numbered:
+        drawn = split if isinstance(split, int) else seed
+        check_seed(drawn, "split" if self.numbered else "seed")
+        super().__init__(drawn, tuning)
+        check_flags(sparse=sparse)
+        if tuning and not self.numbered:
             raise ValueError(
                 f"tuning needs a number as split, for only such splits keep its labels apart; got {split!r}."
             )
-        self.root, self.network, self.split, self.seed = as_path(root, "root"), name, split, seed
-        self.tuning, self.sparse = tuning, sparse
-        self.per_class, self.num_val, self.num_test, self.download = per_class, num_val, num_test, download
+        self.root, self.network, self.sparse, self.download = as_path(root, "root"), name, sparse, download
+        self.per_class, self.num_val, self.num_test = per_class, num_val, num_test
 
     def load(self) -> Data:
-        """The network with the masks of this split."""
-        data = load_planetoid(self.root, self.network, download=self.download)
-        split = Split.of(data) if self.split == "public" else self._drawn(data.y)
+        data = graphs.load_planetoid(self.root, self.network, download=self.download)
+        if self.public:
+            split = Split.of(data)
+        else:
+            labels = visible_labels(data.y, self.tuning) if self.numbered else data.y
+            num_test = None if self.tuning else self.num_test
+            split = random_split_per_class(labels, self.per_class, self.num_val, num_test, self.generator)
         data = split.apply_to(data)
         if self.sparse:
             data.x = data.x.to_sparse_csr()
         return data
-
-    def _drawn(self, y: Tensor) -> Split:
-        seed, num_test = self.seed, None if self.tuning else self.num_test
-        if isinstance(self.split, int):
-            y, seed = visible_labels(y, self.tuning), self.split
-        generator = torch.Generator().manual_seed(seed)
-        return random_split_per_class(y, self.per_class, self.num_val, num_test, generator)
 
 
 class HeterophilousDataModule(FullGraphDataModule):
@@ -170,8 +202,7 @@ class HeterophilousDataModule(FullGraphDataModule):
 
     Args:
         root, name: see `load_heterophilous`.
-        split: the number of the split.
-        tuning: let the validation nodes stand in for the test nodes, which nobody sees while settings are chosen.
+        split, tuning: see `SplitDataModule`.
         normalize_features: divide the features of every node by their sum.
 
     Examples:
@@ -186,19 +217,15 @@ class HeterophilousDataModule(FullGraphDataModule):
         tuning: bool = False,
         normalize_features: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(split, tuning)
         check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
-        check_seed(split, "split")
-        check_flags(tuning=tuning, normalize_features=normalize_features)
-        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
-        self.normalize_features = normalize_features
+        check_flags(normalize_features=normalize_features)
+        self.root, self.name, self.normalize_features = as_path(root, "root"), name, normalize_features
 
     def load(self) -> Data:
-        """The graph with the masks of this split."""
         data = _heterophilous(self.root, self.name)
         split = Split.of(data, self.split)
-        split = split._replace(test=split.val) if self.tuning else split
-        data = split.apply_to(data)
+        data = (split._replace(test=split.val) if self.tuning else split).apply_to(data)
         return NormalizeFeatures()(data) if self.normalize_features else data
 
 
@@ -208,8 +235,7 @@ class FacebookDataModule(FullGraphDataModule):
     Args:
         root, name: see `load_facebook`.
         train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
-        split: draws the parts.
-        tuning: draw them from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
+        split, tuning: see `SplitDataModule`.
 
     Examples:
         >>> data = FacebookDataModule("data/LINKXDataset", "johnshopkins55")  # reads the files later
@@ -224,18 +250,13 @@ class FacebookDataModule(FullGraphDataModule):
         split: int = 0,
         tuning: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(split, tuning)
         check_kind(name, "name", str, "the name of a university, like johnshopkins55")
-        check_seed(split, "split")
-        check_flags(tuning=tuning)
-        self.root, self.name, self.split, self.tuning = as_path(root, "root"), name, split, tuning
-        self.train, self.val = train, val
+        self.root, self.name, self.train, self.val = as_path(root, "root"), name, train, val
 
     def load(self) -> Data:
-        """The graph with the masks of this split."""
         data = _facebook(self.root, self.name)
-        labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
-        return random_split(labels, self.train, self.val, generator).apply_to(data)
+        return random_split(visible_labels(data.y, self.tuning), self.train, self.val, self.generator).apply_to(data)
 
 
 class OgbDataModule(FullGraphDataModule):
@@ -246,8 +267,7 @@ class OgbDataModule(FullGraphDataModule):
 
     Args:
         root, name, cache: see `load_ogb`.
-        split: of no consequence, for there is one; of a table it is the number of a run.
-        tuning: let the validation nodes stand in for the test nodes.
+        split, tuning: see `SplitDataModule`; there is one split.
 
     Examples:
         >>> data = OgbDataModule("data", "ogbn-arxiv")  # reads the files later
@@ -261,19 +281,15 @@ class OgbDataModule(FullGraphDataModule):
         split: int = 0,
         tuning: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(split, tuning)
         check_choice(name, "name", get_args(OgbName))
-        check_seed(split, "split")
-        check_flags(tuning=tuning)
-        self.root, self.split, self.tuning = as_path(root, "root"), split, tuning
+        self.root, self.cache = as_path(root, "root"), None if cache is None else as_path(cache, "cache")
         self.name: OgbName = name
-        self.cache = None if cache is None else as_path(cache, "cache")
 
     def load(self) -> Data:
-        """The graph with its masks."""
-        data = load_ogb(self.root, self.name, cache=self.cache, progress=False)
-        data = SumEdgeFeatures()(data) if self.name == "ogbn-proteins" else ToUndirected()(data)
-        data.edge_attr = None  # nobody reads it any more
+        data = graphs.load_ogb(self.root, self.name, cache=self.cache, progress=False)
+        data = graphs.SumEdgeFeatures()(data) if self.name == "ogbn-proteins" else ToUndirected()(data)
+        data.edge_attr = None  # to free its memory
         if self.tuning:
             data.test_mask = data.val_mask
         return data
@@ -284,15 +300,12 @@ class KNNDataModule(FullGraphDataModule):
 
     Args:
         name: "MNIST", "20Newsgroups" or "digits".
-        root: the folder of the files, see `load_mnist` and `load_newsgroups`; digits need none.
-        k, metric: of the graph.
+        root: folder of the files, see `load_mnist` and `load_newsgroups`; digits need none.
+        k, metric, weighted, sharpness: of the graph, see `KNNGraph`.
         per_class: training labels of each class.
         num_val: validation nodes; all others are test nodes.
-        split: draws the split.
-        tuning: draw it from the labels that belong to tuning, and otherwise from all others (see `visible_labels`).
-        num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`); the whole
-            graph validates and tests.
-        weighted, sharpness: whether the edges have weights, and how fast these fall (see `KNNGraph`).
+        split, tuning: see `SplitDataModule`.
+        num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`).
 
     Examples:
         >>> data = KNNDataModule("digits", k=10, per_class=10)
@@ -312,36 +325,30 @@ class KNNDataModule(FullGraphDataModule):
         weighted: bool = False,
         sharpness: float = 8.0,
     ) -> None:
-        super().__init__()
+        super().__init__(split, tuning)
         check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)
-        check_seed(split, "split")
-        check_flags(tuning=tuning)
-        joins = KNNGraph(k, metric, weighted, sharpness)
-        self.name, self.root, self.k, self.metric = name, as_path(root, "root"), joins.k, joins.metric
-        self.per_class, self.num_val, self.split, self.tuning = per_class, num_val, split, tuning
-        self.num_parts, self.weighted, self.sharpness = num_parts, weighted, sharpness
+        graph = KNNGraph(k, metric, weighted, sharpness)
+        self.name, self.root, self.joined_by = name, as_path(root, "root"), (graph.k, graph.metric, weighted, sharpness)
+        self.per_class, self.num_val, self.num_parts = per_class, num_val, num_parts
 
-    def train_dataloader(self) -> DataLoader[Data]:
+    def train_dataloader(self) -> Iterable[Data]:
         """The graph, or its parts."""
         if self.num_parts == 1:
-            return self._loader()
-        return RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
+            return self._in_order(0)
+        loader: Any = RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
+        return loader
 
     def load(self) -> Data:
-        """The graph with the masks of this split."""
-        data = _joined(self.name, self.root, self.k, self.metric, self.weighted, self.sharpness)
-        labels, generator = visible_labels(data.y, self.tuning), torch.Generator().manual_seed(self.split)
-        return random_split_per_class(labels, self.per_class, self.num_val, None, generator).apply_to(data)
+        data = _joined(self.name, self.root, *self.joined_by)
+        labels = visible_labels(data.y, self.tuning)
+        return random_split_per_class(labels, self.per_class, self.num_val, None, self.generator).apply_to(data)
 
 
-_FEATURES: dict[str, Callable[[Path], Data]] = {
-    "MNIST": load_mnist,
-    "20Newsgroups": load_newsgroups,
-    "digits": lambda root: load_digits(),
-}
-# Many models are trained on one graph, in one process: the graph is made once.
-_heterophilous, _facebook = lru_cache(2)(load_heterophilous), lru_cache(2)(load_facebook)
+_FEATURES: dict[str, Callable[[Path], Data]] = {"MNIST": graphs.load_mnist, "20Newsgroups": graphs.load_newsgroups}
+_FEATURES["digits"] = lambda root: graphs.load_digits()
+# A process trains many models on one graph: it is read and joined once.
+_heterophilous, _facebook = lru_cache(2)(graphs.load_heterophilous), lru_cache(2)(graphs.load_facebook)
 
 
 @lru_cache(2)

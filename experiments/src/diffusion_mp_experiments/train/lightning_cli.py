@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import shlex
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch import Tensor
+from tqdm import tqdm
 
+from diffusion_mp.errors import describe
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 from diffusion_mp_experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
-from diffusion_mp_experiments.train.many_runs import lightning_from
-from diffusion_mp_experiments.train.predictions import write_predictions
-from diffusion_mp_experiments.train.progress import EpochProgress
 from diffusion_mp_experiments.train.resume import CheckpointFiles
 
 __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_lightning"]
 
 _SETTINGS = ("lr", "weight_decay", "optimizer")  # what a checkpoint may decide; never which class is made
+_PARTS = {"state_dict": dict, "hyper_parameters": dict, "epoch": int, "loops": dict, "pytorch-lightning_version": str}
 
 
 def run_lightning(args: list[str]) -> None:
-    """One subcommand; errors of Lightning's configuration are ValueErrors, and what it announces stays with it.
+    """Run a subcommand; errors of Lightning's configuration are raised as ValueErrors.
 
-    Its warnings are heard, except its own deprecations, that data in memory have no workers, and that a resumed run
+    Its warnings are shown, except its own deprecations, that data in memory have no workers, and that a resumed run
     finds its checkpoints.
     """
-    with lightning_from(logging.WARNING), warnings.catch_warnings():
+    with _lightning_from(logging.WARNING), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b")
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
@@ -46,11 +50,24 @@ def run_lightning(args: list[str]) -> None:
             raise ValueError(str(error)) from error
 
 
+@contextmanager
+def _lightning_from(level: int) -> Iterator[None]:
+    """Let Lightning log from this level on; its announcements have the level INFO."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
+
+
 class DiffusionCLI(LightningCLI):
     """Logs to `<out>/<name>/version_k`, keeps the best and the last checkpoint there, tests the best one after fit.
 
-    With `--ckpt_path`, what the command line and its configuration say comes first, then what the checkpoint's run was
-    told, then the defaults.
+    With `--ckpt_path` the command line overrides the settings of the checkpoint's run, which override the defaults.
     """
 
     def __init__(self, args: list[str]) -> None:
@@ -73,7 +90,7 @@ class DiffusionCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Names of the run, the two callbacks, and channels that the data set decides."""
+        """Names of the run, its callbacks, and the channels that the data set decides."""
         parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--name", type=str, default="fit", help="folder of this kind of run below --out")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -95,37 +112,37 @@ class DiffusionCLI(LightningCLI):
             }
         )
         for name, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
-            parser.link_arguments(
-                "data", f"model.model.init_args.{target}", partial(_told_by, name=name), apply_on="instantiate"
-            )
+            width = partial(_width, name=name)
+            parser.link_arguments("data", f"model.model.init_args.{target}", width, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses, a second time with what a checkpoint's run was told in the place of the defaults."""
+        """Parse, a second time with the settings of a checkpoint's run in the place of the defaults."""
         self._checkpoint: dict[str, Any] = {}
         self.config = parser.parse_args(args)
         command = self.config.subcommand
         config = self.config[command]
         if config.weights_only is False:
             raise ValueError("weights_only cannot be false: checkpoints are read as tensors and plain types, always.")
-        if config.ckpt_path is None:
+        path = config.ckpt_path
+        if path is None:
             return
-        self._checkpoint = _checkpoint_of_lightning(config.ckpt_path)
-        if command == "fit" and "optimizer_states" not in self._checkpoint:
-            raise ValueError(
-                f"{config.ckpt_path} holds weights alone; a run goes on from what holds its optimiser too."
-            )
-        before = self._checkpoint["hyper_parameters"]
-        told = {name: before[name] for name in _SETTINGS if name in before}
-        parser.parse_object({command: {"model": told}}, self.config)  # checks what a default is not checked for
-        self._parser(command).set_defaults({f"model.{name}": value for name, value in told.items()})
+        self._checkpoint = checkpoint = load_checkpoint(path)
+        if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), t) for k, t in _PARTS.items()):
+            raise ValueError(f"{path} holds no checkpoint of `diffusion-mp fit`, which has {', '.join(_PARTS)}.")
+        if command == "fit" and "optimizer_states" not in checkpoint:
+            raise ValueError(f"{path} holds weights alone; a run goes on from what holds its optimiser too.")
+        before = checkpoint["hyper_parameters"]
+        settings = {name: before[name] for name in _SETTINGS if name in before}
+        parser.parse_object({command: {"model": settings}}, self.config)  # defaults are not checked, so this does it
+        self._parser(command).set_defaults({f"model.{name}": value for name, value in settings.items()})
         self.config = parser.parse_args(args)
-        self.config[command].ckpt_path = str(Path(config.ckpt_path).resolve())  # no keyword and no address to anybody
+        self.config[command].ckpt_path = str(Path(path).resolve())  # Lightning must not take it for a keyword
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would let the checkpoint's settings win over the command line's; `parse_arguments` is done."""
+        """Do nothing: Lightning would let the checkpoint's settings win over those of the command line."""
 
     def before_instantiate_classes(self) -> None:
-        """A resumed run keeps its checkpoints in one folder, so that the best is the best of the whole run."""
+        """Let a resumed run keep its checkpoints in one folder, so that the best is that of all its parts."""
         config = self.config[self.subcommand]
         check_writable(Path(config.out, config.name))
         if self.subcommand == "fit" and config.ckpt_path:
@@ -134,17 +151,19 @@ class DiffusionCLI(LightningCLI):
                 check_writable(callback.dirpath)
 
     def after_instantiate_classes(self) -> None:
-        """A checkpoint of another model is refused before anything is trained."""
+        """Refuse a checkpoint of another model before anything is trained."""
         found, expected = self._checkpoint.pop("state_dict", None), self.model.state_dict()
-        if found is not None:
-            wrong = sorted(found.keys() ^ expected.keys())
-            wrong += [name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape]
-            if wrong:
-                raise ValueError(
-                    f"{self.config[self.subcommand].ckpt_path} is of another model: {_some(wrong)} differ. Give the "
-                    "configuration of its run, which is config.yaml in the folder version_k."
-                )
         self._checkpoint.clear()
+        if found is None:
+            return
+        wrong = sorted(found.keys() ^ expected.keys())
+        wrong += [name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape]
+        if wrong:
+            names = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} others" if len(wrong) > 3 else "")
+            raise ValueError(
+                f"{self.config[self.subcommand].ckpt_path} is of another model: {names} differ. Give the "
+                "configuration of its run, which is config.yaml in the folder version_k."
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer with both loggers in one folder and one bar over epochs, unless configured otherwise."""
@@ -157,26 +176,30 @@ class DiffusionCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _loggers(self) -> list[Logger]:
-        """Both write to the first folder version_k that nobody else has made."""
+        """Both write to the first free folder version_k, which several processes may look for at once."""
         out, name = self._get(self.config_init, "out"), self._get(self.config_init, "name")
         taken = [int(p.name[8:]) for p in Path(out, name).glob("version_*") if p.name[8:].isdigit()]
-        version = max(taken, default=-1) + 1
-        while True:
-            try:
+        for version in count(max(taken, default=-1) + 1):
+            with suppress(FileExistsError):
                 Path(out, name, f"version_{version}").mkdir()
-            except FileExistsError:
-                version += 1
-            else:
-                return [CSVLogger(out, name, version), TensorBoardLogger(out, name, version)]
+                break
+        return [CSVLogger(out, name, version), TensorBoardLogger(out, name, version)]
 
     def predict(self, **kwargs: Any) -> None:
-        """Writes what the model predicts to predictions.csv, a row per prediction, and says where."""
-        found = self.trainer.predict(**kwargs)
-        folder = Path(self.trainer.log_dir or self._get(self.config_init, "out"))
-        print(f"Predictions: {write_predictions(folder / 'predictions.csv', found)}")
+        """Write predictions.csv, a row per prediction, and print where it is."""
+        batches = _tensors(self.trainer.predict(**kwargs))
+        path = Path(self.trainer.log_dir or self._get(self.config_init, "out"), "predictions.csv")
+        rows = [row for batch in batches for row in batch.reshape(len(batch), -1).tolist()]
+        width = len(rows[0]) if rows else 1
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["row", *(["prediction"] if width == 1 else [f"prediction_{k}" for k in range(width)])])
+            writer.writerows([number, *row] for number, row in enumerate(rows))
+        print(f"Predictions: {path}")
 
     def fit(self, **kwargs: Any) -> None:
-        """Trains, or goes on from `--ckpt_path`; tests the best checkpoint and says where everything lies."""
+        """Train, or go on from `--ckpt_path`; test the best checkpoint and print where everything is."""
         try:
             self.trainer.fit(**kwargs)
             best = self._get(self.config_init, "checkpoint").best_model_path
@@ -190,8 +213,38 @@ class DiffusionCLI(LightningCLI):
             raise
 
 
-def _told_by(data: pl.LightningDataModule, name: str) -> int:
-    """A width of the model, which the data know."""
+class EpochProgress(ProgressBar):
+    """One bar over epochs, on stderr: Lightning's, one per epoch on stdout, would flicker and mix with the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar = tqdm(disable=True)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        total, hidden = trainer.max_epochs if trainer.max_epochs != -1 else None, not trainer.is_global_zero
+        self._bar = tqdm(desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = self.get_metrics(trainer, pl_module)
+        self._bar.set_postfix({name: value for name, value in metrics.items() if isinstance(value, float)}, False)
+        self._bar.update(trainer.current_epoch + 1 - self._bar.n)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._bar.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._bar.close()  # before the message
+
+    def disable(self) -> None:
+        """Do nothing: the bar of another process than the first is hidden already."""
+
+    def enable(self) -> None:
+        """Do nothing."""
+
+
+def _width(data: pl.LightningDataModule, name: str) -> int:
+    """A width of the model, which the data decide."""
     try:
         return int(getattr(data, name))
     except AttributeError as error:
@@ -213,20 +266,6 @@ def _check_local(args: Sequence[str]) -> None:
             )
 
 
-def _checkpoint_of_lightning(path: str | Path) -> dict[str, Any]:
-    checkpoint = load_checkpoint(path)
-    parts = {
-        "state_dict": dict,
-        "hyper_parameters": dict,
-        "epoch": int,
-        "loops": dict,
-        "pytorch-lightning_version": str,
-    }
-    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(k), kind) for k, kind in parts.items()):
-        raise ValueError(f"{path} holds no checkpoint of `diffusion-mp fit`, which has {', '.join(parts)}.")
-    return checkpoint
-
-
 def _resuming(args: Iterable[str], checkpoint: str) -> str:
     """The same command, from this checkpoint on."""
     kept, words = [], iter(args)
@@ -238,9 +277,16 @@ def _resuming(args: Iterable[str], checkpoint: str) -> str:
     return shlex.join(["diffusion-mp", *kept, "--ckpt_path", checkpoint])
 
 
+def _tensors(predictions: Any) -> Iterator[Tensor]:
+    """The batches of all loaders that ``Trainer.predict`` returns, nested or not."""
+    if isinstance(predictions, Tensor) and predictions.dim() > 0:
+        yield predictions
+    elif isinstance(predictions, (list, tuple)):
+        for part in predictions:
+            yield from _tensors(part)
+    else:
+        raise ValueError(f"predict_step must return a tensor with a row per prediction; got {describe(predictions)}.")
+
+
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")

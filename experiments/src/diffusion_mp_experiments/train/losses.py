@@ -14,8 +14,7 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
 
     Raises:
-        TypeError: logits that are no floating-point numbers, or labels that are no integers.
-        ValueError: any other pair of shapes, no node at all, and labels outside 0..C−1.
+        TypeError, ValueError: other dtypes or shapes, no node, or labels outside 0..C−1.
 
     Examples:
         >>> node_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
@@ -50,9 +49,6 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
 
-    Args:
-        prediction, target: ŷ and y, of one shape.
-
     Raises:
         ValueError: the shapes differ, or there is nothing to average.
 
@@ -79,8 +75,7 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     Shapes: logits [N, T], target [N, T] of 0 and 1, numbers of any type → 0-dim.
 
     Raises:
-        TypeError: logits that are no floating-point numbers.
-        ValueError: the shapes differ, there is nothing to average, or a label is neither 0 nor 1.
+        TypeError, ValueError: logits of another dtype, different or empty shapes, or a label that is neither 0 nor 1.
 
     Examples:
         >>> multi_label_loss(torch.zeros(3, 2), torch.ones(3, 2)).shape

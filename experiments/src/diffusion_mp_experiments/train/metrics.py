@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,20 +17,21 @@ from torchmetrics.functional.classification import (
     multiclass_accuracy,
     multiclass_f1_score,
 )
+from torchmetrics.utilities import dim_zero_cat
 
 from diffusion_mp.errors import check_choice, check_counts
 
 
 class Score(Metric):
-    """A score over all that was seen since the last reset, however it was cut into batches.
+    """A score over all examples since the last reset, however they were cut into batches.
 
     - "acc": the share of right classes; "macro_f1": F₁ within each class, averaged over classes. Logits [N, C], labels
       [N].
     - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each
       task of several, averaged over those that have both positive and negative examples (as ogbn-proteins asks for,
       Hu et al. 2020). Logits [N, C] and labels [N] of C classes, or logits [N, T] and T labels [N, T] of 0 and 1.
-    - "mrr": the mean of 1/rank of the right one of several candidates, where half of those with the same score are
-      before it. Scores [N, candidates], and which is right [N].
+    - "mrr": the mean of 1/rank of the right candidate, where half of those with the same score are before it. Scores
+      [N, candidates], and the index of the right one [N].
     - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
 
     Args:
@@ -49,49 +50,34 @@ class Score(Metric):
         super().__init__()
         check_choice(metric, "metric", _SCORES)
         self.metric = metric
-        for state in ("outputs", "targets"):
-            self.add_state(state, [], "cat")
+        self.add_state("outputs", [], "cat")
+        self.add_state("targets", [], "cat")
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        """Its direction."""
+        """Whether more is better."""
         return self.metric not in ("mse", "mae")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Takes notice of what a model said and what is true."""
+        """Add the outputs of a model and their targets."""
         self.outputs.append(outputs.detach())
         self.targets.append(targets)
 
     def compute(self) -> Tensor:
-        """The score of all of it."""
-        outputs, targets = (
-            torch.cat(part) if isinstance(part, list) else part for part in (self.outputs, self.targets)
-        )
-        return _SCORES[self.metric](outputs, targets)
+        """The score of everything that was added."""
+        return _SCORES[self.metric](dim_zero_cat(self.outputs), dim_zero_cat(self.targets))
 
 
-def _per_column(measure: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean of a measure of yes and no over classes or tasks that have both."""
-
-    def mean(logits: Tensor, labels: Tensor) -> Tensor:
-        several = labels.dim() == 2
-        truth = labels.long() if several else one_hot(labels.long(), logits.size(1))
-        # In double precision, or confident predictions would tie at one.
-        share = logits.double().sigmoid() if several else logits.double().softmax(1)
-        both = (truth.amin(0) == 0) & (truth.amax(0) == 1)
-        if not both.any():
-            raise ValueError("Every class or task has only positive or only negative examples; no curve can be drawn.")
-        return torch.stack([measure(share[:, c], truth[:, c]) for c in both.nonzero().flatten()]).mean()
-
-    return mean
-
-
-def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    return multiclass_accuracy(logits, labels, logits.size(1), average="micro")
-
-
-def _macro_f1(logits: Tensor, labels: Tensor) -> Tensor:
-    return multiclass_f1_score(logits, labels, logits.size(1), average="macro")
+def _per_column(measure: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean of a binary measure over the classes or tasks that have positive and negative examples."""
+    several = labels.dim() == 2
+    truth = labels.long() if several else one_hot(labels.long(), logits.size(1))
+    # In double precision, or confident predictions would tie at one.
+    share = logits.double().sigmoid() if several else logits.double().softmax(1)
+    both = (truth.amin(0) == 0) & (truth.amax(0) == 1)
+    if not both.any():
+        raise ValueError("Every class or task has only positive or only negative examples; no curve can be drawn.")
+    return torch.stack([measure(share[:, c], truth[:, c]) for c in both.nonzero().flatten()]).mean()
 
 
 def _mrr(scores: Tensor, right: Tensor) -> Tensor:
@@ -100,22 +86,22 @@ def _mrr(scores: Tensor, right: Tensor) -> Tensor:
     return rank.reciprocal().mean()
 
 
-_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "acc": _accuracy,
-    "macro_f1": _macro_f1,
-    "roc_auc": _per_column(binary_auroc),
-    "ap": _per_column(binary_average_precision),
+_SCORES: dict[str, Callable[..., Tensor]] = {
+    "acc": lambda logits, labels: multiclass_accuracy(logits, labels, logits.size(1), average="micro"),
+    "macro_f1": lambda logits, labels: multiclass_f1_score(logits, labels, logits.size(1), average="macro"),
+    "roc_auc": partial(_per_column, binary_auroc),
+    "ap": partial(_per_column, binary_average_precision),
     "mrr": _mrr,
-    "mse": cast("Callable[[Tensor, Tensor], Tensor]", mean_squared_error),
-    "mae": cast("Callable[[Tensor, Tensor], Tensor]", mean_absolute_error),
+    "mse": mean_squared_error,
+    "mae": mean_absolute_error,
 }
 
 
 def weighted_accuracy(num_classes: int) -> MulticlassRecall:
     """The score of PATTERN and CLUSTER (Dwivedi et al. 2023): accuracy within each class, averaged over classes.
 
-    Guessing the larger class scores 1/C, however uneven the classes. Counted over all nodes that the metric has seen;
-    the released code averages the scores of batches instead, which depends on how they were cut.
+    Guessing the larger class scores 1/C, however uneven the classes. Nodes of all batches are counted together, whereas
+    the released code averages the scores of batches.
 
     Args:
         num_classes: C.

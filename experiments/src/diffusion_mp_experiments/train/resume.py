@@ -1,4 +1,4 @@
-"""What makes a resumed run the run that was not stopped, and lets no checkpoint of NaN be written."""
+"""Resumed runs that equal uninterrupted ones bit for bit, and no checkpoints of NaN."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from diffusion_mp_experiments.train.checkpoints import load_checkpoint, save_checkpoint
 
+State = dict[str, Any]
+
 
 class CheckpointFiles(TorchCheckpointIO):
-    """A plugin of `Trainer`: checkpoints are complete or absent, and are read as tensors and plain types, always.
+    """A plugin of `Trainer`: checkpoints are complete or absent, and read as tensors and plain types only.
 
     Examples:
         >>> import pytorch_lightning as pl
@@ -30,28 +32,25 @@ class CheckpointFiles(TorchCheckpointIO):
         True
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """See `diffusion_mp_experiments.train.save_checkpoint`."""
+    def save_checkpoint(self, checkpoint: State, path: str | Path, storage_options: Any = None) -> None:
+        """Call `diffusion_mp_experiments.train.save_checkpoint`."""
         save_checkpoint(checkpoint, path)
 
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """See `diffusion_mp_experiments.train.load_checkpoint`; it is weights_only whatever was asked for."""
-        state: dict[str, Any] = load_checkpoint(path, map_location or "cpu")
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> State:
+        """Call `diffusion_mp_experiments.train.load_checkpoint`, which ignores `weights_only`."""
+        state: State = load_checkpoint(path, map_location or "cpu")
         return state
 
 
 class Resumable(Callback):
-    """Puts into a checkpoint what Lightning leaves out, and takes from it what a resumed run needs.
+    """Save in a checkpoint what Lightning leaves out, and restore from it what a resumed run needs.
 
-    The random states of torch, CUDA, numpy and Python are saved and restored, so that dropout goes on as it would have.
-    They are those of the first process. A run that early stopping had ended stays ended. Best checkpoints are found in
-    the folder of today, even if it has been moved or was named by another path. Settings of the module and the patience
-    of early stopping are as they are given now, not as they were.
+    The random states of torch, CUDA, numpy and Python in the first process are saved, so dropout continues. A run that
+    early stopping ended stays ended. Best checkpoints are found in the current folder, even after it was moved.
+    Settings of the module and the patience of early stopping are the ones given now.
 
     Raises:
-        ValueError: a setting differs that the state of the optimiser depends on.
+        ValueError: a setting differs that cannot be changed on the way.
 
     Examples:
         >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
@@ -62,20 +61,16 @@ class Resumable(Callback):
 
     def __init__(self) -> None:
         self._ended = False
-        self._random_state: dict[str, Any] | None = None
+        self._random_state: State | None = None
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Called last, after everything else that is in the checkpoint."""
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: State) -> None:
+        """Add the random states; Lightning calls this after everything else is in the checkpoint."""
         checkpoint["random_state"] = random_state()
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Called before callbacks, optimisers and loops are restored, and before a loader draws its first number."""
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: State) -> None:
+        """Change the checkpoint before callbacks, optimisers and loops are restored and a loader draws numbers."""
         states, callbacks = checkpoint.get("callbacks", {}), trainer.callbacks  # type: ignore[attr-defined]
-        if trainer.state.fn != TrainerFn.FITTING:  # where nothing will be saved; the best of this run stays known
+        if trainer.state.fn != TrainerFn.FITTING:  # nothing will be saved, and the best checkpoint stays known
             for callback in callbacks:
                 if isinstance(callback, ModelCheckpoint):
                     states.pop(callback.state_key, None)
@@ -84,7 +79,7 @@ class Resumable(Callback):
         for callback in callbacks:
             state = states.get(callback.state_key)
             if state is not None and isinstance(callback, ModelCheckpoint):
-                _find_beside(state, callback)
+                _find_moved(state, callback)
             if state is not None and isinstance(callback, EarlyStopping):
                 stopped = 0 < state["stopped_epoch"] == checkpoint["epoch"]
                 self._ended = self._ended or (stopped and callback.patience <= state["patience"])
@@ -96,29 +91,29 @@ class Resumable(Callback):
             rank_zero_info("This checkpoint holds no random states: dropout goes on in another way.")
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Nothing is left to do after early stopping."""
+        """Stop at once where early stopping had ended the run."""
         trainer.should_stop = self._ended
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From here on the random states move as in the run that was not stopped."""
+        """Forget the restored states, which move on with the run from here."""
         self._random_state = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An epoch ends without a start when its checkpoint was written after validation; its loader drew in vain."""
+        """Restore again where the checkpoint was written after validation: a loader has drawn since, in vain."""
         if self._random_state is not None:
             set_random_state(self._random_state)
 
 
 class FiniteLoss(Callback):
-    """Looks at the logged losses before early stopping and checkpoints see them.
+    """Check the logged losses before early stopping and checkpoints see them.
 
     Raises:
         FloatingPointError: a loss is no finite number; the sentence names it and the epoch.
 
     Examples:
         >>> import pytorch_lightning as pl
-        >>> quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        >>> trainer = pl.Trainer(max_epochs=9, callbacks=[FiniteLoss()], enable_model_summary=False, **quiet)
+        >>> quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        >>> trainer = pl.Trainer(accelerator="cpu", max_epochs=9, callbacks=[FiniteLoss()], **quiet)
         >>> data = Data(x, edge_index, y=node % 2, train_mask=node > 1)
         >>> loader = torch.utils.data.DataLoader([data], batch_size=None)
         >>> trainer.fit(NodeClassifier(GCNConv(4, 2), lr=3e37), loader)
@@ -127,7 +122,7 @@ class FiniteLoss(Callback):
     """
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Lightning calls callbacks that monitor something, and checkpoints, after this."""
+        """Check the losses; Lightning calls callbacks that monitor something, and checkpoints, after this."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         for name, value in trainer.callback_metrics.items():
@@ -137,11 +132,11 @@ class FiniteLoss(Callback):
                     "learning rate."
                 )
 
-    on_validation_end = on_train_epoch_end  # where validation is rarer than epochs, checkpoints are written there
+    on_validation_end = on_train_epoch_end  # checkpoints are written there when validation is rarer than epochs
 
 
-def random_state() -> dict[str, Any]:
-    """The global random states, as tensors and plain types."""
+def random_state() -> State:
+    """Return the global random states, as tensors and plain types."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - others draw from it
     return {
         "torch": torch.get_rng_state(),
@@ -151,8 +146,8 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    """Goes back to what `random_state` returned; states of GPUs that are not here are left out."""
+def set_random_state(state: State) -> None:
+    """Restore what `random_state` returned, except for GPUs that do not exist here."""
     torch.set_rng_state(state["torch"])
     for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(cuda, device)
@@ -161,8 +156,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-def _keep_settings(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
-    """Writes settings that differ from the checkpoint's into the state of its optimiser, or refuses them."""
+def _keep_settings(given: State, checkpoint: State) -> None:
+    """Write settings that differ from the checkpoint's into the state of its optimiser, or refuse them."""
     groups = [group for optimizer in checkpoint["optimizer_states"] for group in optimizer["param_groups"]]
     before = checkpoint.get("hyper_parameters", {})
     for name in sorted(name for name in given if name in before and given[name] != before[name]):
@@ -177,13 +172,13 @@ def _keep_settings(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
             group[name] = given[name]
 
 
-def _find_beside(state: dict[str, Any], callback: ModelCheckpoint) -> None:
-    """Lets the state of a `ModelCheckpoint` speak of the files in its folder of today, and forget lost ones."""
+def _find_moved(state: State, callback: ModelCheckpoint) -> None:
+    """Replace paths in the state of a `ModelCheckpoint` by those in its current folder, and drop lost files."""
     folder = str(callback.dirpath)
 
     def here(path: str) -> str:
-        beside = os.path.join(folder, os.path.basename(path))
-        return beside if path and os.path.isfile(beside) else path
+        moved = os.path.join(folder, os.path.basename(path))
+        return moved if path and os.path.isfile(moved) else path
 
     for name in ("best_model_path", "last_model_path"):
         state[name] = here(state[name])
