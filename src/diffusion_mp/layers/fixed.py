@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class GCNConv(DiffusionConv):
     """
 
     references = ("kipf2017gcn",)
-    pyg_weights: ClassVar = {"lin.weight": "value.weight"}
+    pyg_weights = ((r"^lin\.weight$", "value.weight"),)
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class SGConv(DiffusionConv):
     """
 
     references = ("wu2019sgc",)
-    pyg_weights: ClassVar = {"lin.weight": "value.weight", "lin.bias": "bias"}
+    pyg_weights = ((r"^lin\.weight$", "value.weight"), (r"^lin\.bias$", "bias"))
 
     def __init__(
         self, in_channels: int, out_channels: int, K: int = 1, *, self_loops: SelfLoops | None = None, bias: bool = True
@@ -126,7 +126,7 @@ class GINConv(DiffusionConv):
     """
 
     references = ("xu2019gin",)
-    pyg_weights: ClassVar = {"nn.": "mlp."}
+    pyg_weights = ((r"^nn\.", "mlp."),)
 
     def __init__(
         self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
@@ -208,15 +208,11 @@ class GATConv(DiffusionConv):
     """
 
     references = ("velickovic2018gat",)
-    pyg_weights: ClassVar = {
-        "lin.weight": "value.weight",
-        "lin_src.weight": "value.weight",
-        "lin_dst.weight": "value.weight",
-        "att_src": "diffusivity.att_src",
-        "att_dst": "diffusivity.att_dst",
-        "att_edge": "diffusivity.att_edge",
-        "lin_edge.weight": "diffusivity.edge.weight",
-    }
+    pyg_weights = (
+        (r"^lin(_src|_dst)?\.weight$", "value.weight"),
+        (r"^att_", "diffusivity.att_"),
+        (r"^lin_edge\.weight$", "diffusivity.edge.weight"),
+    )
 
     def __init__(
         self,
@@ -313,7 +309,7 @@ class GCNIIConv(DiffusionConv):
     """
 
     references = ("chen2020gcnii",)
-    pyg_weights: ClassVar = {"weight1": "weight", "weight2": "weight"}
+    pyg_weights = ((r"^weight[12]$", "weight"),)
 
     def __init__(
         self,
