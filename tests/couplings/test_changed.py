@@ -17,7 +17,7 @@ from diffusion_mp.couplings import (
     PairwiseCoupling,
     SparseCoupling,
 )
-from diffusion_mp.couplings.facts import PROMISES
+from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.energies import FunctionPenalty
 from diffusion_mp.graph import Graph
 from test_conformance import COUPLINGS, PTR, leaf

@@ -27,7 +27,7 @@ from diffusion_mp.couplings import (
     algebra,
     row_normalized,
 )
-from diffusion_mp.couplings.facts import PROMISES
+from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.diffusivities import AllPairDiffusivity, GaussianDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling

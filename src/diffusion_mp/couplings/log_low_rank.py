@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import check_features, fill_across, heads_of
+from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph.ops import graph_of
@@ -102,8 +102,9 @@ class LogLowRankCoupling(PooledCoupling):
         normalize: bool = True,
         symmetric: bool = False,
     ) -> None:
-        sizes = check_features(log_query, log_key, "log_")
-        check_flags(normalize=normalize)
+        sizes = feature_sizes(log_query, log_key, "log_")
+        if type(normalize) is not bool:
+            check_flags(normalize=normalize)
         if not log_query.size(2):
             raise ValueError(
                 f"log_query and log_key must have a feature at least, or every entry is zero and no row can be divided "
@@ -154,19 +155,18 @@ class LogLowRankCoupling(PooledCoupling):
         return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
-        return log_linear_product(log_query, log_key, v, self._given_shift(v), col_shift, self.ptr)
-
-    def _given_shift(self, v: Tensor) -> Tensor | None:
-        """a, or ``None`` for rows that the product normalises."""
-        return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        terms = self.log_query, self.log_key, self.col_shift
+        log_query, log_key, col_shift = terms if self.heads == v.size(1) else heads_of(v, *terms)
+        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
         return Sums(*log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        receivers = Receivers(heads_of(v, self.log_query)[0], self._given_shift(v))
+        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        receivers = Receivers(heads_of(v, self.log_query)[0], row_shift)
         return log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:

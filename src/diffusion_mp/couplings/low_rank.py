@@ -12,11 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.couplings.algebra import IdentityCoupling, SumCoupling
-from diffusion_mp.couplings.base import Coupling, LowRankForm
+from diffusion_mp.couplings.algebra import IdentityCoupling, LowRankForm, SumCoupling
+from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import (
     all_products,
-    check_features,
     heads_of,
     listed_products,
     unit_rows,
@@ -159,7 +158,7 @@ class LowRankCoupling(PooledCoupling):
         nonnegative: bool = False,
     ) -> None:
         super().__init__(
-            *check_features(query, key),
+            *feature_sizes(query, key),
             ptr=ptr,
             symmetric=symmetric,
             row_stochastic=row_stochastic,
@@ -170,7 +169,9 @@ class LowRankCoupling(PooledCoupling):
         self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = heads_of(v, self.query, self.key)
+        query, key = self.query, self.key
+        if self.heads != v.size(1):
+            query, key = heads_of(v, query, key)
         return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -288,7 +289,7 @@ class LinearAttentionCoupling(PooledCoupling):
         nonnegative: bool = False,
         reversible: bool = False,
     ) -> None:
-        sizes = check_features(query, key)
+        sizes = feature_sizes(query, key)
         if type(unit) is not bool or type(reversible) is not bool:
             check_flags(unit=unit, reversible=reversible)
         for name, value in (("constant", constant), ("own", own)):

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import all_products, check_features, fill_across, fill_blocks, listed_products
+from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, listed_products
 from diffusion_mp.errors import check_choice, check_flags, check_function
 from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.precision import accumulating, without_autocast
@@ -58,7 +58,7 @@ class PairwiseCoupling(Coupling):
         reversible: bool = False,
     ) -> None:
         check_choice(score, "score", SCORES)
-        sizes = check_features(query, key)
+        sizes = feature_sizes(query, key)
         if normalize != "symmetric":
             check_flags(normalize=normalize)
         check_flags(loops=loops, reversible=reversible)
@@ -171,7 +171,7 @@ class DistanceCoupling(Coupling):
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
         super().__init__(
-            *check_features(query, key),
+            *feature_sizes(query, key),
             ptr=ptr,
             symmetric=query is key,
             nonnegative=nonnegative,

@@ -101,7 +101,7 @@ class Score:
         if unit and (measure == "distance" or not fused):
             (q, k), unit, centre = unit_rows(q, k), False, q.new_zeros(1, 1, 1)  # they lie around the origin
         if measure == "distance":
-            q, k = distance_features(q, k, ptr, centre=centre, sharpness=self.sharpness)
+            q, k = distance_features(q, k, ptr, centre=centre, sharpness=None if self.g == "linear" else self.sharpness)
         if fused:  # the scale cancels
             return LinearAttentionCoupling(
                 q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative, reversible=mutual

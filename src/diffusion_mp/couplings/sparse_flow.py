@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import all_products, check_features, listed_products
+from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.features import all_products, listed_products
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import check_positive, describe
@@ -70,12 +70,12 @@ class SparseFlowCoupling(Coupling):
         lam: float | Tensor,
         alpha: float | Tensor = math.inf,
     ) -> None:
-        sizes = check_features(query, key)
+        sizes = feature_sizes(query, key)
         if (friction_query is None) != (friction_key is None):
             raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")
         if friction_query is None or friction_key is None:
             friction_query = friction_key = query[:, :, :0]
-        check_features(friction_query, friction_key, "friction_")
+        feature_sizes(friction_query, friction_key, "friction_")
         if friction_query.shape[:2] != query.shape[:2]:
             raise ValueError(
                 f"friction_query must have the nodes and heads of query, {list(query.shape[:2])}; "

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.facts import Promise
+from diffusion_mp.couplings.base import Coupling, Promise
 from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import row_bounds
@@ -216,7 +215,7 @@ class SparseCoupling(Coupling):
             graph.num_nodes,
             by_head.size(1),
             by_head,
-            ptr=lambda: graph.segments,
+            ptr=None if vars(graph).get("segments", graph) is None else lambda: graph.segments,
             symmetric=examined if symmetric is None else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,

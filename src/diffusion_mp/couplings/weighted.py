@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling, heads_fit
-from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_kind
+from diffusion_mp.couplings.algebra import LowRankForm, ScaledCoupling, SumCoupling, heads_fit
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError, check_device, check_flags, check_tensor, describe
@@ -66,12 +66,12 @@ class ReweightedCoupling(Coupling):
             coupling.num_nodes,
             heads,
             coupling,
-            low_rank=lambda: coupling.low_rank,
+            low_rank=[coupling],
             metric=lambda: _reweighted_metric(coupling, row, column) if positive else None,
-            symmetric=(lambda: row is column and coupling.symmetric) if symmetric is False else symmetric,
+            symmetric=row is column and [coupling] if symmetric is False else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
-            positive_semidefinite=lambda: row is column and coupling.positive_semidefinite,
+            positive_semidefinite=row is column and [coupling],
         )
         self.coupling, self.row, self.column = coupling, row, column
 
@@ -208,8 +208,7 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        symmetric, nonnegative = (lambda: coupling.symmetric), coupling.nonnegative
-        return SparseCoupling(coupling.graph, weight, symmetric=symmetric, nonnegative=nonnegative)
+        return SparseCoupling(coupling.graph, weight, symmetric=[coupling], nonnegative=coupling.nonnegative)
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
     return OffDiagonalCoupling(coupling)
@@ -232,9 +231,9 @@ class OffDiagonalCoupling(Coupling):
             coupling.num_nodes,
             coupling.heads,
             coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative,
-            low_rank=lambda: coupling.low_rank,
+            symmetric=[coupling],
+            nonnegative=[coupling],
+            low_rank=[coupling],
             metric=lambda: coupling.metric,
         )
         self.coupling = coupling
@@ -305,9 +304,9 @@ class ProjectedCoupling(Coupling):
             coupling.num_nodes,
             1,
             coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative,
-            positive_semidefinite=lambda: coupling.positive_semidefinite,
+            symmetric=[coupling],
+            nonnegative=[coupling],
+            positive_semidefinite=[coupling],
         )
         self.coupling, self.projection = coupling, projection
 
@@ -324,7 +323,7 @@ class ProjectedCoupling(Coupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         with without_autocast(v):
             w, projected, dtype = self._projected(v)
-            return torch.einsum("hdc,nhd->nc", w, self.coupling.product(projected)).unsqueeze(1).to(dtype)
+            return torch.einsum("hdc,nhd->nc", w, self.coupling.matmul(projected)).unsqueeze(1).to(dtype)
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         with without_autocast(v):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import NoneType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -96,17 +96,21 @@ class Graph:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = as_num_nodes(num_nodes)
+        #: The nodes of the whole graph, of which a ``ShardedGraph`` has a part.
+        self.total_nodes = self.num_nodes
         self.edge_index = None if edge_index is None else as_edge_index(edge_index)
         self.edge_weight = None if edge_weight is None else as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
         self._batch = None if batch is None else as_batch(batch, self.num_nodes)
         self._ptr = None if ptr is None else as_ptr(ptr)
+        if batch is None and ptr is None:
+            self.segments = None
         if full_degree is not None:
             check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
         # Filled when first asked for.
         self._symmetric: bool | None = None
         self._weighted: bool | None = None
-        self._derived: dict[str, Graph] = {}
+        self._derived: dict[Hashable, Graph] = {}
         # Of a graph to which loops were added: where each of its edges stood among the observed ones and the loops.
         self.origin: Tensor | None = None
         if validate and not torch.compiler.is_compiling():
@@ -220,17 +224,6 @@ class Graph:
             check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    def holds(self, x: object) -> bool:
-        """Whether ``x`` is a state of these rows, floating point [N, C], that lies with the edges."""
-        return (
-            isinstance(x, Tensor)
-            and x.dim() == 2
-            and x.size(0) == self.num_nodes
-            and x.is_floating_point()
-            and x.layout is torch.strided
-            and (self.edge_index is None or self.edge_index.device == x.device)
-        )
-
     # ---------------------------------------------------------------- where not all rows are at hand
 
     # Rows of different nodes meet in couplings and in a few sums, nowhere else. So a graph whose rows lie with several
@@ -238,11 +231,6 @@ class Graph:
 
     first_node: int = 0
     """The number of the first row in the whole graph."""
-
-    @property
-    def total_nodes(self) -> int:
-        """The nodes of the whole graph."""
-        return self.num_nodes
 
     def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
         """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
@@ -261,9 +249,9 @@ class Graph:
 
         Differences between rows are the same measured from it, and lose no digits to what the rows have in common.
         """
-        if not self.is_single:
+        if self.segments is not None:
             return mean_rows(x, self.segments)
-        return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
+        return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
 
     # ---------------------------------------------------------------- membership
 
@@ -416,7 +404,7 @@ class Graph:
         """
         if not isinstance(policy, str) or policy not in get_args(SelfLoops):
             check_choice(policy, "self_loops", get_args(SelfLoops))
-        return self if policy == "keep" else self._derive(policy, lambda: self._looped(policy))
+        return self if policy == "keep" else self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
         source, target = self.edges
@@ -459,13 +447,13 @@ class Graph:
         check_counts(hops=hops)
         check_has_values(self.edges, "edge_index")
         weight = self._own_weights().detach()
-        return self._derive(
+        return self.derived(
             f"within {hops}", lambda: self._with_edges(walk_pairs(self.edges, weight, self.num_nodes, hops), None)
         )
 
     def to_undirected(self) -> Graph:
         """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
-        return self._derive("undirected", self._symmetrized)
+        return self.derived("undirected", self._symmetrized)
 
     def _symmetrized(self) -> Graph:
         weight = self._own_weights()
@@ -473,7 +461,7 @@ class Graph:
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
-    def reweighted(self, name: str, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
+    def reweighted(self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
         """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
 
         def make() -> Graph:
@@ -481,9 +469,9 @@ class Graph:
             graph.pattern = self.pattern
             return graph
 
-        return self._derive(name, make)
+        return self.derived(name, make)
 
-    def _derive(self, name: str, make: Callable[[], Graph]) -> Graph:
+    def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()

@@ -31,12 +31,50 @@ from diffusion_mp.errors import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.features import ValueLinear, check_features
+from diffusion_mp.layers.features import ValueLinear, check_input
 from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
-class DiffusionConv(KnowsPyGNames, nn.Module):
+class GraphLayer(KnowsPyGNames, nn.Module):
+    """Base of the layers that are called as ``layer(x, edge_index, edge_weight, batch, …)``."""
+
+    in_channels: int
+    sparse_features = False
+    """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
+
+    def inputs_to_graph(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        return_coupling: bool,
+        others: dict[str, Any],
+    ) -> Graph:
+        """Check the inputs that all layers take, refuse ``others``, and return the graph."""
+        if others:
+            refuse_inputs(self, others)
+        if type(return_coupling) is not bool:
+            check_flags(return_coupling=return_coupling)
+        (check_input if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
+        if (
+            type(edge_index) is Graph
+            and edge_weight is None
+            and batch is None
+            and edge_index.num_nodes == x.size(0)
+            and (edge_index.edge_index is None or edge_index.edge_index.device == x.device)
+        ):
+            return edge_index
+        return Graph.coerce(x, edge_index, edge_weight, batch)
+
+    def reset_parameters(self) -> None:
+        """Reset every parameter, in the order of the constructor."""
+        for child in self.children():
+            reset(child)
+
+
+class DiffusionConv(GraphLayer):
     r"""State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With the linear map h = W_V, per head, and the explicit update:
@@ -84,8 +122,6 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
     """
 
     is_diffusion_layer = True
-    sparse_features = False
-    """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
 
     def __init__(
         self,
@@ -146,8 +182,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
 
     def reset_parameters(self) -> None:
         """Reset every parameter, in the order of the constructor; the bias becomes zero."""
-        for child in self.children():
-            reset(child)
+        super().reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -171,25 +206,20 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG. The edges
         include added self-loops; an observed self-loop that was replaced is listed with entry 0.
         """
-        if others:
-            refuse_inputs(self, others)
-        if type(return_coupling) is not bool:
-            check_flags(return_coupling=return_coupling)
         if return_attention_weights is not None:
             check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
             given = {"batch": batch, "source": source, "features": features, "previous": previous}
             given["edge_attr"] = edge_attr
             asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, x, edge_index, edge_weight, **given, **asked)
+            return between(self, x, edge_index, edge_weight, **given, **asked, **others)
         if self.in_channels == -1:
             self._find_channels(x)
-        (check_features if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
-        if self.validate:
-            check_finite(x, "x")
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        if self.validate:
+            check_finite(x, "x")
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         before = None if previous is None else self._previous(previous)

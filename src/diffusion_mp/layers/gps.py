@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn import BatchNorm
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.errors import (
@@ -25,12 +24,12 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
+from diffusion_mp.layers.diffusion_conv import GraphLayer
 
 Norm = Literal["batch", "layer"] | None
 
 
-class EdgeLayer(KnowsPyGNames, nn.Module, ABC):
+class EdgeLayer(GraphLayer, ABC):
     """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
 
     Shapes:
@@ -66,21 +65,13 @@ class EdgeLayer(KnowsPyGNames, nn.Module, ABC):
         **others: Any,
     ) -> Any:
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
-        refuse_inputs(self, others)
-        check_flags(return_coupling=return_coupling)
-        check_state(x, channels=self.in_channels, module=self)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if edge_attr is not None:
             check_state(edge_attr, "edge_attr", self.in_channels, module=self)
             check_edge_rows(edge_attr, graph.num_edges)
         out, edges, coupling = self.step(x, graph, edge_attr)
         results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
         return out if len(results) == 1 else tuple(results)
-
-    def reset_parameters(self) -> None:
-        """Reset every parameter, in the order of the constructor, and every running statistic."""
-        for child in self.children():
-            reset(child)
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
