@@ -86,8 +86,8 @@ class CertifiedStep(StateUpdate):
         convex, near = self.constraint.convex, wide if centre is None else wide - centre
         rough, bound = coupling.majorized(near, convex)
         pull, total, cost = -rough, bound, near * rough
-        if source is not None and self.beta != 0.0:
-            weight = self.beta() if isinstance(self.beta, Positive) else self.beta
+        if source is not None and self.weight != 0.0:
+            weight = self.weight() if isinstance(self.weight, Positive) else self.weight
             weight = weight if metric is None else weight * _by_head(metric, x)
             away = source - wide
             pulled = weight * away
