@@ -122,11 +122,7 @@ class ScaledCoupling(Coupling):
     Args:
         scale: a. A tensor may be learnable.
         coupling: S.
-        nonnegative: the promise that a tensor ``scale`` has no negative element, which preserves the promises of S
-            about signs. Of a number, the sign is known.
-
-    Raises:
-        TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
+        nonnegative: the promise that a tensor ``scale`` has no negative element, which keeps the promises about signs.
 
     Examples:
         >>> isinstance(0.5 * UniformCoupling(6), ScaledCoupling)
@@ -197,9 +193,6 @@ class SumCoupling(Coupling):
 
     Args:
         terms: the couplings. A term that is itself a sum is replaced by its terms.
-
-    Raises:
-        TypeError, ValueError: no couplings, none at all, or couplings of different nodes or heads.
 
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
@@ -313,7 +306,7 @@ def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:
     """Whether the terms are multiples of row-stochastic couplings, with factors that add up to one.
 
-    A row of zeros in one term must be zero in all: half of it plus half of a full row sums to one half.
+    A row of zeros in one term must be zero in all.
     """
     total, empty = 0.0, []
     for term in terms:
@@ -334,9 +327,6 @@ class PolynomialCoupling(Coupling):
         coupling: S.
         coefficients: c [P], or [P, H] with one polynomial per head.
         nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
-
-    Raises:
-        ValueError: the coefficients have another shape, or heads that do not match those of S.
 
     Examples:
         >>> A = UniformCoupling(6)
@@ -380,7 +370,7 @@ class PolynomialCoupling(Coupling):
         return PolynomialCoupling(turned, self.coefficients, nonnegative=self.nonnegative)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """O(E) for P = 1. For P > 1 an entry is a sum over walks, which the inherited method computes by products."""
+        """O(E) for P = 1; for P > 1 an entry is a sum over walks."""
         if self.coefficients.size(0) > 1:
             return super()._at(edge_index)
         return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)
@@ -394,11 +384,6 @@ class PolynomialCoupling(Coupling):
             power = power @ base
             dense = dense + c * power
         return dense
-
-
-def heads_fit(a: int, b: int) -> bool:
-    """Whether two numbers of heads broadcast."""
-    return a == b or 1 in (a, b)
 
 
 Coupling._multiple, Coupling._sum = ScaledCoupling, SumCoupling

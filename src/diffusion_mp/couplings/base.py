@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -52,11 +52,10 @@ Promise = bool | Callable[[], bool] | list["Coupling"]
 
 
 class Lazy(Generic[T]):
-    """Attribute that is set at construction, or computed on first access and then kept.
+    """Attribute that is set at construction, or computed by ``coupling._questions`` on first access and then kept.
 
-    Python finds a value in the instance without calling ``__get__``. A function in ``coupling._questions`` computes the
-    others; a list of couplings there stands for ``all`` of their promises of that name. A function must not refer to
-    its own coupling: with such a cycle, only the garbage collector would free the tensors of both.
+    A question is a function, or a list of couplings that stands for ``all`` of their promises. A function must not
+    refer to its own coupling: with such a cycle, only the garbage collector would free the tensors of both.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -64,9 +63,9 @@ class Lazy(Generic[T]):
 
     def __get__(self, coupling: Any, kind: type | None = None) -> T:
         question = coupling._questions[self.name]
-        answer = question() if callable(question) else all(getattr(part, self.name) for part in question)
+        answer: Any = question() if callable(question) else all(getattr(part, self.name) for part in question)
         setattr(coupling, self.name, answer)
-        return answer  # type: ignore[no-any-return]
+        return cast("T", answer)
 
 
 class Coupling(ABC):
@@ -76,23 +75,20 @@ class Coupling(ABC):
     promises to ``super().__init__``. It may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries
     are known. A single head broadcasts over any number of heads of the values.
 
-    The public ``matmul``, ``at`` and ``log_at`` check their arguments; composite couplings call ``_product`` and
-    ``_at`` of their parts, which do not.
+    The public ``matmul``, ``at`` and ``log_at`` check their arguments; ``_product`` and ``_at``, which composite
+    couplings call of their parts, do not.
 
     Args:
         num_nodes: N.
         heads: H.
-        like: tensor with the coupling's dtype and device, or the coupling that this one is made of, which also provides
-            ``ptr`` by default.
+        like: tensor with its dtype and device, or the coupling it is made of, which also provides ``ptr`` by default.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
         symmetric: S = Sᵀ for every head.
-        row_stochastic: every row sums to one, except for rows of zeros. (A conservative update leaves such a node
-            unchanged, a residual one shrinks it.)
+        row_stochastic: every row sums to one, except for rows of zeros.
         nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which ``True`` implies.
         low_rank: :meth:`low_rank_form` represents all of S.
-        metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` if there is none. It is not
-            called for a symmetric S.
+        metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
 
     Boundaries and promises may also be functions without arguments, which are called on first access of the attribute.
     A promise may be a list of couplings too, all of which have to make it.
@@ -104,8 +100,6 @@ class Coupling(ABC):
         >>> S = SimpleDiffusivity()(x)
         >>> isinstance(S, Coupling), (S @ x.unsqueeze(1)).shape  # it multiplies states [nodes, heads, channels]
         (True, torch.Size([6, 1, 4]))
-        >>> S.to_dense().shape  # [heads, nodes, nodes]; for looking at it
-        torch.Size([1, 6, 6])
     """
 
     ptr = Lazy[Tensor | None]()
@@ -142,7 +136,7 @@ class Coupling(ABC):
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
+        #: Whether a product costs O(N²), so that a dense factorisation of a small system is cheaper than many products.
         self.quadratic: bool = origin is not None and origin.quadratic
         #: Whether this process has all rows; a solver of a whole system needs them.
         self.whole: bool = origin is None or origin.whole
@@ -202,22 +196,22 @@ class Coupling(ABC):
         """The operator Sᵀ."""
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """``S @ v``: :meth:`matmul`. With one head, a vector [N] or a state [N, C] is multiplied and returned too."""
+        """S v for ``v`` [N, H, D]; a single head on either side broadcasts.
+
+        With one head, a vector [N] or a state [N, C] is multiplied and returned too.
+        """
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
         return self.matmul(v)
 
     def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """S v for ``v`` [N, H, D]. A single head on either side broadcasts.
-
-        Layers call this method: under ``torch.compile``, the operator ``@`` would try the tensor on its right first.
-        """
+        """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
         self.check(v, "v")
         return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
-        # Every product comes here, so valid values pass in a single expression; the checks below explain the others.
+        # Valid values pass in a single expression; the checks below explain the others.
         if (
             isinstance(v, Tensor)
             and v.dim() == 3
@@ -246,23 +240,20 @@ class Coupling(ABC):
         return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
     def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
-        """Row sums with the precision of ``dtype``, so that D − S maps constants to zero.
-
-        Row sums rounded to fewer digits than the values have would act as a leak or a source.
-        """
+        """Row sums with the precision of ``dtype``; rounded to fewer digits, D − S would leak constants."""
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
         return self.matmul(self._ones(dtype).unsqueeze(2)).squeeze(2)
 
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
-        """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
+        """Σ_ij s_ij ‖x_i − x_j‖² = Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums, for x [N, C] or [N, H, D].
 
-        ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
+        Accumulates in at least float32.
         """
         values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
         self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        # The form is invariant to a shift of each graph; without its mean, the two terms cancel fewer digits.
+        # Invariant to a shift of each graph; without its mean, the two terms cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
@@ -276,8 +267,8 @@ class Coupling(ABC):
     def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
-        With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is d where S is
-        positive semi-definite and 2d elsewhere. A sum adds the bounds of its terms.
+        With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
+        S is positive semi-definite. A sum adds the bounds of its terms.
 
         Raises:
             CouplingMismatchError: S does not promise to be symmetric and nonnegative.
@@ -312,15 +303,11 @@ class Coupling(ABC):
         return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
-
-        Raises:
-            TypeError, ValueError: ``edge_index`` is not a tensor of pairs [2, E] of existing nodes.
-        """
+        """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
         return self._at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """log s_ij of listed pairs; finite where s_ij itself underflows, for couplings defined by logarithms."""
+        """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
         return self._log_at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -356,8 +343,8 @@ class Coupling(ABC):
     def metric(self) -> Float[Tensor, "N heads"] | None:
         """d̄ > 0 with diag(d̄) S symmetric; ``None`` if none is known. Computed on first access, without gradient.
 
-        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i (*reversible*, as of a Markov chain), so its spectrum is
-        real, and conjugate gradients work in this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
+        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i, so its spectrum is real, and conjugate gradients work in
+        this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
         """
         if self.symmetric:
             return self._ones(torch.float64)
@@ -370,19 +357,13 @@ class Coupling(ABC):
         return self.symmetric or self.metric is not None
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` if there is none.
-
-        It is all of S where ``low_rank`` is promised.
-        """
+        """The part of S (all of it if ``low_rank``) that is a diagonal plus a product of features, in ``dtype``."""
         return None
 
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
-        """f(D̄ − S) v where the eigenvectors of D̄ − S are known, otherwise ``None``; updates then iterate.
-
-        ``function`` maps a tensor of eigenvalues to factors, elementwise.
-        """
+        """f(D̄ − S) v for an elementwise f where the eigenvectors of D̄ − S are known, otherwise ``None``."""
         return None
 
     def as_linear_operator(self, head: int = 0) -> LinearOperator:
@@ -481,10 +462,7 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
 
 
 def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
-    """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device.
-
-    Return N, H and the query, the first arguments of the constructor of `Coupling`.
-    """
+    """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
     if not (  # valid features pass in a single expression; the checks below explain the others
         isinstance(query, Tensor)
         and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
@@ -507,19 +485,15 @@ def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, in
 
 
 class Change:
-    """Copies of couplings in another dtype, on another device, or without gradient.
+    """Copies of couplings in another dtype, on another device (``None`` keeps them), or without gradient.
 
-    An object that is held in several places is copied once, so that the copies share it too. The closures of functions
-    that compute facts hold tensors and couplings; they are rebuilt around the copies.
-
-    Args:
-        dtype, device: of the copies; ``None`` keeps those of the original.
-        detach: detach all tensors from the graph of autograd.
+    An object that is held in several places is copied once, so that the copies share it too. Closures of functions that
+    compute promises hold tensors and couplings; they are rebuilt around the copies.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, device: torch.device | None = None, detach: bool = False):
         self.dtype, self.device, self.detach = dtype, device, detach
-        # Copies by the id of the original, which is kept as well: otherwise its id could be given to another object.
+        # Copies by the id of the original, which is kept as well so that its id is not given to another object.
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def keep(self, value: Any, changed: Any) -> Any:
@@ -556,7 +530,7 @@ class Change:
         return value
 
     def _graph(self, graph: Graph) -> Graph:
-        """Graphs keep the dtype of their weights. Quantities derived from detached weights are computed again."""
+        """Graphs keep the dtype of their weights; what was derived from weights that are detached is computed again."""
         graph = graph if self.device is None else graph.to(self.device)
         if not self.detach or graph.edge_weight is None or not graph.edge_weight.requires_grad:
             return graph

@@ -109,15 +109,14 @@ def distance_features(
 ) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
     r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
 
-    A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, exactly and for states of any norm: the
-    DIFFormer-s score 2 − ½z² stays low-rank, and the sigmoid and the Gaussian are evaluated by tiles. (The paper writes
-    1 + q_i·k_j, which equals it for unit vectors only; D8 of docs/errata.md.)
+    A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for states of any norm: the DIFFormer-s score
+    2 − ½z² stays low-rank. (The paper's 1 + q_i·k_j equals it for unit vectors only; D8 of docs/errata.md.)
 
     Args:
-        x, y: vectors of receivers and senders. They are measured from a point near them, so that a common shift does
-            not cost digits of their distances.
-        ptr: row boundaries of a ragged batch, each graph of which has its own point; ``None`` is one graph.
-        centre: these points [1 or N, H, D], the same for all rows that meet; by default the means of y.
+        x, y: vectors of receivers and senders.
+        ptr: row boundaries of a ragged batch; ``None`` is one graph.
+        centre: points [1 or N, H, D] from which vectors are measured, so that a common shift costs no digits; the same
+            for all rows that meet, by default the mean of y in every graph.
         sharpness: a, where e^{−a·½z²} must be accurate: features are in double precision if single does not resolve it.
 
     Returns:

@@ -24,14 +24,9 @@ class DenseCoupling(Coupling):
 
     Args:
         matrix: S, [N, N] or [H, N, N]; or a list with the block of every graph, [n, n] or [H, n, n].
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``), for a matrix: only the diagonal
-            blocks are kept, and all other entries must be zero. A list of blocks implies its own boundaries.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU, of a matrix that is zero between graphs.
         symmetric, row_stochastic, nonnegative: promises about S; ``None`` examines the entries on first access.
         positive_semidefinite: a promise about S, never examined.
-
-    Raises:
-        TypeError, ValueError: no matrix, none that is square, blocks of different heads, dtypes or devices, boundaries
-            that do not fit, or entries between graphs.
 
     Examples:
         >>> S = DenseCoupling(torch.tensor([[0.0, 1.0], [0.5, 0.5]]))
@@ -173,9 +168,6 @@ class SparseCoupling(Coupling):
 
     Attributes:
         own: whether the weights are the graph's own.
-
-    Raises:
-        TypeError, ValueError: no graph, or weights that do not fit its edges.
 
     Examples:
         >>> S = SparseCoupling(graph, torch.ones(12))

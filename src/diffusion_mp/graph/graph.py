@@ -33,8 +33,16 @@ from diffusion_mp.graph.checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph.ops import batch_pointers, compress, is_symmetric, mean_rows, values_only, walk_pairs
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.ops import (
+    Compressed,
+    Pattern,
+    batch_pointers,
+    compress,
+    is_symmetric,
+    mean_rows,
+    values_only,
+    walk_pairs,
+)
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -62,16 +70,13 @@ class Graph:
 
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target, or ``None`` for a graph without observed edges. PyG's
-            ``EdgeIndex`` is one; narrow integers are widened to int64.
+        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
-            Weights, ``batch`` and ``ptr`` may also be lists or arrays.
-        full_degree: [N, 2], in- and out-degree of the nodes in the whole graph of which this one is a part;
-            :meth:`degree` then returns these, and so a degree normalisation is that of the whole graph.
-        validate: also look at values whose check needs a pass over the data: index range, order of ``batch``,
-            edges that cross graphs, non-finite or negative weights. Skipped inside ``torch.compile``.
+        full_degree: [N, 2], in- and out-degree in the whole graph of which this one is a part, for :meth:`degree`.
+        validate: also check values: index range, order of ``batch``, edges that cross graphs, non-finite or negative
+            weights. Skipped inside ``torch.compile``.
 
     Raises:
         TypeError, ValueError: with a sentence, before any arithmetic.
@@ -128,11 +133,7 @@ class Graph:
 
     @classmethod
     def from_edge_index(
-        cls,
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        num_nodes: int | None = None,
-        **kwargs: Any,
+        cls, edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, **kwargs: Any
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
         edges = as_edge_index(edge_index)
@@ -186,10 +187,9 @@ class Graph:
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Graph:
-        """What every layer calls: accepts whatever PyG users hold in place of ``edge_index``.
+        """From anything that layers take in place of ``edge_index``, for a state ``x``.
 
-        A ``Graph`` keeps its compressed forms from layer to layer and from call to call. What was made of tensors is
-        taken again for the same tensors while they hold the same numbers (:class:`TensorCache`).
+        The graphs of the last tensors are cached while these hold the same numbers (:class:`TensorCache`).
         """
         if not isinstance(x, Tensor):
             check_kind(x, "x", Tensor, "a tensor, one row per node")
@@ -226,8 +226,8 @@ class Graph:
 
     # ---------------------------------------------------------------- where not all rows are at hand
 
-    # Rows of different nodes meet in couplings and in a few sums, nowhere else. So a graph whose rows lie with several
-    # processes is a subclass that answers these otherwise (``ShardedGraph``); layers and models are the same.
+    # Rows of different nodes meet in couplings and in a few sums. A graph whose rows lie with several processes is a
+    # subclass that overrides these (``ShardedGraph``); layers and models are the same.
 
     first_node: int = 0
     """The number of the first row in the whole graph."""
@@ -245,9 +245,9 @@ class Graph:
         return x
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
-        """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch.
+        """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch.
 
-        Differences between rows are the same measured from it, and lose no digits to what the rows have in common.
+        Differences between rows measured from it lose no digits to what the rows have in common.
         """
         if self.segments is not None:
             return mean_rows(x, self.segments)
@@ -296,10 +296,7 @@ class Graph:
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
-        """``edge_index``, or an empty one.
-
-        Raises nothing: a graph without observed edges has none. Layers that need them say so themselves.
-        """
+        """``edge_index``, or an empty one for a graph without observed edges."""
         return torch.empty(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
@@ -348,7 +345,7 @@ class Graph:
         return self.pattern.by_col
 
     def prepare(self) -> Graph:
-        """Finds the compressed forms now, and not in the first product and its gradient; gives the graph itself."""
+        """Compute the compressed forms now instead of in the first product and its gradient; return the graph."""
         for compressed in self.pattern:
             compressed.parts  # noqa: B018 (kept)
         return self
@@ -369,10 +366,7 @@ class Graph:
         return graph
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
-        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
-
-        In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
-        """
+        """Weighted degree Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones; ``full_degree`` if known."""
         check_choice(direction, "direction", ["in", "out"])
         check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
@@ -396,11 +390,10 @@ class Graph:
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.
 
-        - ``"keep"``: as observed.
+        - ``"keep"``: as observed; ``"remove"``: loops get weight 0.
         - ``"add"``: one more loop of weight 1 at every node (A + I).
-        - ``"remaining"``: one loop at every node, the observed one, or 1 where there is none (PyG's
-          ``add_remaining_self_loops``); parallel loops count with their mean.
-        - ``"remove"``: loops get weight 0, hence no influence.
+        - ``"remaining"``: one loop at every node, the observed one (the mean of parallel ones), or 1 where there is
+          none (PyG's ``add_remaining_self_loops``).
         """
         if not isinstance(policy, str) or policy not in get_args(SelfLoops):
             check_choice(policy, "self_loops", get_args(SelfLoops))
@@ -440,10 +433,7 @@ class Graph:
         return None if self.full_degree is None else self.full_degree + change.unsqueeze(1)
 
     def within(self, hops: int) -> Graph:
-        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph.
-
-        Its degrees are its own, also in a part of a graph: the walks of the whole graph are not known there.
-        """
+        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
         check_counts(hops=hops)
         check_has_values(self.edges, "edge_index")
         weight = self._own_weights().detach()

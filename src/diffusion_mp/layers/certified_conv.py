@@ -25,14 +25,7 @@ from diffusion_mp.energies import (
     get_penalty,
 )
 from diffusion_mp.energies.certification import broken_parameter, random_input
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_device,
-    check_kind,
-    check_positive,
-    check_state,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.diffusion_conv import GraphLayer
@@ -56,9 +49,8 @@ class CertifiedConv(GraphLayer):
             max(1, ‖W_h‖₂), and all heads move the uncut state together.
         constraint, radius: C, the constraint on every row of a head; see `CertifiedStep`.
         beta, lam, mu: initial β, λ, μ > 0; they are learned.
-        graph: A, a symmetric and nonnegative diffusivity, which is evaluated at the source, so that A is the same in
-            every step. ``True``: D^-½AD^-½ of the symmetric part of the graph, the only part in the energy; ``False``:
-            edges are not read. Without observed edges the term is left out.
+        graph: A, a symmetric and nonnegative diffusivity, evaluated at the source, so that A is the same in every step.
+            ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``: edges are not read.
 
     Shapes:
         - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; source: [N, channels], x by default; beside: a

@@ -91,9 +91,8 @@ class DiffusionConv(GraphLayer):
         bias: add a bias to the output.
         keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22; any channels), or ``"state"``, x
             (Eq. 63; input and output have the same channels).
-        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires,
-            unlike the layer as printed (docs/errata.md, D23); or ``"features"``, passed with every call and constant
-            while the state moves (inputs, positions).
+        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
+            (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
         validate: check x for NaN and infinity at every call, which takes a pass over it.
@@ -106,8 +105,7 @@ class DiffusionConv(GraphLayer):
           if and only if ``reads="features"``; edge_attr: [E, edge_dim], for diffusivities that read edge features;
           previous: [N, in_channels], the x of the step before, for updates with ``StateUpdate.takes_previous``.
         - x between nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the
-          first to the second. The coupling must be one of observed edges, without symmetric normalisation and
-          without added self-loops.
+          first to the second, for couplings of observed edges without symmetric normalisation or added self-loops.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
     Raises:
@@ -203,8 +201,8 @@ class DiffusionConv(GraphLayer):
     ) -> Any:
         """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
 
-        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG. The edges
-        include added self-loops; an observed self-loop that was replaced is listed with entry 0.
+        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG, with added
+        self-loops; an observed self-loop that was replaced has entry 0.
         """
         if return_attention_weights is not None:
             check_flags(return_attention_weights=return_attention_weights)

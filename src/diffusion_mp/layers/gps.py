@@ -93,14 +93,12 @@ class GatedGCNConv(EdgeLayer):
     ê_ij = C e_ij + D h_i + E h_j,  e′_ij = e_ij + ReLU(BN(ê_ij)),
 
     where j runs over the senders of i and all linear maps have a bias. The gates are a coupling with one head per
-    channel; the weight a_ij is the multiplicity of its edge. Without senders the sum is 0; without ``edge_attr``
-    C e_ij is 0.
+    channel; the weight a_ij is the multiplicity of its edge. Without ``edge_attr`` C e_ij is 0.
 
     Args:
         channels: channels of nodes and edges, of input and output.
         norm: BN: ``"batch"``, ``"layer"`` or ``None``.
-        residual: add h_i and e_ij.
-        dropout: rate on the terms that are added to h_i and e_ij.
+        residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
         eps: ε.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
@@ -164,17 +162,13 @@ class GPSBlock(EdgeLayer):
 
     Args:
         channels: channels of the state.
-        local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any other layer of this
-            library on ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
-        attention: layer of this library on ``channels`` that returns the change of the state, such as
-            ``SFiConv(..., residual=False)``.
+        local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
+            ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
+        attention: layer that returns the change of the state, such as ``SFiConv(..., residual=False)``.
         norm: ``"batch"``, ``"layer"`` or ``None``.
         dropout: rate of all dropouts above; the layers have their own.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` may be ``None`` if there is ``attention``.
-
-    Raises:
-        TypeError, ValueError: neither layer is given, or an option or an input does not fit.
 
     Examples:
         >>> block = GPSBlock(8, local=GatedGCNConv(8), attention=SFiConv(8, 8, heads=2))
