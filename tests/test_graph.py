@@ -56,12 +56,6 @@ def test_self_loop_policies() -> None:
     assert torch.equal(adjacency(graph.with_self_loops("remaining")), adjacency(Graph(4, index, weight)))
 
 
-def test_the_undirected_graph_is_the_symmetric_part() -> None:
-    graph = Graph(4, EDGES, WEIGHT)
-    plain = adjacency(graph)
-    assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
-
-
 def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph() -> None:
     """Nodes 0, 2, 3 of four, under every policy: degree and normalised entries are those of the whole, cut out."""
     part = torch.tensor([0, 2, 3])
@@ -171,21 +165,6 @@ def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int, seed: in
     assert torch.equal(graph.degree("in"), plain.sum(1))
     assert torch.equal(graph.degree("out"), plain.sum(0))
     assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (plain + plain.T))
-
-
-def test_inputs_are_not_changed() -> None:
-    index, weight = EDGES.clone(), WEIGHT.clone()
-    graph = Graph(4, index, weight)
-    for policy in ("add", "remove", "remaining"):
-        graph.with_self_loops(policy)  # type: ignore[arg-type]
-    graph.to_undirected()
-    assert torch.equal(index, EDGES)
-    assert torch.equal(weight, WEIGHT)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_narrow_indices(dtype: torch.dtype) -> None:
-    assert Graph(4, EDGES.to(dtype)).degree("in").tolist() == [1, 1, 3, 0]
 
 
 def test_what_a_graph_keeps_from_inference_mode_serves_training() -> None:
