@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -73,16 +73,11 @@ class IdentityCoupling(Coupling):
     def __init__(
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
-        super().__init__(
-            num_nodes,
-            1,
-            floating((0,), dtype, device),
-            ptr=lambda: torch.arange(num_nodes + 1),
-            row_stochastic=True,
-            nonnegative=True,
-            positive_semidefinite=True,
-            low_rank=True,
+        promises: dict[str, Any] = dict.fromkeys(
+            ("row_stochastic", "nonnegative", "positive_semidefinite", "low_rank"), True
         )
+        like = floating((0,), dtype, device)
+        super().__init__(num_nodes, 1, like, ptr=lambda: torch.arange(num_nodes + 1), **promises)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v
@@ -139,19 +134,14 @@ class ScaledCoupling(Coupling):
             check_scale(scale, coupling.heads)
         if type(nonnegative) is not bool:
             check_flags(nonnegative=nonnegative)
-        number = not isinstance(scale, Tensor)
-        positive = bool(scale >= 0) if number else nonnegative  # bool() also makes a comparison of symbols concrete
-        super().__init__(
-            coupling.num_nodes,
-            coupling.heads if number else max(coupling.heads, scale.numel()),
-            coupling,
-            row_stochastic=number and bool(scale == 1) and [coupling],
-            nonnegative=positive and [coupling],
-            positive_semidefinite=positive and [coupling],
-            symmetric=[coupling],
-            low_rank=[coupling],
-            metric=lambda: coupling.metric,
-        )
+        # bool() also makes a comparison of symbols concrete.
+        positive = nonnegative if isinstance(scale, Tensor) else bool(scale >= 0)
+        one = not isinstance(scale, Tensor) and bool(scale == 1)
+        heads = max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads
+        same, signs = [coupling], positive and [coupling]
+        promises: dict[str, Any] = {"symmetric": same, "low_rank": same, "row_stochastic": one and same}
+        promises |= {"nonnegative": signs, "positive_semidefinite": signs, "metric": lambda: coupling.metric}
+        super().__init__(coupling.num_nodes, heads, coupling, **promises)
         self.scale, self.coupling, self._positive = scale, coupling, positive
 
     def _by_head(self, value: Tensor, dim: int) -> Tensor:
@@ -346,14 +336,9 @@ class PolynomialCoupling(Coupling):
                 f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
                 f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
             )
-        super().__init__(
-            coupling.num_nodes,
-            max(coupling.heads, by_head.size(1)),
-            coupling,
-            symmetric=[coupling],
-            nonnegative=nonnegative,
-            metric=lambda: coupling.metric,
-        )
+        heads = max(coupling.heads, by_head.size(1))
+        promises: dict[str, Any] = {"symmetric": [coupling], "nonnegative": nonnegative}
+        super().__init__(coupling.num_nodes, heads, coupling, metric=lambda: coupling.metric, **promises)
         self.coupling, self.coefficients = coupling, by_head
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import graph_of, mean_rows, values_only
+from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.ops import graph_of, mean_rows
 from diffusion_mp.kernels.precision import unit_vectors
 from diffusion_mp.kernels.spmm import sddmm
 

@@ -137,7 +137,8 @@ class LowRankCoupling(PooledCoupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        promises = {"symmetric": symmetric, "row_stochastic": row_stochastic, "nonnegative": nonnegative}
+        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": row_stochastic}
+        promises["nonnegative"] = nonnegative
         super().__init__(
             *feature_sizes(query, key), ptr=ptr, **promises, positive_semidefinite=query is key, low_rank=True
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -171,7 +171,7 @@ class DistanceCoupling(Coupling):
         positive_semidefinite: bool = False,
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        promises = {"nonnegative": nonnegative, "positive_semidefinite": positive_semidefinite}
+        promises: dict[str, Any] = {"nonnegative": nonnegative, "positive_semidefinite": positive_semidefinite}
         super().__init__(*feature_sizes(query, key), ptr=ptr, symmetric=query is key, **promises)
         self.quadratic = True
         self.function, self.query, self.key = function, query, key

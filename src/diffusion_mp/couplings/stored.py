@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -203,16 +203,11 @@ class SparseCoupling(Coupling):
         def examined() -> bool:
             return graph.is_symmetric if own else is_symmetric(graph.edges, by_head, graph.num_nodes)
 
-        super().__init__(
-            graph.num_nodes,
-            by_head.size(1),
-            by_head,
-            ptr=None if vars(graph).get("segments", graph) is None else lambda: graph.segments,
-            symmetric=examined if symmetric is None else symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            metric=metric,
-        )
+        one_graph = vars(graph).get("segments", graph) is None
+        promises: dict[str, Any] = {"symmetric": examined if symmetric is None else symmetric, "metric": metric}
+        promises |= {"row_stochastic": row_stochastic, "nonnegative": nonnegative}
+        promises["ptr"] = None if one_graph else lambda: graph.segments
+        super().__init__(graph.num_nodes, by_head.size(1), by_head, **promises)
         self.graph, self.weight, self.own = graph, by_head, own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

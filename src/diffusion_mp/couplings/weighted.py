@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -207,26 +207,18 @@ def without_diagonal(coupling: Coupling) -> Coupling:
 
 def _same_scores(coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool) -> PairwiseCoupling:
     """The scores of a coupling that is not normalised, with another normalisation."""
-    scores = coupling.query, coupling.key, coupling.ptr, coupling.score
-    symmetric, definite = coupling.symmetric, coupling.positive_semidefinite and loops
-    return PairwiseCoupling(
-        *scores, normalize=normalize, loops=loops, symmetric=symmetric, positive_semidefinite=definite
-    )
+    scores, definite = (coupling.query, coupling.key, coupling.ptr, coupling.score), coupling.positive_semidefinite
+    promises: dict[str, Any] = {"symmetric": coupling.symmetric, "positive_semidefinite": definite and loops}
+    return PairwiseCoupling(*scores, normalize=normalize, loops=loops, **promises)
 
 
 class OffDiagonalCoupling(Coupling):
     """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
 
     def __init__(self, coupling: Coupling) -> None:
-        super().__init__(
-            coupling.num_nodes,
-            coupling.heads,
-            coupling,
-            symmetric=[coupling],
-            nonnegative=[coupling],
-            low_rank=[coupling],
-            metric=lambda: coupling.metric,
-        )
+        same = [coupling]
+        promises: dict[str, Any] = {"symmetric": same, "nonnegative": same, "low_rank": same}
+        super().__init__(coupling.num_nodes, coupling.heads, coupling, metric=lambda: coupling.metric, **promises)
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -288,14 +280,9 @@ class ProjectedCoupling(Coupling):
                 f"projection must be [heads, head_channels, channels] with the {coupling.heads} heads of the coupling; "
                 f"got {describe(projection)}."
             )
-        super().__init__(
-            coupling.num_nodes,
-            1,
-            coupling,
-            symmetric=[coupling],
-            nonnegative=[coupling],
-            positive_semidefinite=[coupling],
-        )
+        same = [coupling]
+        promises: dict[str, Any] = {"symmetric": same, "nonnegative": same, "positive_semidefinite": same}
+        super().__init__(coupling.num_nodes, 1, coupling, **promises)
         self.coupling, self.projection = coupling, projection
 
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:

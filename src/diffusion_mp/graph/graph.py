@@ -21,7 +21,7 @@ from diffusion_mp.errors import (
     check_kind,
     describe,
 )
-from diffusion_mp.graph.cache import TensorCache, cached_property, persistent
+from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
 from diffusion_mp.graph.checks import (
     as_batch,
     as_edge_index,
@@ -33,16 +33,7 @@ from diffusion_mp.graph.checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph.ops import (
-    Compressed,
-    Pattern,
-    batch_pointers,
-    compress,
-    is_symmetric,
-    mean_rows,
-    values_only,
-    walk_pairs,
-)
+from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 

@@ -28,11 +28,11 @@ from diffusion_mp.energies.certification import broken_parameter, random_input
 from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.layers.diffusion_conv import GraphLayer
+from diffusion_mp.layers.diffusion_conv import CertifiableLayer
 from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
-class CertifiedConv(GraphLayer):
+class CertifiedConv(CertifiableLayer):
     r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
     For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
@@ -195,24 +195,16 @@ class CertifiedConv(GraphLayer):
             mean=True,
         )
 
-    @torch.no_grad()
-    def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        beside: Coupling | None = None,
+    def _certificate(  # type: ignore[override]
+        self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, beside: Coupling | None = None
     ) -> Certificate:
         """Certify that no step raises F from this state (`certify_step`), or without x from a random one."""
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T1", math.nan, broken)
-        if x is None:
+        if x is None or graph is None:
             x, edge_index = random_input(self.in_channels, self.mu.raw)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+            graph = Graph.coerce(x, edge_index)
         state, given = self._begin(x, source)
         coupling = self.coupling(state, graph, given, beside)
         certificate = certify_step(self.energy(graph, given, beside), coupling, state)

@@ -74,7 +74,29 @@ class GraphLayer(KnowsPyGNames, nn.Module):
             reset(child)
 
 
-class DiffusionConv(GraphLayer):
+class CertifiableLayer(GraphLayer):
+    """Base of the layers that know an energy which their step does not raise."""
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        **inputs: Tensor | Coupling | None,
+    ) -> Certificate:
+        """Return the `Certificate` of one step; ``features`` or ``beside`` are passed as to the layer."""
+        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        return self._certificate(x, graph, source, **inputs)
+
+    def _certificate(self, x: Tensor | None, graph: Graph | None, source: Tensor | None, **inputs: Any) -> Certificate:
+        raise NotImplementedError
+
+
+class DiffusionConv(CertifiableLayer):
     r"""State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With the linear map h = W_V, per head, and the explicit update:
@@ -307,22 +329,10 @@ class DiffusionConv(GraphLayer):
             return f"{type(diffusivity).__name__}: {diffusivity.why_no_penalty}"
         return None
 
-    @torch.no_grad()
-    def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        features: Tensor | None = None,
+    def _certificate(  # type: ignore[override]
+        self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, features: Tensor | None = None
     ) -> Certificate:
-        """Return the `Certificate` of one step at this input; ``source`` does not affect it.
-
-        Theorem 7 applies where the coupling is that of a penalty, Theorem 1 to any other symmetric coupling.
-        """
-        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        """By Theorem 7 where the coupling is that of a penalty, and by Theorem 1 for any other symmetric coupling."""
         update, diffusivity = self.update, self.diffusivity
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         why = self.why_uncertified or broken_parameter(self)

@@ -12,8 +12,8 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import check_counts, check_fits, check_kind, check_mask, check_state, describe, found_later
-from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import Compressed, Pattern, values_only
+from diffusion_mp.graph.cache import cached_by, values_only
+from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.spmm import spmm
 
 SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
