@@ -35,17 +35,6 @@ def test_degrees_are_weighted_and_directed() -> None:
     assert Graph(4, EDGES).degree("in").tolist() == degree(EDGES[1], 4).tolist()
 
 
-def test_compressed_forms_list_the_entries_by_node_and_are_cached() -> None:
-    graph = Graph(4, EDGES, WEIGHT)
-    assert graph.csr is graph.csr
-    for compressed, row in ((graph.csr, 1), (graph.csc, 0)):
-        assert compressed.ptr[-1] == graph.num_edges
-        for node in range(4):
-            of_node = compressed.order[compressed.ptr[node] : compressed.ptr[node + 1]]
-            assert (EDGES[row, of_node] == node).all()
-            assert len(of_node) == int((EDGES[row] == node).sum())
-
-
 def test_self_loop_policies() -> None:
     graph = Graph(4, EDGES, WEIGHT)
     plain = adjacency(graph)

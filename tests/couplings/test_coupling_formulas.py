@@ -23,7 +23,7 @@ from diffusion_mp.couplings import (
     distance_features,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing import check_coupling, tolerance
+from diffusion_mp.testing import tolerance
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -182,36 +182,6 @@ def test_to_dense_warns_when_it_is_large() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         IdentityCoupling(100).to_dense()
-
-
-class Ring(Coupling):
-    """Each node hears its left neighbour: three methods make a coupling."""
-
-    def _product(self, v: Tensor) -> Tensor:
-        return v.roll(1, dims=0)
-
-    def _transpose(self) -> Coupling:
-        return LeftRing(self.num_nodes, 1, torch.empty(0, dtype=self.dtype), row_stochastic=True, nonnegative=True)
-
-    def degree(self) -> Tensor:
-        return torch.ones(self.num_nodes, 1, dtype=self.dtype)
-
-
-class LeftRing(Ring):
-    def _product(self, v: Tensor) -> Tensor:
-        return v.roll(-1, dims=0)
-
-    def _transpose(self) -> Coupling:
-        return ring()
-
-
-def ring() -> Coupling:
-    return Ring(7, 1, torch.empty(0, dtype=torch.float64), row_stochastic=True, nonnegative=True)
-
-
-def test_a_users_own_coupling_inherits_the_rest() -> None:
-    check_coupling(ring())
-    assert ring().at(torch.tensor([[0, 6], [1, 0]])).flatten().tolist() == [1, 1]
 
 
 def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch_geometric.utils import add_remaining_self_loops
 
 import diffusion_mp as mp
 from diffusion_mp.testing import tolerance
@@ -239,14 +238,6 @@ def test_inputs_of_pyg_that_are_not_there_are_taken() -> None:
     assert torch.equal(layer(x, EDGES, size=None, edge_attr=None, return_attention_weights=None), layer(x, EDGES))
     model = mp.DiffusionGNN(C, 4, 3).eval()
     assert torch.equal(model(x, EDGES, edge_attr=None, batch_size=None), model(x, EDGES))
-
-
-def test_loops_of_weight_two_as_the_sentence_says() -> None:
-    theirs = drawn(pyg.GCNConv(C, 4, improved=True))
-    ours = loaded(mp.GCNConv(C, 4, self_loops="keep"), theirs)
-    ones = torch.ones(E, dtype=torch.float64)  # without weights PyG's loops weigh 1, improved or not
-    looped = add_remaining_self_loops(EDGES, ones, 2.0, N)
-    assert_same(lambda x: ours(x, *looped), lambda x: theirs(x, EDGES, ones), draw(N, C))
 
 
 def test_dropout_of_attention_drops_entries() -> None:
