@@ -180,3 +180,14 @@ def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
     DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
     assert len(calls) == 2  # of another precision
+
+
+def test_what_depends_on_learned_weights_is_found_again() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    graph = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), weight)
+    assert graph.is_symmetric
+    for _ in range(2):
+        AdjacencyDiffusivity("sym", self_loops="add")(torch.ones(3, 1), graph).degree().sum().backward()
+    with torch.no_grad():
+        weight[0] = 2
+    assert not graph.is_symmetric
