@@ -25,8 +25,8 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr
-from diffusion_mp.graph.ops import values_only
 
 #: Largest squared distance at which `Penalty.flaw` evaluates f.
 FARTHEST = 1e8

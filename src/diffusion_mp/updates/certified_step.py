@@ -10,7 +10,8 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import metric_by_head
 from diffusion_mp.errors import check_device, check_positive, check_tensor, describe
-from diffusion_mp.graph.ops import mean_rows, values_only
+from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import reciprocal
 from diffusion_mp.updates.base import Positive, State, StateUpdate
 
