@@ -38,39 +38,23 @@ def test_the_same_tensors_are_prepared_once() -> None:
     assert Graph.coerce(torch.zeros(9, 2), edge_index).num_nodes == 9  # the same edges, of more nodes
 
 
-def _through_numpy(edge_index: Tensor) -> None:
-    edge_index.numpy()[0, 0] = 3
+OTHER = torch.tensor([[3, 1, 2, 2], [1, 2, 3, 0]])
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "through numpy": lambda edge_index: edge_index.numpy().put(0, 3),
+    "through data": lambda edge_index: edge_index.data[0].narrow(0, 0, 1).fill_(3),
+    "by setting": lambda edge_index: edge_index.set_(OTHER.clone()),  # type: ignore[call-overload]
+    "by exchange": lambda edge_index: setattr(edge_index, "data", OTHER.clone()),
+    "in inference mode": torch.inference_mode()(lambda edge_index: edge_index[0].narrow(0, 0, 1).fill_(3)),
+    "through a view": lambda edge_index: edge_index[0].narrow(0, 0, 1).fill_(3),
+}
 
 
-def _through_data(edge_index: Tensor) -> None:
-    edge_index.data[0, 0] = 3
-
-
-def _by_setting(edge_index: Tensor) -> None:
-    edge_index.set_(torch.tensor([[3, 1, 2, 2], [1, 2, 3, 0]]))  # type: ignore[call-overload]
-
-
-def _by_exchange(edge_index: Tensor) -> None:
-    edge_index.data = torch.tensor([[3, 1, 2, 2], [1, 2, 3, 0]])
-
-
-def _in_inference_mode(edge_index: Tensor) -> None:
-    with torch.inference_mode():
-        edge_index[0, 0] = 3
-
-
-def _through_a_view(edge_index: Tensor) -> None:
-    edge_index[0].narrow(0, 0, 1).fill_(3)
-
-
-@pytest.mark.parametrize(
-    "write", [_through_numpy, _through_data, _by_setting, _by_exchange, _in_inference_mode, _through_a_view]
-)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> None:
     layer, x, edge_index = GCNConv(2, 2), torch.rand(4, 2), edges()
     before = layer(x, edge_index)
     write(edge_index)
-    assert edge_index.tolist() == [[3, 1, 2, 2], [1, 2, 3, 0]]
+    assert torch.equal(edge_index, OTHER)
     after = layer(x, edge_index)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, layer(x, Graph(4, edge_index.clone())))

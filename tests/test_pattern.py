@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import compress
-from diffusion_mp.graph.pattern import Compressed
+from diffusion_mp.graph.ops import Compressed, compress
 
 
 def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -256,12 +256,14 @@ def check_place(x: Tensor, module: nn.Module, name: str = "x") -> Tensor | None:
 
 def _first_array(module: nn.Module) -> Tensor | None:
     """A parameter that is no scalar, for scalars go with any dtype. (``parameters()`` takes ten times as long.)"""
-    for parameter in module._parameters.values():
-        if parameter is not None and not is_lazy(parameter) and parameter.dim():
-            return parameter
-    for child in module._modules.values():
-        if child is not None and (found := _first_array(child)) is not None:
-            return found
+    modules: list[nn.Module | None] = [module]
+    while modules:
+        part = modules.pop()
+        if part is not None:
+            for parameter in part._parameters.values():
+                if parameter is not None and not is_lazy(parameter) and parameter.dim():
+                    return parameter
+            modules += [*part._modules.values()][::-1]
     return None
 
 

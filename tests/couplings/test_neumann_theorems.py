@@ -95,13 +95,6 @@ def test_the_counterexamples_in_numbers() -> None:
     assert energy_growth(extended) <= ROUNDING
 
 
-@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "drop"])
-def test_with_stride_one_the_three_are_one(boundary: str) -> None:
-    step = step_matrix(9, (1,), [0.3], boundary)
-    assert torch.equal(step, step_matrix(9, (1,), [0.3], "symmetric"))
-    assert energy_growth(step) <= ROUNDING
-
-
 def test_what_the_other_boundaries_keep_and_lose() -> None:
     ring, causal = (step_matrix(24, (4,), [0.49], boundary) for boundary in ("periodic", "causal"))
     one = torch.ones(24, dtype=DOUBLE)

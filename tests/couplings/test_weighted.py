@@ -140,24 +140,6 @@ def test_symmetric_normalisation_is_the_dense_formula(name: str, diagonal: bool,
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", COUPLINGS)
-def test_promises_of_the_symmetric_normalisation(name: str, generator: torch.Generator) -> None:
-    coupling = COUPLINGS[name](positive(generator))
-    for diagonal in (True, False):
-        normalized = symmetric_normalized(coupling, diagonal=diagonal)
-        dense = normalized.to_dense().detach()
-        assert normalized.nonnegative
-        assert not normalized.row_stochastic
-        assert normalized.symmetric == coupling.symmetric == bool(torch.allclose(dense, dense.mT))
-        values = torch.linalg.eigvalsh(0.5 * (dense + dense.mT))
-        if coupling.symmetric:
-            assert values.max() <= 1 + 1e-12
-        assert not normalized.positive_semidefinite or values.min() > -1e-12
-    kernel = PairwiseCoupling(*distance_features(torch.rand(5, 1, 2)), normalize=False, positive_semidefinite=True)
-    assert symmetric_normalized(kernel).positive_semidefinite
-    assert not symmetric_normalized(kernel, diagonal=False).positive_semidefinite
-
-
 def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
     """Entries of nodes three apart are e^−450, beside a diagonal of one: D^-½SD^-½ is that of a path.
 
@@ -202,16 +184,6 @@ def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator:
     torch.testing.assert_close(*grads)
 
 
-def test_symmetric_normalisation_of_a_graph_is_the_normalised_adjacency(generator: torch.Generator) -> None:
-    edge_index = torch.randint(9, (2, 30), generator=generator)
-    x, graph = torch.rand(9, 2), Graph(9, edge_index, torch.rand(30, generator=generator))
-    for diagonal, loops in ((True, "keep"), (False, "remove")):
-        ours = SymmetricDiffusivity(AdjacencyDiffusivity("sum", direction="undirected"), diagonal)(x, graph)
-        theirs = AdjacencyDiffusivity("sym", direction="undirected", self_loops=loops)(x, graph)
-        torch.testing.assert_close(ours.to_dense(), theirs.to_dense(), **tolerance("entries", x.dtype)._asdict())
-        assert ours.symmetric
-
-
 def test_couplings_without_symmetric_normalisation_are_refused(no_typecheck: None) -> None:
     x = torch.rand(5, 1, 3)
     with pytest.raises(CouplingMismatchError, match=r"before its rows are divided .* row_stochastic=False"):
@@ -254,14 +226,6 @@ def test_projected_product_laplacian_and_majorant(heads: int) -> None:
         assert torch.linalg.eigvalsh(bound - laplacian).min() > -1e-12
 
 
-def test_a_sum_with_a_projection_has_a_majorant() -> None:
-    query, projection, state = randn(7, 2, 3).abs(), randn(2, 3, 5), randn(7, 1, 5)
-    projected = ProjectedCoupling(LowRankCoupling(query, query, symmetric=True, nonnegative=True), projection)
-    both = 0.5 * projected + IdentityCoupling(7, dtype=DOUBLE)
-    for convex in (True, False):
-        torch.testing.assert_close(both.majorant(convex), both.majorized(state, convex)[1].squeeze(2))
-
-
 def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> None:
     one = torch.ones(6, 1, 1, dtype=DOUBLE)
     projected = ProjectedCoupling(LowRankCoupling(one, one, symmetric=True, nonnegative=True), randn(2, 3, 4))
@@ -277,10 +241,3 @@ def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> No
         projected @ randn(6, 1, 5)
     with pytest.raises(ValueError, match=r"projection must be \[heads, head_channels, channels\]"):
         ProjectedCoupling(projected.coupling, randn(3, 4))
-
-
-def test_a_projection_of_nan_is_nan() -> None:
-    coupling = GaussianPenalty().coupling(randn(6, 1, 2))
-    lost = ProjectedCoupling(coupling, torch.full((2, 3, 4), torch.nan, dtype=DOUBLE))
-    assert lost.laplacian(randn(6, 1, 4)).isnan().all()
-    assert lost.majorant(False).isnan().all()

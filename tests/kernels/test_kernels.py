@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.linear_attention import linear_product
 from diffusion_mp.kernels.linear_attention import reference as linear_reference
 from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
-from torch_geometric.nn import GCN
 
-from diffusion_mp import APPNPConv, CouplingMismatchError, GaussianDiffusivity, Graph
+from diffusion_mp import APPNPConv, CouplingMismatchError, GaussianDiffusivity
 from diffusion_mp.diffusivities import SymmetricDiffusivity
 
 
@@ -41,31 +39,6 @@ def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
     dense = root[:, None] * weights * root[None, :]
     expected = 0.1 * torch.linalg.solve(torch.eye(12, dtype=x.dtype) - 0.9 * dense, hidden)
     torch.testing.assert_close(readout(hidden, features=x), expected, rtol=1e-9, atol=1e-10)
-
-
-def test_a_model_of_pyg_is_trained_through_it(generator: torch.Generator) -> None:
-    """Two rings that three edges join, and the labels of six nodes: two steps reach few nodes, the limit all."""
-    ring = torch.arange(30)
-    edges = torch.stack([ring, (ring // 15) * 15 + (ring + 1) % 15])
-    edges = torch.cat([edges, torch.tensor([[0, 5, 10], [15, 20, 25]])], dim=1)
-    graph = Graph(30, torch.cat([edges, edges.flip(0)], dim=1))
-    x, y = torch.randn(30, 8, generator=generator), ring // 15
-    train = torch.tensor([2, 7, 12, 17, 22, 27])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model, readout = GCN(8, 16, 2, 2), APPNPConv(2, K=None, alpha=0.05)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        losses = []
-        for _ in range(15):
-            optimizer.zero_grad()
-            logits = readout(model(x, graph.edges), graph)
-            loss = cross_entropy(logits[train], y[train])
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert not list(readout.parameters())
-    assert losses[-1] < 0.5 * losses[0]
-    assert (logits.argmax(1) == y).float().mean() > 0.9
 
 
 def test_what_has_no_limit_is_refused_with_the_way_out() -> None:

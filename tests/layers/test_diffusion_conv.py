@@ -53,3 +53,12 @@ def test_features_come_if_and_only_if_they_are_read(reads: str) -> None:
 def test_features_that_do_not_fit_are_refused(features: object, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         DiffusionConv(3, 2, SimpleDiffusivity(), reads="features")(torch.rand(4, 3), features=features)
+
+
+def test_dropout_acts_on_the_values_only(generator: torch.Generator) -> None:
+    x = torch.randn(5, 3, generator=generator)
+    conv = DiffusionConv(3, 3, SimpleDiffusivity(), transform=False, bias=False, dropout=0.5)
+    steady, clean = conv.eval()(x, return_coupling=True)
+    noisy, coupling = conv.train()(x, return_coupling=True)
+    assert torch.equal(coupling.to_dense(), clean.to_dense())
+    assert not torch.equal(noisy, steady)

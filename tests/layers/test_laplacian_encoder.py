@@ -48,14 +48,6 @@ def test_one_entry_and_the_eigenvalues_do_matter(encoder: LaplacianEncoder) -> N
     assert not torch.allclose(encoder(vectors, values), encoder(vectors))
 
 
-def test_nodes_and_eigenvectors_in_any_order(encoder: LaplacianEncoder) -> None:
-    vectors, values = inputs()
-    order = torch.tensor([3, 1, 6, 0, 2, 5, 4])
-    torch.testing.assert_close(encoder(vectors[order], values), encoder(vectors, values)[order], rtol=RTOL, atol=ATOL)
-    turned = encoder(vectors.flip(1), values.flip(1))
-    torch.testing.assert_close(turned, encoder(vectors, values), rtol=RTOL, atol=ATOL)
-
-
 def test_padding_does_not_enter(encoder: LaplacianEncoder) -> None:
     vectors, values = inputs()
     for filler in (0.0, 3.0, float("nan")):
@@ -97,11 +89,6 @@ def test_no_node_and_no_eigenvector(encoder: LaplacianEncoder, nodes: int, count
     out = encoder(*inputs(nodes, count))
     assert out.shape == (nodes, 6)
     assert torch.isfinite(out).all()
-
-
-def test_gradients_reach_every_parameter(encoder: LaplacianEncoder) -> None:
-    encoder(*inputs()).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
 
 
 def test_reset_parameters_equals_a_fresh_one() -> None:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
-from diffusion_mp.diffusivities import AdjacencyEnhancedDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SFiConv
 
@@ -88,16 +86,6 @@ def test_gamma_learns_and_stays_positive() -> None:
     torch.testing.assert_close(coupling.to_dense(), coupling.attention.to_dense())
 
 
-def test_the_attention_can_be_looked_at() -> None:
-    x = state()
-    coupling = build(4, 4, 2, lam=30.0)(x, EDGES, return_coupling=True)[1]
-    assert isinstance(coupling.attention, SparseFlowCoupling)
-    assert coupling.nonnegative
-    assert (coupling.attention.density() < 1).all()
-    dense = build(4, 4, 2, lam=0.0)(x, EDGES, return_coupling=True)[1]
-    assert isinstance(dense.attention, PairwiseCoupling)
-
-
 def test_the_flow_can_stay_near() -> None:
     """With one hop nothing reaches a node but from its neighbours and itself."""
     near = build(4, 4, hops=1)(state(), EDGES, return_coupling=True)[1].to_dense()[0]
@@ -120,11 +108,3 @@ def test_the_flow_can_stay_near() -> None:
 def test_options_that_do_not_fit(sizes: tuple[int, ...], options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         SFiConv(*sizes, **options)
-
-
-def test_reset_brings_gamma_back() -> None:
-    diffusivity = AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4), gamma=3.0)
-    with torch.no_grad():
-        diffusivity.log_gamma.fill_(7.0)
-    diffusivity.reset_parameters()
-    assert diffusivity.log_gamma.exp().item() == pytest.approx(3.0)

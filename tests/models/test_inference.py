@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from diffusion_mp.couplings import PooledCoupling
-from diffusion_mp.couplings.facts import PROMISES
+from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.diffusivities import SimpleDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference

@@ -209,7 +209,7 @@ class Halfway(StateUpdate):
 
     def step(self, x: Tensor, coupling: Coupling, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
         values = self.validate(x, coupling, values, source)
-        return torch.lerp(self.kept(x), coupling.product(values), 0.5)
+        return torch.lerp(self.kept(x), coupling.matmul(values), 0.5)
 
     def kept(self, x: Tensor) -> Tensor:
         return x

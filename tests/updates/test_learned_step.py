@@ -143,7 +143,7 @@ class Damped(StateUpdate):
 
     def step(self, x: Tensor, coupling: Any, values: Tensor | None = None, source: Tensor | None = None) -> Tensor:
         values = self.validate(x, coupling, values, source)
-        return x + self.a * (coupling.product(values) - x)
+        return x + self.a * (coupling.matmul(values) - x)
 
 
 def test_every_layer_of_difformer_has_a_copy_of_its_update() -> None:

@@ -203,7 +203,7 @@ class Counted(Coupling):
 
     def _product(self, v: Tensor) -> Tensor:
         self.products += 1
-        return self.coupling.product(v)
+        return self.coupling.matmul(v)
 
     def _transpose(self) -> Coupling:
         return Counted(self.coupling.T)

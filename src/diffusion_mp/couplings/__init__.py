@@ -13,9 +13,8 @@ from diffusion_mp.couplings.low_rank import (
     merged,
 )
 from diffusion_mp.couplings.neumann import NeumannCoupling
-from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling
+from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling, SparseFlowCoupling
 from diffusion_mp.couplings.scores import Score
-from diffusion_mp.couplings.sparse_flow import SparseFlowCoupling
 from diffusion_mp.couplings.stored import DenseCoupling, SparseCoupling
 from diffusion_mp.couplings.weighted import (
     ProjectedCoupling,

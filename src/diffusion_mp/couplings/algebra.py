@@ -6,13 +6,53 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_kind
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe, floating
+
+
+class LowRankForm(NamedTuple):
+    """diag(e) + U Kᵀ within every graph; closed forms and preconditioners are built from it.
+
+    Attributes:
+        left, right: U and K [N, H, F]; a single head broadcasts.
+        diagonal: e [N, H], ``None`` for zeros.
+        ptr: row boundaries of the graphs, on the CPU; ``None`` is one graph.
+    """
+
+    left: Float[Tensor, "N H F"]
+    right: Float[Tensor, "N H F"]
+    diagonal: Float[Tensor, "N H"] | None = None
+    ptr: Tensor | None = None
+
+    def reweighted(self, row: Tensor | None, column: Tensor | None = None) -> LowRankForm:
+        """diag(r) S diag(c) for r and c [N, H]."""
+        left, right, diagonal = self.left, self.right, self.diagonal
+        if row is not None:
+            row = row.to(left.dtype)
+            left, diagonal = row.unsqueeze(2) * left, None if diagonal is None else row * diagonal
+        if column is not None:
+            column = column.to(right.dtype)
+            right, diagonal = column.unsqueeze(2) * right, None if diagonal is None else diagonal * column
+        return LowRankForm(left, right, diagonal, self.ptr)
+
+    @classmethod
+    def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
+        """The sum of terms over the same graphs, with their features concatenated."""
+        heads = max(term.left.size(1) for term in terms)
+        left, right = (
+            torch.cat([features.expand(-1, heads, -1) for features in side], dim=2)
+            for side in ([term.left for term in terms], [term.right for term in terms])
+        )
+        diagonals = [term.diagonal for term in terms if term.diagonal is not None]
+        diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0) if diagonals else None
+        reaching = [term.ptr for term in terms if term.left.size(2)]
+        return cls(left, right, diagonal, reaching[0] if reaching else None)
 
 
 class IdentityCoupling(Coupling):
@@ -33,16 +73,11 @@ class IdentityCoupling(Coupling):
     def __init__(
         self, num_nodes: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
-        super().__init__(
-            num_nodes,
-            1,
-            floating((0,), dtype, device),
-            ptr=lambda: torch.arange(num_nodes + 1),
-            row_stochastic=True,
-            nonnegative=True,
-            positive_semidefinite=True,
-            low_rank=True,
+        promises: dict[str, Any] = dict.fromkeys(
+            ("row_stochastic", "nonnegative", "positive_semidefinite", "low_rank"), True
         )
+        like = floating((0,), dtype, device)
+        super().__init__(num_nodes, 1, like, ptr=lambda: torch.arange(num_nodes + 1), **promises)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return v
@@ -82,11 +117,7 @@ class ScaledCoupling(Coupling):
     Args:
         scale: a. A tensor may be learnable.
         coupling: S.
-        nonnegative: the promise that a tensor ``scale`` has no negative element, which preserves the promises of S
-            about signs. Of a number, the sign is known.
-
-    Raises:
-        TypeError, ValueError: no coupling, or a scale that is not finite or does not fit its heads.
+        nonnegative: the promise that a tensor ``scale`` has no negative element, which keeps the promises about signs.
 
     Examples:
         >>> isinstance(0.5 * UniformCoupling(6), ScaledCoupling)
@@ -94,22 +125,23 @@ class ScaledCoupling(Coupling):
     """
 
     def __init__(self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False) -> None:
-        check_coupling_kind(coupling)
-        check_scale(scale, coupling.heads)
-        check_flags(nonnegative=nonnegative)
-        one = not isinstance(scale, Tensor) and bool(scale == 1)  # bool() also makes a comparison of symbols concrete
+        if not isinstance(coupling, Coupling):
+            check_coupling_kind(coupling)
+        if isinstance(scale, Tensor):
+            if scale.dim() or not scale.is_floating_point():
+                check_scale(scale, coupling.heads)
+        elif type(scale) is not float or not -math.inf < scale < math.inf:
+            check_scale(scale, coupling.heads)
+        if type(nonnegative) is not bool:
+            check_flags(nonnegative=nonnegative)
+        # bool() also makes a comparison of symbols concrete.
         positive = nonnegative if isinstance(scale, Tensor) else bool(scale >= 0)
-        super().__init__(
-            coupling.num_nodes,
-            max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads,
-            coupling,
-            row_stochastic=one and (lambda: coupling.row_stochastic),
-            nonnegative=positive and (lambda: coupling.nonnegative),
-            positive_semidefinite=positive and (lambda: coupling.positive_semidefinite),
-            symmetric=lambda: coupling.symmetric,
-            low_rank=lambda: coupling.low_rank,
-            metric=lambda: coupling.metric,
-        )
+        one = not isinstance(scale, Tensor) and bool(scale == 1)
+        heads = max(coupling.heads, scale.numel()) if isinstance(scale, Tensor) else coupling.heads
+        same, signs = [coupling], positive and [coupling]
+        promises: dict[str, Any] = {"symmetric": same, "low_rank": same, "row_stochastic": one and same}
+        promises |= {"nonnegative": signs, "positive_semidefinite": signs, "metric": lambda: coupling.metric}
+        super().__init__(coupling.num_nodes, heads, coupling, **promises)
         self.scale, self.coupling, self._positive = scale, coupling, positive
 
     def _by_head(self, value: Tensor, dim: int) -> Tensor:
@@ -131,7 +163,8 @@ class ScaledCoupling(Coupling):
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         moved, bound = self.coupling._majorized(v, convex)
-        return self._by_head(moved, 1), self._by_head(bound, 1)
+        scale = self.scale.view(1, -1, 1) if isinstance(self.scale, Tensor) else self.scale
+        return scale * moved, scale * bound
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)
@@ -151,9 +184,6 @@ class SumCoupling(Coupling):
     Args:
         terms: the couplings. A term that is itself a sum is replaced by its terms.
 
-    Raises:
-        TypeError, ValueError: no couplings, none at all, or couplings of different nodes or heads.
-
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
         True
@@ -163,37 +193,39 @@ class SumCoupling(Coupling):
         if not isinstance(terms, Iterable):
             raise TypeError(f"terms must be a sequence of couplings; got {describe(terms)}.")
         flat: list[Coupling] = []
-        heads = 1
         for term in terms:
             if not isinstance(term, Coupling):
                 check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
-            heads = max(heads, term.heads)
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
-        nodes, dtype = flat[0].num_nodes, flat[0].dtype
+        first = flat[0]
+        heads, dtype, quadratic, whole, one_graph = 1, first.dtype, False, True, None
         for term in flat:
-            if term.num_nodes != nodes:
+            if term.num_nodes != first.num_nodes:
                 raise ValueError(
-                    f"the terms of a sum must couple the same nodes; got {nodes} and {term.num_nodes} nodes."
+                    f"the terms of a sum must couple the same nodes; got {first.num_nodes} and {term.num_nodes} nodes."
                 )
-            if term.heads not in (1, heads):
-                raise ValueError(f"the terms of a sum must have one head or {heads}; got {[t.heads for t in flat]}.")
-            dtype = torch.promote_types(dtype, term.dtype)
+            if term.heads not in (1, heads) and heads != 1:
+                most = max(t.heads for t in flat)
+                raise ValueError(f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}.")
+            heads, dtype = max(heads, term.heads), torch.promote_types(dtype, term.dtype)
+            quadratic, whole = quadratic or term.quadratic, whole and term.whole
+            if vars(term).get("ptr", term) is None:  # known to be one graph, so the sum is one too
+                one_graph = term
         super().__init__(
-            nodes,
+            first.num_nodes,
             heads,
-            flat[0],
-            ptr=lambda: _common_boundaries(flat),
-            symmetric=lambda: all(term.symmetric for term in flat),
+            one_graph or first,
+            ptr=None if one_graph else lambda: _common_boundaries(flat),
+            symmetric=flat,
             row_stochastic=lambda: _sums_to_one(flat),
-            nonnegative=lambda: all(term.nonnegative for term in flat),
-            positive_semidefinite=lambda: all(term.positive_semidefinite for term in flat),
+            nonnegative=flat,
+            positive_semidefinite=flat,
             low_rank=lambda: all(term.low_rank for term in flat) and _same_graphs(flat),
             metric=lambda: _common_metric(flat),
         )
-        self.quadratic = any(term.quadratic for term in flat)
-        self.whole = all(term.whole for term in flat)
+        self.quadratic, self.whole = quadratic, whole
         self.dtype = dtype
         self.terms: list[Coupling] = flat
 
@@ -210,8 +242,11 @@ class SumCoupling(Coupling):
         return reduce(add, [term.degree() for term in self.terms])
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved, bounds = zip(*(term._majorized(v, convex) for term in self.terms), strict=True)
-        return reduce(add, moved), reduce(add, bounds)
+        moved, bound = self.terms[0]._majorized(v, convex)
+        for term in self.terms[1:]:
+            more, further = term._majorized(v, convex)
+            moved, bound = moved + more, bound + further
+        return moved, bound
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return reduce(add, [term._at(edge_index) for term in self.terms])
@@ -261,7 +296,7 @@ def _common_metric(terms: Sequence[Coupling]) -> Tensor | None:
 def _sums_to_one(terms: Sequence[Coupling]) -> bool:
     """Whether the terms are multiples of row-stochastic couplings, with factors that add up to one.
 
-    A row of zeros in one term must be zero in all: half of it plus half of a full row sums to one half.
+    A row of zeros in one term must be zero in all.
     """
     total, empty = 0.0, []
     for term in terms:
@@ -283,9 +318,6 @@ class PolynomialCoupling(Coupling):
         coefficients: c [P], or [P, H] with one polynomial per head.
         nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
 
-    Raises:
-        ValueError: the coefficients have another shape, or heads that do not match those of S.
-
     Examples:
         >>> A = UniformCoupling(6)
         >>> S = PolynomialCoupling(A, torch.tensor([0.0, 0.5, 0.5]).unsqueeze(1))  # ½A + ½A²
@@ -294,23 +326,19 @@ class PolynomialCoupling(Coupling):
     """
 
     def __init__(self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False) -> None:
-        check_coupling_kind(coupling)
+        if not isinstance(coupling, Coupling):
+            check_coupling_kind(coupling)
         check_tensor(coefficients, "coefficients", "[degree] or [degree, heads]")
         check_device(coefficients, "coefficients", coupling.device, "the coupling")
         by_head = coefficients.unsqueeze(1) if coefficients.dim() == 1 else coefficients
-        if by_head.dim() != 2 or not by_head.numel() or not heads_fit(coupling.heads, by_head.size(1)):
+        if by_head.dim() != 2 or not by_head.numel() or len({1, coupling.heads, by_head.size(1)}) > 2:
             raise ValueError(
                 f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
                 f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
             )
-        super().__init__(
-            coupling.num_nodes,
-            max(coupling.heads, by_head.size(1)),
-            coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=nonnegative,
-            metric=lambda: coupling.metric,
-        )
+        heads = max(coupling.heads, by_head.size(1))
+        promises: dict[str, Any] = {"symmetric": [coupling], "nonnegative": nonnegative}
+        super().__init__(coupling.num_nodes, heads, coupling, metric=lambda: coupling.metric, **promises)
         self.coupling, self.coefficients = coupling, by_head
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -327,7 +355,7 @@ class PolynomialCoupling(Coupling):
         return PolynomialCoupling(turned, self.coefficients, nonnegative=self.nonnegative)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """O(E) for P = 1. For P > 1 an entry is a sum over walks, which the inherited method computes by products."""
+        """O(E) for P = 1; for P > 1 an entry is a sum over walks."""
         if self.coefficients.size(0) > 1:
             return super()._at(edge_index)
         return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)
@@ -341,11 +369,6 @@ class PolynomialCoupling(Coupling):
             power = power @ base
             dense = dense + c * power
         return dense
-
-
-def heads_fit(a: int, b: int) -> bool:
-    """Whether two numbers of heads broadcast."""
-    return a == b or 1 in (a, b)
 
 
 Coupling._multiple, Coupling._sum = ScaledCoupling, SumCoupling

@@ -6,16 +6,16 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import CellType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffusion_mp.couplings.facts import PROMISES, Change, Fact, Promise
 from diffusion_mp.errors import (
     CouplingMismatchError,
     as_device,
@@ -26,57 +26,46 @@ from diffusion_mp.errors import (
     check_function,
     check_kind,
     check_pairs,
+    check_tensor,
     check_values,
     describe,
     floating,
 )
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import MOST_NODES, as_num_nodes, row_bounds
 from diffusion_mp.graph.ops import mean_rows
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
+    from diffusion_mp.couplings.algebra import LowRankForm
+
+T = TypeVar("T")
+
 # Entries of a dense coupling above which to_dense warns: 256 MiB in float32.
 LARGE = 1 << 26
 
+PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
 
-class LowRankForm(NamedTuple):
-    """diag(e) + U Kᵀ within every graph; closed forms and preconditioners are built from it.
+Promise = bool | Callable[[], bool] | list["Coupling"]
+"""A known property, a function that finds it out on first access, or the couplings that all have to have it."""
 
-    Attributes:
-        left, right: U and K [N, H, F]; a single head broadcasts.
-        diagonal: e [N, H], ``None`` for zeros.
-        ptr: row boundaries of the graphs, on the CPU; ``None`` is one graph.
+
+class Lazy(Generic[T]):
+    """Attribute that is set at construction, or computed by ``coupling._questions`` on first access and then kept.
+
+    A question is a function, or a list of couplings that stands for ``all`` of their promises. A function must not
+    refer to its own coupling: with such a cycle, only the garbage collector would free the tensors of both.
     """
 
-    left: Float[Tensor, "N H F"]
-    right: Float[Tensor, "N H F"]
-    diagonal: Float[Tensor, "N H"] | None = None
-    ptr: Tensor | None = None
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
-    def reweighted(self, row: Tensor | None, column: Tensor | None = None) -> LowRankForm:
-        """diag(r) S diag(c) for r and c [N, H]."""
-        left, right, diagonal = self.left, self.right, self.diagonal
-        if row is not None:
-            row = row.to(left.dtype)
-            left, diagonal = row.unsqueeze(2) * left, None if diagonal is None else row * diagonal
-        if column is not None:
-            column = column.to(right.dtype)
-            right, diagonal = column.unsqueeze(2) * right, None if diagonal is None else diagonal * column
-        return LowRankForm(left, right, diagonal, self.ptr)
-
-    @classmethod
-    def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
-        """The sum of terms over the same graphs, with their features concatenated."""
-        heads = max(term.left.size(1) for term in terms)
-        left, right = (
-            torch.cat([features.expand(-1, heads, -1) for features in side], dim=2)
-            for side in ([term.left for term in terms], [term.right for term in terms])
-        )
-        diagonals = [term.diagonal for term in terms if term.diagonal is not None]
-        diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0) if diagonals else None
-        reaching = [term.ptr for term in terms if term.left.size(2)]
-        return cls(left, right, diagonal, reaching[0] if reaching else None)
+    def __get__(self, coupling: Any, kind: type | None = None) -> T:
+        question = coupling._questions[self.name]
+        answer: Any = question() if callable(question) else all(getattr(part, self.name) for part in question)
+        setattr(coupling, self.name, answer)
+        return cast("T", answer)
 
 
 class Coupling(ABC):
@@ -86,26 +75,23 @@ class Coupling(ABC):
     promises to ``super().__init__``. It may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries
     are known. A single head broadcasts over any number of heads of the values.
 
-    The public ``matmul``, ``at`` and ``log_at`` check their arguments; composite couplings call ``_product`` and
-    ``_at`` of their parts, which do not.
+    The public ``matmul``, ``at`` and ``log_at`` check their arguments; ``_product`` and ``_at``, which composite
+    couplings call of their parts, do not.
 
     Args:
         num_nodes: N.
         heads: H.
-        like: any tensor with the coupling's dtype and device; or the coupling that this one is made of, which also
-            provides ``ptr`` by default.
+        like: tensor with its dtype and device, or the coupling it is made of, which also provides ``ptr`` by default.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
         symmetric: S = Sᵀ for every head.
-        row_stochastic: every row sums to one, except for rows of zeros. (A conservative update leaves such a node
-            unchanged, a residual one shrinks it.)
+        row_stochastic: every row sums to one, except for rows of zeros.
         nonnegative: no entry is negative.
         positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which ``True`` implies.
         low_rank: :meth:`low_rank_form` represents all of S.
-        metric: a function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` if there is none. It is not
-            called for a symmetric S.
+        metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
 
-    Boundaries and promises may also be functions without arguments. They are called on first access of the attribute,
-    and the result is kept.
+    Boundaries and promises may also be functions without arguments, which are called on first access of the attribute.
+    A promise may be a list of couplings too, all of which have to make it.
 
     Raises:
         TypeError, ValueError: a size, boundaries or a promise of another kind.
@@ -114,17 +100,15 @@ class Coupling(ABC):
         >>> S = SimpleDiffusivity()(x)
         >>> isinstance(S, Coupling), (S @ x.unsqueeze(1)).shape  # it multiplies states [nodes, heads, channels]
         (True, torch.Size([6, 1, 4]))
-        >>> S.to_dense().shape  # [heads, nodes, nodes]; for looking at it
-        torch.Size([1, 6, 6])
     """
 
-    ptr = Fact[Tensor | None]()
-    symmetric = Fact[bool]()
-    row_stochastic = Fact[bool]()
-    nonnegative = Fact[bool]()
-    positive_semidefinite = Fact[bool]()
-    low_rank = Fact[bool]()
-    _metric = Fact[Tensor | None]()
+    ptr = Lazy[Tensor | None]()
+    symmetric = Lazy[bool]()
+    row_stochastic = Lazy[bool]()
+    nonnegative = Lazy[bool]()
+    positive_semidefinite = Lazy[bool]()
+    low_rank = Lazy[bool]()
+    _metric = Lazy[Tensor | None]()
 
     # The classes of multiples and sums: algebra.py, which imports this module, sets them.
     _multiple: ClassVar[Callable[[float | Tensor, Coupling], Coupling]]
@@ -145,42 +129,63 @@ class Coupling(ABC):
         metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
-            if type(num_nodes) is not int or not 0 <= num_nodes <= MOST_NODES:
-                num_nodes = as_num_nodes(num_nodes)
-            if type(heads) is not int or heads < 1:
-                heads = as_size(heads)
-                check_counts(heads=heads)
-            if not isinstance(like, (Tensor, Coupling)):
-                check_kind(like, "like", Tensor, "a tensor with the coupling's dtype and device")
+            known = type(num_nodes) is int and type(heads) is int and isinstance(like, (Tensor, Coupling))
+            if not (known and 0 <= num_nodes <= MOST_NODES and heads > 0):
+                num_nodes, heads = _sizes(num_nodes, heads, like)
+        origin = like if isinstance(like, Coupling) else None
         self.num_nodes, self.heads = num_nodes, heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        #: Whether a product costs O(N²): then a dense factorisation of a small system is cheaper than many products.
-        self.quadratic: bool = isinstance(like, Coupling) and like.quadratic
+        #: Whether a product costs O(N²), so that a dense factorisation of a small system is cheaper than many products.
+        self.quadratic: bool = origin is not None and origin.quadratic
         #: Whether this process has all rows; a solver of a whole system needs them.
-        self.whole: bool = not isinstance(like, Coupling) or like.whole
-        self._questions: dict[str, Callable[[], Any]] = {}
-        symmetric = True if positive_semidefinite is True and symmetric is False else symmetric
-        given = (symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank)
-        for name, promise in zip((*PROMISES, "low_rank"), given, strict=True):
-            if type(promise) is bool:
+        self.whole: bool = origin is None or origin.whole
+        self._questions: dict[str, Any] = {"_metric": metric}
+        promises: dict[str, Promise] = {
+            "symmetric": True if positive_semidefinite is True and symmetric is False else symmetric,
+            "row_stochastic": row_stochastic,
+            "nonnegative": nonnegative,
+            "positive_semidefinite": positive_semidefinite,
+            "low_rank": low_rank,
+        }
+        if {*map(type, promises.values())} == {bool}:
+            for name, promise in promises.items():
                 setattr(self, name, promise)
-            elif callable(promise) and not isinstance(promise, nn.Module):
-                self._questions[name] = promise
-            else:
-                check_flags(**{name: promise})  # type: ignore[arg-type]  # raises
+        else:
+            self._promise(promises)
         if metric is None:
             self._metric = None
-        else:
-            if not callable(metric):
-                check_function(metric, "metric", "that finds the metric, or None")
-            self._questions["_metric"] = metric
-        if callable(ptr) and not isinstance(ptr, nn.Module):
+        elif not callable(metric):
+            check_function(metric, "metric", "that finds the metric, or None")
+        if origin is not None and ptr is None:
+            if "ptr" in vars(origin):
+                self.ptr = origin.ptr
+            else:
+                self._questions["ptr"] = lambda: origin.ptr
+        elif callable(ptr) and not isinstance(ptr, nn.Module):
             self._questions["ptr"] = ptr
-        elif ptr is None and isinstance(like, Coupling):
-            self._questions["ptr"] = lambda: like.ptr
         else:
             self.ptr = None if ptr is None else row_bounds(ptr, self.num_nodes)
+
+    def _promise(self, promises: dict[str, Promise]) -> None:
+        """Set the promises that are known, and keep the others as questions."""
+        for name, promise in promises.items():
+            known: Any = promise
+            if type(promise) is list:
+                known = True
+                for part in promise:
+                    of_part = vars(part).get(name)
+                    if of_part is False:
+                        known = False
+                        break
+                    if of_part is None:  # not found out yet
+                        known = promise
+            if type(known) is bool:
+                setattr(self, name, known)
+            elif type(known) is list or (callable(known) and not isinstance(known, nn.Module)):
+                self._questions[name] = known
+            else:
+                check_flags(**{name: known})  # raises
 
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -191,22 +196,22 @@ class Coupling(ABC):
         """The operator Sᵀ."""
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """``S @ v``: :meth:`matmul`. With one head, a vector [N] or a state [N, C] is multiplied and returned too."""
+        """S v for ``v`` [N, H, D]; a single head on either side broadcasts.
+
+        With one head, a vector [N] or a state [N, C] is multiplied and returned too.
+        """
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             return self.matmul(v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]).reshape(v.shape)
         return self.matmul(v)
 
     def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """S v for ``v`` [N, H, D]. A single head on either side broadcasts.
-
-        Layers call this method: under ``torch.compile``, the operator ``@`` would try the tensor on its right first.
-        """
+        """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
         self.check(v, "v")
-        return self.product(v)
+        return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
-        # Every product comes here, so valid values pass in a single expression; the checks below explain the others.
+        # Valid values pass in a single expression; the checks below explain the others.
         if (
             isinstance(v, Tensor)
             and v.dim() == 3
@@ -219,10 +224,6 @@ class Coupling(ABC):
             return
         check_values(v, self.num_nodes, self.heads, name)
         check_device(v, name, self.device, "the coupling")
-
-    def product(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
-        """S v for values that were checked before."""
-        return self._product(v if v.size(1) >= self.heads else v.expand(-1, self.heads, -1))
 
     @property
     def T(self) -> Coupling:
@@ -239,23 +240,20 @@ class Coupling(ABC):
         return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
     def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
-        """Row sums with the precision of ``dtype``, so that D − S maps constants to zero.
-
-        Row sums rounded to fewer digits than the values have would act as a leak or a source.
-        """
+        """Row sums with the precision of ``dtype``; rounded to fewer digits, D − S would leak constants."""
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
         return self.matmul(self._ones(dtype).unsqueeze(2)).squeeze(2)
 
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
-        """Σ_ij s_ij ‖x_i − x_j‖² of every head by one product, Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums.
+        """Σ_ij s_ij ‖x_i − x_j‖² = Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums, for x [N, C] or [N, H, D].
 
-        ``x`` is a state [N, C], the same for all heads, or values [N, H, D]. Accumulates in at least float32.
+        Accumulates in at least float32.
         """
         values = x.unsqueeze(1) if isinstance(x, Tensor) and x.dim() == 2 else x
         self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        # The form is invariant to a shift of each graph; without its mean, the two terms cancel fewer digits.
+        # Invariant to a shift of each graph; without its mean, the two terms cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
@@ -269,8 +267,8 @@ class Coupling(ABC):
     def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
-        With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is d where S is
-        positive semi-definite and 2d elsewhere. A sum adds the bounds of its terms.
+        With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
+        S is positive semi-definite. A sum adds the bounds of its terms.
 
         Raises:
             CouplingMismatchError: S does not promise to be symmetric and nonnegative.
@@ -281,8 +279,8 @@ class Coupling(ABC):
 
     def majorized(self, v: Tensor, convex: bool) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
         """`laplacian` and `majorant` by one product, for checked values of at least float32."""
-        missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
-        if missing:
+        if not (self.symmetric and self.nonnegative):
+            missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
             raise CouplingMismatchError(
                 f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
                 f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
@@ -294,7 +292,8 @@ class Coupling(ABC):
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         """(D − S) v and p, from one product with [v, 1]."""
-        moved = self.product(torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2))
+        values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
+        moved = self._product(values if v.size(1) >= self.heads else values.expand(-1, self.heads, -1))
         degree = moved[:, :, -1:]
         return degree * v - moved[:, :, :-1], degree if convex or self.positive_semidefinite else 2 * degree
 
@@ -304,15 +303,11 @@ class Coupling(ABC):
         return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """Entries of listed pairs: for an edge source → target, s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``.
-
-        Raises:
-            TypeError, ValueError: ``edge_index`` is not a tensor of pairs [2, E] of existing nodes.
-        """
+        """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
         return self._at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """log s_ij of listed pairs; finite where s_ij itself underflows, for couplings defined by logarithms."""
+        """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
         return self._log_at(check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -348,8 +343,8 @@ class Coupling(ABC):
     def metric(self) -> Float[Tensor, "N heads"] | None:
         """d̄ > 0 with diag(d̄) S symmetric; ``None`` if none is known. Computed on first access, without gradient.
 
-        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i (*reversible*, as of a Markov chain), so its spectrum is
-        real, and conjugate gradients work in this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
+        S is then self-adjoint in ⟨u, v⟩ = Σ_i d̄_i u_i v_i, so its spectrum is real, and conjugate gradients work in
+        this inner product. d̄ = 1 for symmetric S, the row sums of Ω for D̄⁻¹Ω.
         """
         if self.symmetric:
             return self._ones(torch.float64)
@@ -362,19 +357,13 @@ class Coupling(ABC):
         return self.symmetric or self.metric is not None
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        """The part of S that is a diagonal plus a product of features, in ``dtype``; ``None`` if there is none.
-
-        It is all of S where ``low_rank`` is promised.
-        """
+        """The part of S (all of it if ``low_rank``) that is a diagonal plus a product of features, in ``dtype``."""
         return None
 
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
-        """f(D̄ − S) v where the eigenvectors of D̄ − S are known, otherwise ``None``; updates then iterate.
-
-        ``function`` maps a tensor of eigenvalues to factors, elementwise.
-        """
+        """f(D̄ − S) v for an elementwise f where the eigenvectors of D̄ − S are known, otherwise ``None``."""
         return None
 
     def as_linear_operator(self, head: int = 0) -> LinearOperator:
@@ -455,6 +444,14 @@ class Coupling(ABC):
         return f"{type(self).__name__}({', '.join(facts)})"
 
 
+def _sizes(num_nodes: Any, heads: Any, like: object) -> tuple[int, int]:
+    """Check the sizes, which are tensors while ``torch.jit.trace`` runs, and ``like``."""
+    num_nodes, heads = as_num_nodes(num_nodes), as_size(heads)
+    check_counts(heads=heads)
+    check_kind(like, "like", (Tensor, Coupling), "a tensor with the coupling's dtype and device")
+    return num_nodes, heads
+
+
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
     if not isinstance(coupling, Coupling):
@@ -462,3 +459,87 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
             f"{name} must be a Coupling; got {describe(coupling)}. A diffusivity makes one, D(x, graph); a layer "
             f"returns its own with return_coupling=True."
         )
+
+
+def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
+    """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
+    if not (  # valid features pass in a single expression; the checks below explain the others
+        isinstance(query, Tensor)
+        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
+        and query.dim() == 3
+        and query.is_floating_point()
+        and query.layout is key.layout is torch.strided
+        and query.device == key.device
+    ):
+        for name, features in (("query", query), ("key", key)):
+            check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
+        got = f"got {describe(query)} and {describe(key)}."
+        if query.dim() != 3 or query.shape != key.shape:
+            raise ValueError(
+                f"{prefix}query and {prefix}key must both be [num_nodes, heads, features] of one shape; {got}"
+            )
+        if query.dtype != key.dtype:
+            raise TypeError(f"{prefix}query and {prefix}key must have one dtype; {got}")
+        check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+    return query.size(0), query.size(1), query
+
+
+class Change:
+    """Copies of couplings in another dtype, on another device (``None`` keeps them), or without gradient.
+
+    An object that is held in several places is copied once, so that the copies share it too. Closures of functions that
+    compute promises hold tensors and couplings; they are rebuilt around the copies.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None, device: torch.device | None = None, detach: bool = False):
+        self.dtype, self.device, self.detach = dtype, device, detach
+        # Copies by the id of the original, which is kept as well so that its id is not given to another object.
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def keep(self, value: Any, changed: Any) -> Any:
+        """Register ``changed`` as the copy of ``value`` and return it."""
+        self._copies[id(value)] = value, changed
+        return changed
+
+    def of(self, value: Any) -> Any:
+        """Return the copy of anything that a coupling may hold; an object without tensors is returned as it is."""
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
+        if isinstance(value, Tensor):
+            tensor = value.detach() if self.detach else value
+            dtype = self.dtype if value.is_floating_point() else None
+            return self.keep(value, tensor.to(self.device or value.device, dtype))
+        if isinstance(value, Coupling):
+            return value._changed(self)
+        if isinstance(value, Graph):
+            return self.keep(value, self._graph(value))
+        if isinstance(value, nn.Module):
+            module = copy.deepcopy(value).to(device=self.device, dtype=self.dtype)
+            return self.keep(value, module.requires_grad_(False) if self.detach else module)
+        if isinstance(value, tuple):
+            parts = [self.of(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if isinstance(value, list):
+            return [self.of(part) for part in value]
+        if isinstance(value, dict):
+            return {key: self.of(part) for key, part in value.items()}
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self.of(value.__self__))
+        if isinstance(value, FunctionType) and value.__closure__:
+            return self.keep(value, self._function(value))
+        return value
+
+    def _graph(self, graph: Graph) -> Graph:
+        """Graphs keep the dtype of their weights; what was derived from weights that are detached is computed again."""
+        graph = graph if self.device is None else graph.to(self.device)
+        if not self.detach or graph.edge_weight is None or not graph.edge_weight.requires_grad:
+            return graph
+        graph = copy.copy(graph)
+        graph.edge_weight, graph._derived = self.of(graph.edge_weight), {}
+        return graph
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        cells = tuple(CellType(self.of(cell.cell_contents)) for cell in function.__closure__ or ())
+        changed = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        changed.__kwdefaults__ = function.__kwdefaults__
+        return changed

@@ -6,40 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.errors import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import graph_of, mean_rows, values_only
+from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.ops import graph_of, mean_rows
 from diffusion_mp.kernels.precision import unit_vectors
 from diffusion_mp.kernels.spmm import sddmm
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0
-
-
-def check_features(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
-    """Raise unless both are floating-point [N, H, F] of equal shape, dtype and device.
-
-    Return N, H and the query, the first arguments of the constructor of `Coupling`.
-    """
-    if not (  # valid features pass in a single expression; the checks below explain the others
-        isinstance(query, Tensor)
-        and (key is query or (isinstance(key, Tensor) and key.shape == query.shape and key.dtype == query.dtype))
-        and query.dim() == 3
-        and query.is_floating_point()
-        and query.layout is key.layout is torch.strided
-        and query.device == key.device
-    ):
-        for name, features in (("query", query), ("key", key)):
-            check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
-        got = f"got {describe(query)} and {describe(key)}."
-        if query.dim() != 3 or query.shape != key.shape:
-            raise ValueError(
-                f"{prefix}query and {prefix}key must both be [num_nodes, heads, features] of one shape; {got}"
-            )
-        if query.dtype != key.dtype:
-            raise TypeError(f"{prefix}query and {prefix}key must have one dtype; {got}")
-        check_device(key, f"{prefix}key", query.device, f"{prefix}query")
-    return query.size(0), query.size(1), query
 
 
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
@@ -115,15 +89,15 @@ def measured_from(
     dtype = torch.promote_types(x.dtype, torch.float32)
     point = mean_rows(y.to(dtype), ptr) if centre is None else centre
 
-    def less(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        first = x.to(dtype) - point.to(dtype)
-        return first, first if y is x else y.to(dtype) - point.to(dtype)
-
-    from_centre = less(dtype)
+    first = x.to(dtype) - point.to(dtype)
+    second = first if y is x else y.to(dtype) - point.to(dtype)
     if sharpness is None or dtype == torch.float64 or not (x.numel() and values_only()) or x.is_meta:
-        return from_centre
-    farthest = max(z.detach().square().sum(2).max() for z in from_centre)
-    return less(torch.float64) if bool(sharpness * farthest > 2 * RESOLVED) else from_centre
+        return first, second
+    farthest = max(z.detach().square().sum(2).max() for z in (first, second))
+    if not bool(sharpness * farthest > 2 * RESOLVED):
+        return first, second
+    first = x.double() - point.double()
+    return first, first if y is x else y.double() - point.double()
 
 
 def distance_features(
@@ -136,15 +110,14 @@ def distance_features(
 ) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
     r"""q, k with q_i·k_j = −½‖x_i − y_j‖² (y = x by default): q = [x, −½‖x‖², 1], k = [y, 1, −½‖y‖²].
 
-    A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, exactly and for states of any norm: the
-    DIFFormer-s score 2 − ½z² stays low-rank, and the sigmoid and the Gaussian are evaluated by tiles. (The paper writes
-    1 + q_i·k_j, which equals it for unit vectors only; D8 of docs/errata.md.)
+    A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for states of any norm: the DIFFormer-s score
+    2 − ½z² stays low-rank. (The paper's 1 + q_i·k_j equals it for unit vectors only; D8 of docs/errata.md.)
 
     Args:
-        x, y: vectors of receivers and senders. They are measured from a point near them, so that a common shift does
-            not cost digits of their distances.
-        ptr: row boundaries of a ragged batch, each graph of which has its own point; ``None`` is one graph.
-        centre: these points [1 or N, H, D], the same for all rows that meet; by default the means of y.
+        x, y: vectors of receivers and senders.
+        ptr: row boundaries of a ragged batch; ``None`` is one graph.
+        centre: points [1 or N, H, D] from which vectors are measured, so that a common shift costs no digits; the same
+            for all rows that meet, by default the mean of y in every graph.
         sharpness: a, where e^{−a·½z²} must be accurate: features are in double precision if single does not resolve it.
 
     Returns:
@@ -158,8 +131,6 @@ def distance_features(
     """
     x, y = measured_from(x, x if y is None else y, ptr, centre, sharpness)
 
-    def half(z: Tensor) -> Tensor:
-        return -0.5 * z.square().sum(2, keepdim=True)
-
-    one, of_x = x.new_ones(*x.shape[:2], 1), half(x)
-    return torch.cat([x, of_x, one], dim=2), torch.cat([y, one, of_x if y is x else half(y)], dim=2)
+    one, x_half = x.new_ones(*x.shape[:2], 1), -0.5 * x.square().sum(2, keepdim=True)
+    y_half = x_half if y is x else -0.5 * y.square().sum(2, keepdim=True)
+    return torch.cat([x, x_half, one], dim=2), torch.cat([y, one, y_half], dim=2)

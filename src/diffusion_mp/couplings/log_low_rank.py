@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import check_features, fill_across, heads_of
+from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
 from diffusion_mp.errors import check_device, check_flags, check_tensor, describe
 from diffusion_mp.graph.ops import graph_of
@@ -43,8 +43,8 @@ class LogTerms(NamedTuple):
     def around(self, most: Float[Tensor, "M H F"]) -> LogTerms:
         """Terms with the same entries after row normalisation, and with logarithms of at most about zero.
 
-        ``most`` is M_r, or one per node: about max_j (log ψ_jr + max_s b_js) of the graph. Constants are moved between
-        the terms in double precision.
+        ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, for all nodes or one per node. Constants are moved
+        in double precision.
         """
         dtype, most = torch.promote_types(self.log_query.dtype, torch.float32), _finite(most)
         log_query = self.log_query.double() + most
@@ -69,22 +69,15 @@ class LogLowRankCoupling(PooledCoupling):
     r"""s_ij = (1/K) Σ_s p^s_ij,  p^s_ij = φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls}, within a graph.
 
     The mean of K low-rank couplings that share their features φ = exp(log_query), ψ = exp(log_key) and differ in the
-    weights of the senders.
-
-    Computed in log space with one shift per feature, sample, head and graph: for any range of the logarithms, no
-    feature overflows and no row vanishes. A product costs O(N K F D) time and O(N (F + D)) memory, forward and
-    backward, as the samples are accumulated.
+    weights of the senders. With one shift per feature, sample, head and graph, no feature overflows and no row vanishes
+    at any range of the logarithms. A product costs O(N K F D) time and O(N (F + D)) memory, forward and backward.
 
     Args:
-        log_query: logarithms of the features of the receivers [N, H, F].
-        log_key: logarithms of the features of the senders [N, H, F].
+        log_query, log_key: logarithms of the features of receivers and senders [N, H, F], F ≥ 1.
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is a single sample with b = 0.
         normalize: divide each row of each sample by its sum; otherwise s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js}.
         symmetric: a promise about S after normalisation.
-
-    Raises:
-        ValueError: the features are not of one shape [N, H, F] with F ≥ 1, or log_weight does not fit.
 
     Examples:
         >>> S = LogLowRankCoupling(q.log(), k.log())
@@ -102,8 +95,9 @@ class LogLowRankCoupling(PooledCoupling):
         normalize: bool = True,
         symmetric: bool = False,
     ) -> None:
-        sizes = check_features(log_query, log_key, "log_")
-        check_flags(normalize=normalize)
+        sizes = feature_sizes(log_query, log_key, "log_")
+        if type(normalize) is not bool:
+            check_flags(normalize=normalize)
         if not log_query.size(2):
             raise ValueError(
                 f"log_query and log_key must have a feature at least, or every entry is zero and no row can be divided "
@@ -121,8 +115,8 @@ class LogLowRankCoupling(PooledCoupling):
             )
         super().__init__(*sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True)
         self.log_query, self.log_key = log_query, log_key
-        # s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js) with shifts of rows and columns. The row shifts that normalise are
-        # computed when entries are needed; products divide rows by their sums instead.
+        # The shifts a and b of `LogTerms`. The a that normalise are computed when entries are needed; products divide
+        # rows by their sums instead.
         self.col_shift = log_weight
         self.row_shift: Tensor | None = None
         if not normalize:
@@ -133,8 +127,7 @@ class LogLowRankCoupling(PooledCoupling):
     def terms(self) -> LogTerms:
         """Terms of the entries and the transpose, with the row shift a that normalises.
 
-        Before row normalisation, the largest logarithms are shifted to about zero: the difference of large logarithms
-        would lose all digits.
+        The largest logarithms are shifted to about zero first, since a difference of large logarithms loses all digits.
         """
         if self._terms is None:
             given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
@@ -154,19 +147,18 @@ class LogLowRankCoupling(PooledCoupling):
         return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
-        return log_linear_product(log_query, log_key, v, self._given_shift(v), col_shift, self.ptr)
-
-    def _given_shift(self, v: Tensor) -> Tensor | None:
-        """a, or ``None`` for rows that the product normalises."""
-        return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        terms = self.log_query, self.log_key, self.col_shift
+        log_query, log_key, col_shift = terms if self.heads == v.size(1) else heads_of(v, *terms)
+        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        return log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
         return Sums(*log_linear_pool(Senders(log_key, col_shift, v)))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        receivers = Receivers(heads_of(v, self.log_query)[0], self._given_shift(v))
+        row_shift = self.row_shift if self.row_shift is None else heads_of(v, self.row_shift)[0]
+        receivers = Receivers(heads_of(v, self.log_query)[0], row_shift)
         return log_linear_read(receivers, Pooled(sums.totals, cast("Tensor", sums.shift))).values.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:

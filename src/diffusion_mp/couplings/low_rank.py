@@ -12,16 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.couplings.algebra import IdentityCoupling, SumCoupling
-from diffusion_mp.couplings.base import Coupling, LowRankForm
-from diffusion_mp.couplings.features import (
-    all_products,
-    check_features,
-    heads_of,
-    listed_products,
-    unit_rows,
-    with_constant,
-)
+from diffusion_mp.couplings.algebra import IdentityCoupling, LowRankForm, SumCoupling
+from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.features import all_products, heads_of, listed_products, unit_rows, with_constant
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
@@ -50,10 +43,7 @@ class Sums(NamedTuple):
 
 
 def merged(parts: list[Sums]) -> Sums:
-    """The sums over the senders of all parts.
-
-    Args:
-        parts: results of `PooledCoupling.pool` for parts of the nodes, at least one.
+    """The sums over the senders of all ``parts``, a list of results of `PooledCoupling.pool`.
 
     Examples:
         >>> first, second = LinearAttentionCoupling(q[:4], k[:4]), LinearAttentionCoupling(q[4:], k[4:])
@@ -73,22 +63,16 @@ def merged(parts: list[Sums]) -> Sums:
 class PooledCoupling(Coupling):
     r"""S v in two steps: :meth:`pool` sums over the senders, and each receiver reads these sums (:meth:`read`).
 
-    The sums are a few numbers per head for any number of nodes, and sums over different senders can be merged. Rows may
-    therefore be processed block by block or be distributed over processes. With S^b the coupling made of the rows of
-    block b alone, the rows of S v in block b are
+    The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
+    be processed block by block or be distributed over processes:
 
     ```python
     sums = merged([S_b.pool(v_b) for S_b, v_b in zip(blocks, values)])
-    S_b.read(sums, v_b)
+    S_b.read(sums, v_b)  # the rows of block b of S v
     ```
 
-    Both steps are differentiable once. They require a single graph and refuse a ragged batch. A subclass implements
-    ``_pool``, ``_read`` and ``block`` in addition to the methods of every coupling; ``check_coupling`` compares them
-    with its entries.
-
-    Args:
-        num_nodes, heads, like, ptr, symmetric, row_stochastic, nonnegative, positive_semidefinite, low_rank, metric:
-            as of :class:`Coupling`, for subclasses.
+    Both steps are differentiable once and refuse a ragged batch. A subclass implements ``_pool``, ``_read`` and
+    ``block``, and takes the arguments of :class:`Coupling`.
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
@@ -110,11 +94,7 @@ class PooledCoupling(Coupling):
         """The coupling made of these rows of one graph alone."""
 
     def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
-        """The sums that receivers read, over the nodes of this coupling as senders with values ``v``.
-
-        Raises:
-            ValueError: the coupling is of a ragged batch.
-        """
+        """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
             raise ValueError(
                 f"pool sums over the nodes of one graph; by its ptr this {type(self).__name__} is of a batch of "
@@ -137,8 +117,7 @@ class LowRankCoupling(PooledCoupling):
     :class:`LinearAttentionCoupling` divides its rows by their sums.
 
     Args:
-        query: features q of the receivers [N, H, F].
-        key: features k of the senders [N, H, F].
+        query, key: features q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         symmetric, row_stochastic, nonnegative: promises about S.
 
@@ -158,19 +137,17 @@ class LowRankCoupling(PooledCoupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
+        promises: dict[str, Any] = {"symmetric": symmetric, "row_stochastic": row_stochastic}
+        promises["nonnegative"] = nonnegative
         super().__init__(
-            *check_features(query, key),
-            ptr=ptr,
-            symmetric=symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            positive_semidefinite=query is key,
-            low_rank=True,
+            *feature_sizes(query, key), ptr=ptr, **promises, positive_semidefinite=query is key, low_rank=True
         )
         self.query, self.key = query, key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = heads_of(v, self.query, self.key)
+        query, key = self.query, self.key
+        if self.heads != v.size(1):
+            query, key = heads_of(v, query, key)
         return linear_product(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -205,7 +182,7 @@ class LowRankCoupling(PooledCoupling):
 
 
 class UniformCoupling(LowRankCoupling):
-    """The all-one coupling (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3): s_ij = 1/n with n the graph's size.
+    """s_ij = 1/n with n the size of the graph (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
 
     Args:
         num_nodes: N.
@@ -252,22 +229,17 @@ class LinearAttentionCoupling(PooledCoupling):
     r"""(S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
 
     DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
-    al. 2023b). A product is one operation, O(N F D), that stores neither unit vectors nor row sums. A row whose sum is
-    zero becomes a zero row.
+    al. 2023b). A product is one operation, O(N F D). A row whose sum is zero becomes a zero row.
 
     Args:
-        query: q of the receivers [N, H, F].
-        key: k of the senders [N, H, F].
+        query, key: q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         constant: c.
         own: additional weight of a node in its own row, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
         symmetric, nonnegative: promises about the entries of S after normalisation.
-        reversible: the promise that the scores q_i·k_j are symmetric, implied if q and k are one tensor. If S is
-            nonnegative too, it is self-adjoint in the ``metric`` of its row sums.
-
-    Raises:
-        ValueError: query and key are not of one shape [N, H, F].
+        reversible: the promise that q_i·k_j = q_j·k_i, implied if q and k are one tensor. A nonnegative S is then
+            self-adjoint in the ``metric`` of its row sums.
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k, nonnegative=True)
@@ -288,7 +260,7 @@ class LinearAttentionCoupling(PooledCoupling):
         nonnegative: bool = False,
         reversible: bool = False,
     ) -> None:
-        sizes = check_features(query, key)
+        sizes = feature_sizes(query, key)
         if type(unit) is not bool or type(reversible) is not bool:
             check_flags(unit=unit, reversible=reversible)
         for name, value in (("constant", constant), ("own", own)):
@@ -297,17 +269,13 @@ class LinearAttentionCoupling(PooledCoupling):
                 check_number(value, name)
         terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
         mutual = reversible or query is key
-        super().__init__(
-            *sizes,
-            ptr=ptr,
-            symmetric=symmetric,
-            row_stochastic=True,
-            nonnegative=nonnegative,
-            low_rank=True,
-            metric=(lambda: _by_entries(query.double(), key.double(), ptr, terms, True, True).metric)
-            if nonnegative and mutual
-            else None,
-        )
+
+        def metric() -> Tensor | None:
+            return _by_entries(query.double(), key.double(), ptr, terms, True, True).metric
+
+        promises: dict[str, Any] = {"symmetric": symmetric, "nonnegative": nonnegative, "row_stochastic": True}
+        promises["metric"] = metric if nonnegative and mutual else None
+        super().__init__(*sizes, ptr=ptr, low_rank=True, **promises)
         self.query, self.key, self.terms, self.mutual = query, key, terms, mutual
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -19,9 +19,9 @@ from diffusion_mp.kernels.neumann.stencil import stencils
 class NeumannCoupling(Coupling):
     r"""S = Σ_k α_k A_{h_k} with A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right (Zhang & Zhou, Eq. 1, § 3.2).
 
-    Rows are positions, in order. Every row sums to 2Σ_k α_k, so I + Σ_k α_k Δ_{h_k} = I − (D̄ − S) is a step of
-    ``ExplicitEuler(tau=1)``. The boundary defines the neighbours at stride h beyond the ends. The guarantees are
-    Theorems 4.2 and 4.4 and Corollary 4.5: for Σα_k ≤ ½ a step is non-expansive, and the energy never rises.
+    Rows are positions, in order. Every row sums to 2Σ_k α_k, so I + Σ_k α_k Δ_{h_k} is a step of
+    ``ExplicitEuler(tau=1)``. The boundary defines the neighbours beyond the ends. By Theorems 4.2 and 4.4 and Corollary
+    4.5, for Σα_k ≤ ½ a step is non-expansive, and the energy never rises.
 
     - ``"symmetric"``: the half-sample extension, x₀ = x₁, x₋₁ = x₂, …, of period 2L. Symmetric, keeps the mean; Δ_h is
       diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold at every stride.
@@ -44,9 +44,6 @@ class NeumannCoupling(Coupling):
         ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
         nonnegative: the promise that α ≥ 0.
         transposed: Sᵀ instead of S.
-
-    Raises:
-        ValueError: strides, boundary or α that do not fit.
 
     Examples:
         >>> S = NeumannCoupling(6, torch.full((1, 1), 0.25))  # a sequence of six positions, stride 1

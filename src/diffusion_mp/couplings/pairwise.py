@@ -1,21 +1,27 @@
-"""All-pair couplings with a nonlinear score, evaluated by tiles: sigmoid, softmax, Gaussian, any function f(z²)."""
+"""All-pair couplings evaluated by tiles: sigmoid, softmax, Gaussian, any function f(z²), and sparse-flow attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import all_products, check_features, fill_across, fill_blocks, listed_products
-from diffusion_mp.errors import check_choice, check_flags, check_function
+from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.features import all_products, fill_across, fill_blocks, listed_products
+from diffusion_mp.couplings.stored import SparseCoupling
+from diffusion_mp.errors import check_choice, check_flags, check_function, check_positive, describe
+from diffusion_mp.graph import Graph
+from diffusion_mp.kernels import sparse_flow
 from diffusion_mp.kernels.pairwise import SCORES, log_score, pairwise_attention, pairwise_logsumexp, pairwise_product
 from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.kernels.sparse_flow import RowTerms, sparse_flow_potentials, sparse_flow_product
 
 TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates at a time
 
@@ -24,8 +30,8 @@ class PairwiseCoupling(Coupling):
     r"""s_ij = f(q_i·k_j) within a graph, or with ``normalize`` f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq.
     17).
 
-    A product costs O(N² D) time and O(N) memory, forward and backward: no N×N tensor exists outside ``to_dense``.
-    Normalised rows are computed in log space, so that no score can overflow.
+    A product costs O(N² D) time and O(N) memory, forward and backward. Normalised rows are computed in log space, where
+    no score overflows.
 
     Args:
         query, key: features of receivers and senders [N, H, F].
@@ -35,8 +41,8 @@ class PairwiseCoupling(Coupling):
             D^-½SD^-½ (for a symmetric S).
         loops: whether a node couples with itself; otherwise s_ii = 0, and row sums are over the other nodes.
         symmetric, positive_semidefinite: promises about S after normalisation.
-        reversible: the promise that the scores q_i·k_j are symmetric, implied if q and k are one tensor. Rows divided
-            by their sums are then self-adjoint in the ``metric`` of these sums.
+        reversible: the promise that q_i·k_j = q_j·k_i, implied if q and k are one tensor. Row-normalised entries are
+            then self-adjoint in the ``metric`` of the row sums.
 
     Examples:
         >>> S = PairwiseCoupling(q, k, score="exp")  # softmax attention
@@ -58,7 +64,7 @@ class PairwiseCoupling(Coupling):
         reversible: bool = False,
     ) -> None:
         check_choice(score, "score", SCORES)
-        sizes = check_features(query, key)
+        sizes = feature_sizes(query, key)
         if normalize != "symmetric":
             check_flags(normalize=normalize)
         check_flags(loops=loops, reversible=reversible)
@@ -139,19 +145,14 @@ def _row_sums(query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["ex
 class DistanceCoupling(Coupling):
     r"""s_ij = f(‖q_i − k_j‖²) within a graph, for any function f of a tensor of squared distances.
 
-    A product costs O(N² D) time and O(N D) memory beside one tile of pairs: the backward pass computes every tile
-    again. Where f is linear, exponential or a sigmoid, `LowRankCoupling` and `PairwiseCoupling` are several times
-    faster. Inside ``torch.compile`` there is one tile.
+    A product costs O(N² D) time and O(N D) memory beside one tile of pairs, which the backward pass computes again.
+    Where f is linear, exponential or a sigmoid, `LowRankCoupling` and `PairwiseCoupling` are several times faster.
 
     Args:
-        function: f, elementwise, called with tensors of single and double precision. It needs a derivative at 0, the
-            distance of a node from itself.
+        function: f, elementwise, in single or double precision, differentiable at 0.
         query, key: features of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         nonnegative, positive_semidefinite: promises about S, which is symmetric if query is key.
-
-    Raises:
-        TypeError, ValueError: no function; features that are no [N, H, F] of one shape, dtype and device.
 
     Examples:
         >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q)
@@ -170,13 +171,8 @@ class DistanceCoupling(Coupling):
         positive_semidefinite: bool = False,
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        super().__init__(
-            *check_features(query, key),
-            ptr=ptr,
-            symmetric=query is key,
-            nonnegative=nonnegative,
-            positive_semidefinite=positive_semidefinite,
-        )
+        promises: dict[str, Any] = {"nonnegative": nonnegative, "positive_semidefinite": positive_semidefinite}
+        super().__init__(*feature_sizes(query, key), ptr=ptr, symmetric=query is key, **promises)
         self.quadratic = True
         self.function, self.query, self.key = function, query, key
 
@@ -186,13 +182,9 @@ class DistanceCoupling(Coupling):
             if torch.compiler.is_compiling():
                 return self._moved(query, key, values, self.ptr).to(dtype)
             tiles = self._tiles()
-            moved = []
-            for rows, columns in tiles:
-                tile = query[rows], key[columns], values[columns]
-                if len(tiles) == 1:
-                    moved.append(self._moved(*tile))
-                else:
-                    moved.append(checkpoint(self._moved, *tile, use_reentrant=False, preserve_rng_state=False))
+            again = partial(checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False)
+            move = self._moved if len(tiles) == 1 else again
+            moved = [move(query[rows], key[columns], values[columns]) for rows, columns in tiles]
             return torch.cat(moved).to(dtype)
 
     def _moved(self, query: Tensor, key: Tensor, values: Tensor, ptr: Tensor | None = None) -> Tensor:
@@ -226,3 +218,175 @@ class DistanceCoupling(Coupling):
         self._warn_if_large()
         (query, key), dtype = accumulating(self.query, self.key)
         return fill_blocks(self._entries(query, key), self.ptr, 0.0).to(dtype)
+
+
+class SparseFlowCoupling(Coupling):
+    r"""Row i is argmin_z ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² (SFi-Former, Eqs. 6, 8 and 9).
+
+    Resistances are r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph. With
+    thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
+    Σ_j s_ij + μ_i/α = 1. It is solved for directly, without the iteration of the paper (docs/errata.md, S3).
+
+    For α = ∞ the flow is conserved and rows sum to one. For finite α they sum to 1 − μ_i/α, and a row with θ_ij ≥ α for
+    all j is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and backward.
+
+    A potential is measured from the threshold of the best conductor of its row that carries flow, so row sums hold for
+    any spread of the scores, and entries are as accurate as those of softmax, except between nearly equal frictions.
+
+    Args:
+        query, key: features q and k of receivers and senders [N, H, F], including a scale such as 1/√d.
+        friction_query, friction_key: q̃ and k̃ [N, H, G]; without both, the friction is constant, f = 1/n.
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        lam: λ ≥ 0, a number or a tensor that broadcasts to [N, H].
+        alpha: α > 0, a number (``math.inf`` for conservation) or a tensor that broadcasts to [N, H].
+
+    Gradients flow to every tensor among the arguments.
+
+    Examples:
+        >>> S = SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1)
+        >>> S.density().shape  # the fraction of pairs that attend, by head
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        friction_query: Float[Tensor, "N H G"] | None = None,
+        friction_key: Float[Tensor, "N H G"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        lam: float | Tensor,
+        alpha: float | Tensor = math.inf,
+    ) -> None:
+        sizes = feature_sizes(query, key)
+        if (friction_query is None) != (friction_key is None):
+            raise ValueError("friction_query and friction_key come together; got one of them. Neither: f = 1/n.")
+        if friction_query is None or friction_key is None:
+            friction_query = friction_key = query[:, :, :0]
+        feature_sizes(friction_query, friction_key, "friction_")
+        if friction_query.shape[:2] != query.shape[:2]:
+            raise ValueError(
+                f"friction_query must have the nodes and heads of query, {list(query.shape[:2])}; "
+                f"got {describe(friction_query)}."
+            )
+        conserved = not isinstance(alpha, Tensor) and alpha == math.inf
+        if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
+            if not isinstance(lam, Tensor):
+                check_positive(lam, "lam", allow_zero=True)
+            if not isinstance(alpha, Tensor) and not conserved:
+                check_positive(alpha, "alpha")
+        super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
+        (q, k, friction_q, friction_k), _ = accumulating(query, key, friction_query, friction_key)
+        self._features = (q, k, friction_q, friction_k)
+        self.lam = self._by_row(lam, "lam", q)
+        leak = self._by_row(1 / alpha, "alpha", q)
+        solved = sparse_flow_potentials(q, k, friction_q, friction_k, self.lam, leak, self.ptr)
+        self._terms, self.log_potentials = solved.terms, solved.log_mu
+        self._work, self._support = solved.work, solved.support
+
+    def _by_row(self, value: float | Tensor, name: str, like: Tensor) -> Tensor:
+        """Expand a number or tensor to [N, H]."""
+        shape = (self.num_nodes, self.heads)
+        if not isinstance(value, Tensor):
+            return like.new_full(shape, value)
+        sizes = value.shape[::-1]  # broadcasting aligns the last dimensions
+        if len(sizes) > 2 or any(size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)):
+            raise ValueError(
+                f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
+            )
+        return value.to(like).expand(shape)
+
+    def moved(self, v: Float[Tensor, "N H D"], *, transpose: bool = False) -> Float[Tensor, "N H D"]:
+        """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
+        heads = v.size(1)
+        q, k, friction_q, friction_k = (t.expand(-1, heads, -1) for t in self._features)
+        terms = RowTerms(*(t.expand(-1, heads) for t in self._terms))
+        return sparse_flow_product(q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose)
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.moved(v)
+
+    def _transpose(self) -> Coupling:
+        return _Transposed(self)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return self._ones(self.dtype) if self.row_stochastic else super().degree()
+
+    def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
+        """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
+        source, target = edge_index
+        q, k, friction_q, friction_k = self._features
+        s = listed_products(q, k, edge_index, self.ptr, across=-math.inf)
+        u = listed_products(friction_q, friction_k, edge_index, self.ptr, across=0.0)
+        terms = RowTerms(*(t[target] for t in self._terms))
+        return s, u, terms, terms.best == source.unsqueeze(1)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return sparse_flow.entries(*self._listed(edge_index)).to(self.dtype)
+
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return sparse_flow.log_entries(*self._listed(edge_index)).to(self.dtype)
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        self._warn_if_large()
+        q, k, friction_q, friction_k = self._features
+        s = all_products(q, k, self.ptr, across=-math.inf)
+        u = all_products(friction_q, friction_k, self.ptr, across=0.0)
+        terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
+        return sparse_flow.entries(s, u, terms, terms.best == torch.arange(self.num_nodes, device=s.device)).to(
+            self.dtype
+        )
+
+    @property
+    def potentials(self) -> Float[Tensor, "N heads"]:
+        """μ [N, H], the potential at which a unit of flow enters every node (SFi-Former, Eq. 7)."""
+        return self.log_potentials.exp()
+
+    def energy(self) -> Float[Tensor, " heads"]:
+        """Total energy Σ_i ½(μ_i + Σ_j θ_ij s_ij) of the rows at their minimum, Eq. 6 or 9, detached."""
+        return 0.5 * (self.potentials.detach() + self._work).sum(0)
+
+    def density(self) -> Float[Tensor, " heads"]:
+        """The fraction of nonzero entries among the pairs within graphs."""
+        sizes = torch.tensor([self.num_nodes]) if self.ptr is None else self.ptr.diff()
+        return self._support.sum(0) / max(1, int(sizes.square().sum()))
+
+    def without_friction(self) -> PairwiseCoupling:
+        """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
+        query, key, *_ = self._features
+        return PairwiseCoupling(query, key, self.ptr)
+
+    def to_sparse(self) -> SparseCoupling:
+        """The same operator with stored entries, E per head for E pairs with a flow in some head; differentiable.
+
+        A product costs O(E D) instead of O(N² D), which pays if :meth:`density` is well below one tenth.
+        """
+        with torch.no_grad():
+            edge_index = sparse_flow.support(sparse_flow.Features(*self._features), self._terms, self.ptr)
+        graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
+        weight = self._at(edge_index)
+        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True)
+
+
+class _Transposed(Coupling):
+    """Sᵀ of a sparse flow, with the potentials of the rows of S."""
+
+    def __init__(self, flow: SparseFlowCoupling) -> None:
+        super().__init__(flow.num_nodes, flow.heads, flow, nonnegative=True)
+        self.flow = flow
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.flow.moved(v, transpose=True)
+
+    def _transpose(self) -> Coupling:
+        return self.flow
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.flow._at(edge_index.flip(0))
+
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.flow._log_at(edge_index.flip(0))
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        return self.flow.to_dense().transpose(1, 2)

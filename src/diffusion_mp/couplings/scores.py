@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -29,18 +29,68 @@ _ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 _INVERSE: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda f: f, "exp": torch.log, "sigmoid": torch.logit}
 
 
+class Options(NamedTuple):
+    """The options of `AnyScore.coupling`."""
+
+    measure: Literal["inner", "distance"]
+    unit: bool
+    normalize: bool
+    nonnegative: bool
+    centre: Tensor | None
+
+
+class AnyScore(ABC):
+    """f of s = −½z²; a subclass has ``__call__`` and ``_pairs``, the coupling of measured vectors."""
+
+    #: The a for which f is as sharp as e^{−a·½z²}, see `measured_from`.
+    sharpness: float | Tensor | None = 1.0
+
+    @abstractmethod
+    def __call__(self, s: Tensor) -> Tensor:
+        """f(s), elementwise."""
+
+    def log(self, s: Tensor) -> Tensor:
+        """log f(s), elementwise."""
+        return self(s).log()
+
+    def coupling(
+        self,
+        q: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"],
+        ptr: Tensor | None = None,
+        *,
+        measure: Literal["inner", "distance"] = "distance",
+        unit: bool = False,
+        normalize: bool = False,
+        nonnegative: bool = True,
+        centre: Tensor | None = None,
+    ) -> Coupling:
+        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
+
+        ``unit`` divides every q_i and k_j by its norm first; distances are measured from ``centre``, see
+        `distance_features`. Only a `Score` has another ``measure``.
+        """
+        return self._coupling(q, k, ptr, Options(measure, unit, normalize, nonnegative, centre))
+
+    def _coupling(self, q: Tensor, k: Tensor, ptr: Tensor | None, options: Options) -> Coupling:
+        centre = options.centre
+        if options.unit:
+            (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
+        pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, options.nonnegative)
+        return row_normalized(pairs) if options.normalize else pairs
+
+    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Score:
+class Score(AnyScore):
     r"""f = g(a (s + c)) with s = −½z² and z = ‖q_i − k_j‖; g is linear, exp, the sigmoid or the constant 1.
 
     For unit vectors s = q_i·k_j − 1, which is how Wu, Wipf & Yan (2025), Eqs. 18, 20 and 21 write their scores. For
-    other vectors the two differ, and only the distance has the energy of the paper (docs/errata.md, D8). ``measure``
-    selects one of them:
-
-    - ``"distance"``: s = −½‖q_i − k_j‖², the score whose penalty is an energy of these very vectors;
-    - ``"inner"``: s = q_i·k_j − 1, the published form.
-
-    A constant or linear g makes a low-rank coupling, O(N); the others are evaluated tile by tile.
+    others only the distance has the energy of the paper (docs/errata.md, D8), so ``measure`` selects ``"distance"``,
+    s = −½‖q_i − k_j‖², or ``"inner"``, s = q_i·k_j − 1. A constant or linear g makes a low-rank coupling, O(N); the
+    others are evaluated tile by tile.
 
     Examples:
         >>> f = Score("sigmoid", scale=2.0, offset=1.0)  # f(z²) = σ(2 − z²) with s = −z²/2
@@ -65,7 +115,7 @@ class Score:
         return _INVERSE[self.g](f) / self.scale - self.offset
 
     @property
-    def sharpness(self) -> float | None:
+    def sharpness(self) -> float | None:  # type: ignore[override]
         """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`; ``None`` for a linear or constant f."""
         return abs(self.scale) if self.g in ("exp", "sigmoid") else None
 
@@ -73,23 +123,8 @@ class Score:
         """The score of unit vectors that equals this one on vectors of norm r: a (r²s + c) = ar² (s + c/r²)."""
         return replace(self, scale=self.scale * radius**2, offset=self.offset / radius**2)
 
-    def coupling(
-        self,
-        q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
-        ptr: Tensor | None = None,
-        *,
-        measure: Literal["inner", "distance"] = "distance",
-        unit: bool = False,
-        normalize: bool = False,
-        nonnegative: bool = True,
-        centre: Tensor | None = None,
-    ) -> Coupling:
-        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
-
-        ``unit`` divides every q_i and k_j by its norm first; distances are measured from ``centre``, see
-        `distance_features`.
-        """
+    def _coupling(self, q: Tensor, k: Tensor, ptr: Tensor | None, options: Options) -> Coupling:
+        measure, unit, normalize, nonnegative, centre = options
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
             kind = LinearAttentionCoupling if normalize else LowRankCoupling
@@ -101,7 +136,7 @@ class Score:
         if unit and (measure == "distance" or not fused):
             (q, k), unit, centre = unit_rows(q, k), False, q.new_zeros(1, 1, 1)  # they lie around the origin
         if measure == "distance":
-            q, k = distance_features(q, k, ptr, centre=centre, sharpness=self.sharpness)
+            q, k = distance_features(q, k, ptr, centre=centre, sharpness=None if self.g == "linear" else self.sharpness)
         if fused:  # the scale cancels
             return LinearAttentionCoupling(
                 q, k, ptr, constant=offset, unit=unit, nonnegative=nonnegative, reversible=mutual
@@ -124,45 +159,6 @@ class Score:
         return PairwiseCoupling(q, k, ptr, self.g, normalize=normalize, **promises)
 
 
-class _OfDistances(ABC):
-    """Score of a distance alone, with the interface of `Score`."""
-
-    @abstractmethod
-    def __call__(self, s: Tensor) -> Tensor:
-        """f(s), elementwise."""
-
-    @abstractmethod
-    def _pairs(self, q: Tensor, k: Tensor, ptr: Tensor | None, nonnegative: bool) -> Coupling:
-        """The coupling before row normalisation."""
-
-    @property
-    def sharpness(self) -> float | Tensor:
-        """The a for which f is as sharp as e^{−a·½z²}, see `measured_from`."""
-        return 1.0
-
-    def log(self, s: Tensor) -> Tensor:
-        """log f(s), elementwise."""
-        return self(s).log()
-
-    def coupling(
-        self,
-        q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
-        ptr: Tensor | None = None,
-        *,
-        measure: Literal["inner", "distance"] = "distance",
-        unit: bool = False,
-        normalize: bool = False,
-        nonnegative: bool = True,
-        centre: Tensor | None = None,
-    ) -> Coupling:
-        """As `Score.coupling`, always with distances; for unit vectors, both measures agree."""
-        if unit:
-            (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
-        pairs = self._pairs(*measured_from(q, k, ptr, centre, self.sharpness), ptr, nonnegative)
-        return row_normalized(pairs) if normalize else pairs
-
-
 def _bisected(f: Callable[[Tensor], Tensor], value: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The s in [low, high] with f(s) = value for an increasing f, elementwise."""
     for _ in range(100):
@@ -172,7 +168,7 @@ def _bisected(f: Callable[[Tensor], Tensor], value: Tensor, low: Tensor, high: T
     return low
 
 
-class MixtureScore(_OfDistances):
+class MixtureScore(AnyScore):
     """f = Σ_m c_m e^{s/σ_m²}, a mixture of Gaussians of the distance.
 
     Widths σ and weights c are tensors [M] of positive numbers, which may be learned. The coupling is the sum of the
@@ -200,7 +196,7 @@ class MixtureScore(_OfDistances):
         return _bisected(self, f, low, torch.zeros_like(f))
 
     @property
-    def sharpness(self) -> float | Tensor:
+    def sharpness(self) -> float | Tensor:  # type: ignore[override]
         """1/σ² of the narrowest Gaussian."""
         return self.widths.detach().min() ** -2
 
@@ -215,7 +211,7 @@ class MixtureScore(_OfDistances):
 
 
 @dataclass(frozen=True)
-class FunctionScore(_OfDistances):
+class FunctionScore(AnyScore):
     """f(z²) for any function of z² = −2s with z² ≤ ``reach``, evaluated tile by tile, O(N²)."""
 
     function: Callable[[Tensor], Tensor]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.facts import Promise
+from diffusion_mp.couplings.base import Coupling, Promise
 from diffusion_mp.errors import check_device, check_kind, check_tensor, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import row_bounds
@@ -25,14 +24,9 @@ class DenseCoupling(Coupling):
 
     Args:
         matrix: S, [N, N] or [H, N, N]; or a list with the block of every graph, [n, n] or [H, n, n].
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``), for a matrix: only the diagonal
-            blocks are kept, and all other entries must be zero. A list of blocks implies its own boundaries.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU, of a matrix that is zero between graphs.
         symmetric, row_stochastic, nonnegative: promises about S; ``None`` examines the entries on first access.
         positive_semidefinite: a promise about S, never examined.
-
-    Raises:
-        TypeError, ValueError: no matrix, none that is square, blocks of different heads, dtypes or devices, boundaries
-            that do not fit, or entries between graphs.
 
     Examples:
         >>> S = DenseCoupling(torch.tensor([[0.0, 1.0], [0.5, 0.5]]))
@@ -175,9 +169,6 @@ class SparseCoupling(Coupling):
     Attributes:
         own: whether the weights are the graph's own.
 
-    Raises:
-        TypeError, ValueError: no graph, or weights that do not fit its edges.
-
     Examples:
         >>> S = SparseCoupling(graph, torch.ones(12))
         >>> (S @ x.unsqueeze(1)).shape
@@ -212,16 +203,11 @@ class SparseCoupling(Coupling):
         def examined() -> bool:
             return graph.is_symmetric if own else is_symmetric(graph.edges, by_head, graph.num_nodes)
 
-        super().__init__(
-            graph.num_nodes,
-            by_head.size(1),
-            by_head,
-            ptr=lambda: graph.segments,
-            symmetric=examined if symmetric is None else symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            metric=metric,
-        )
+        one_graph = vars(graph).get("segments", graph) is None
+        promises: dict[str, Any] = {"symmetric": examined if symmetric is None else symmetric, "metric": metric}
+        promises |= {"row_stochastic": row_stochastic, "nonnegative": nonnegative}
+        promises["ptr"] = None if one_graph else lambda: graph.segments
+        super().__init__(graph.num_nodes, by_head.size(1), by_head, **promises)
         self.graph, self.weight, self.own = graph, by_head, own
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling, heads_fit
-from diffusion_mp.couplings.base import Coupling, LowRankForm, check_coupling_kind
+from diffusion_mp.couplings.algebra import LowRankForm, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError, check_device, check_flags, check_tensor, describe
@@ -23,13 +23,9 @@ class ReweightedCoupling(Coupling):
         coupling: S.
         row, column: r and c [N, H]; one head broadcasts; ``None`` stands for ones.
         row_stochastic, nonnegative: promises about s′.
-        symmetric: a promise about s′, implied if S is symmetric and r and c are the same tensor. If S is positive
-            semi-definite, then so is s′ with that tensor on both sides.
+        symmetric: a promise about s′, implied if S is symmetric and r and c are one tensor, which keeps S ⪰ 0 too.
         positive: the promise that r and c are positive, except for zero rows whose columns are zero too. A ``metric``
-            of S then gives one of s′: for symmetric S, diag(c/r) s′ is symmetric.
-
-    Raises:
-        ValueError: r or c has other nodes than S, or heads that do not match.
+            d̄ of S then gives d̄c/r for s′.
 
     Examples:
         >>> S = ReweightedCoupling(UniformCoupling(6), row=torch.full((6, 1), 2.0))
@@ -56,7 +52,7 @@ class ReweightedCoupling(Coupling):
                 continue
             check_tensor(weight, name, "[num_nodes, heads]")
             check_device(weight, name, coupling.device, "the coupling")
-            if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or not heads_fit(heads, weight.size(1)):
+            if weight.dim() != 2 or weight.size(0) != coupling.num_nodes or len({1, heads, weight.size(1)}) > 2:
                 raise ValueError(
                     f"{name} must be [num_nodes, heads] with {coupling.num_nodes} nodes and 1 or {heads} heads, as the "
                     f"coupling and the other factor; got {describe(weight)}."
@@ -66,17 +62,17 @@ class ReweightedCoupling(Coupling):
             coupling.num_nodes,
             heads,
             coupling,
-            low_rank=lambda: coupling.low_rank,
+            low_rank=[coupling],
             metric=lambda: _reweighted_metric(coupling, row, column) if positive else None,
-            symmetric=(lambda: row is column and coupling.symmetric) if symmetric is False else symmetric,
+            symmetric=row is column and [coupling] if symmetric is False else symmetric,
             row_stochastic=row_stochastic,
             nonnegative=nonnegative,
-            positive_semidefinite=lambda: row is column and coupling.positive_semidefinite,
+            positive_semidefinite=row is column and [coupling],
         )
         self.coupling, self.row, self.column = coupling, row, column
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        # At least float32 throughout: the factors and the sums alone leave the range of half precision.
+        # At least float32, since the factors and the sums alone leave the range of half precision.
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
         inner = wide if self.column is None else self.column.unsqueeze(2).to(wide.dtype) * wide
         moved = self.coupling._product(inner)
@@ -109,7 +105,7 @@ class ReweightedCoupling(Coupling):
 
 
 def _reweighted_metric(coupling: Coupling, row: Tensor | None, column: Tensor | None) -> Tensor | None:
-    """d̄ c / r, as its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c); in double precision."""
+    """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
     metric = coupling.metric
     if metric is None:
         return None
@@ -137,9 +133,7 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
 def averaged(coupling: Coupling, num_nodes: int | None = None) -> Coupling:
     """s_ij / n with n the number of nodes of the graph of i and j, which turns the sums of S v into means.
 
-    Args:
-        coupling: S, of one graph or a batch.
-        num_nodes: n of one graph, if not all of its nodes are rows of S.
+    ``num_nodes`` is the n of one graph, if not all of its nodes are rows of S.
     """
     if coupling.ptr is None:
         return ScaledCoupling(1.0 / max(coupling.num_nodes if num_nodes is None else num_nodes, 1), coupling)
@@ -152,9 +146,9 @@ def averaged(coupling: Coupling, num_nodes: int | None = None) -> Coupling:
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
     r"""D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
 
-    The spectral radius of the result is at most one. Label spreading leaves the diagonal out, which would outweigh the
-    neighbours of a node that mostly couples with itself. A node without neighbours becomes a zero row. Scores of pairs
-    (:class:`PairwiseCoupling`) are normalised in log space, where no row sum under- or overflows.
+    The spectral radius of the result is at most one. Label spreading leaves out the diagonal, which would outweigh the
+    neighbours of a node. A node without neighbours becomes a zero row. Scores of pairs (:class:`PairwiseCoupling`) are
+    normalised in log space, where no row sum under- or overflows.
 
     Args:
         coupling: S, nonnegative; the result is symmetric where S is.
@@ -192,9 +186,6 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 def without_diagonal(coupling: Coupling) -> Coupling:
     """S with s_ii = 0. Loops of edges and of scores of pairs are left out; other diagonals are subtracted.
 
-    Raises:
-        TypeError: ``coupling`` is not a coupling.
-
     Examples:
         >>> S = without_diagonal(LowRankCoupling(q, q, symmetric=True))
         >>> bool((S.to_dense().diagonal(dim1=1, dim2=2).abs() < 1e-6).all())
@@ -208,8 +199,7 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        symmetric, nonnegative = (lambda: coupling.symmetric), coupling.nonnegative
-        return SparseCoupling(coupling.graph, weight, symmetric=symmetric, nonnegative=nonnegative)
+        return SparseCoupling(coupling.graph, weight, symmetric=[coupling], nonnegative=coupling.nonnegative)
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
     return OffDiagonalCoupling(coupling)
@@ -217,26 +207,18 @@ def without_diagonal(coupling: Coupling) -> Coupling:
 
 def _same_scores(coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool) -> PairwiseCoupling:
     """The scores of a coupling that is not normalised, with another normalisation."""
-    scores = coupling.query, coupling.key, coupling.ptr, coupling.score
-    symmetric, definite = coupling.symmetric, coupling.positive_semidefinite and loops
-    return PairwiseCoupling(
-        *scores, normalize=normalize, loops=loops, symmetric=symmetric, positive_semidefinite=definite
-    )
+    scores, definite = (coupling.query, coupling.key, coupling.ptr, coupling.score), coupling.positive_semidefinite
+    promises: dict[str, Any] = {"symmetric": coupling.symmetric, "positive_semidefinite": definite and loops}
+    return PairwiseCoupling(*scores, normalize=normalize, loops=loops, **promises)
 
 
 class OffDiagonalCoupling(Coupling):
     """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
 
     def __init__(self, coupling: Coupling) -> None:
-        super().__init__(
-            coupling.num_nodes,
-            coupling.heads,
-            coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative,
-            low_rank=lambda: coupling.low_rank,
-            metric=lambda: coupling.metric,
-        )
+        same = [coupling]
+        promises: dict[str, Any] = {"symmetric": same, "nonnegative": same, "low_rank": same}
+        super().__init__(coupling.num_nodes, coupling.heads, coupling, metric=lambda: coupling.metric, **promises)
         self.coupling = coupling
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -276,15 +258,12 @@ class OffDiagonalCoupling(Coupling):
 class ProjectedCoupling(Coupling):
     r"""Σ_h W_hᵀ S_h W_h on a state of one head [N, 1, C]: its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖².
 
-    (Remark c of Theorem T1, docs/certified.md.) As it mixes channels, a pair of nodes has no single entry. There are no
-    row sums either, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
+    (Remark c of Theorem T1, docs/certified.md.) As it mixes channels, a pair of nodes has no single entry and a node no
+    row sum, but there are a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
 
     Args:
         coupling: S, with H heads or one.
         projection: W [H, D, C].
-
-    Raises:
-        TypeError, ValueError: no coupling, or a projection of another shape.
 
     Examples:
         >>> S = ProjectedCoupling(UniformCoupling(6), torch.rand(1, 2, 4))
@@ -301,14 +280,9 @@ class ProjectedCoupling(Coupling):
                 f"projection must be [heads, head_channels, channels] with the {coupling.heads} heads of the coupling; "
                 f"got {describe(projection)}."
             )
-        super().__init__(
-            coupling.num_nodes,
-            1,
-            coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative,
-            positive_semidefinite=lambda: coupling.positive_semidefinite,
-        )
+        same = [coupling]
+        promises: dict[str, Any] = {"symmetric": same, "nonnegative": same, "positive_semidefinite": same}
+        super().__init__(coupling.num_nodes, 1, coupling, **promises)
         self.coupling, self.projection = coupling, projection
 
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -324,14 +298,13 @@ class ProjectedCoupling(Coupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         with without_autocast(v):
             w, projected, dtype = self._projected(v)
-            return torch.einsum("hdc,nhd->nc", w, self.coupling.product(projected)).unsqueeze(1).to(dtype)
+            return torch.einsum("hdc,nhd->nc", w, self.coupling.matmul(projected)).unsqueeze(1).to(dtype)
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         with without_autocast(v):
-            # Values without channels stand for the majorant alone; there is nothing to project.
             if v.size(2):
                 w, projected, _ = self._projected(v)
-            else:
+            else:  # the majorant alone
                 w, projected = accumulating(self.projection)[0][0], v.expand(-1, self.coupling.heads, -1)
             moved, bounds = self.coupling._majorized(projected, convex)
             bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)

@@ -68,7 +68,15 @@ class Diffusivity(nn.Module, ABC):
                 f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
                 f"GATDiffusivity(edge_dim=…) reads features; pass one number per edge as edge_weight."
             )
-        if not (isinstance(graph, Graph) and graph.holds(x)):  # a layer has checked them already
+        if not (
+            isinstance(graph, Graph)
+            and isinstance(x, Tensor)
+            and x.dim() == 2
+            and x.size(0) == graph.num_nodes
+            and x.is_floating_point()
+            and x.layout is torch.strided
+            and (graph.edge_index is None or graph.edge_index.device == x.device)
+        ):  # otherwise a layer has checked them
             check_state(x)
             graph = Graph.coerce(x, graph)
         if self.needs_graph and graph.edge_index is None:
@@ -76,7 +84,7 @@ class Diffusivity(nn.Module, ABC):
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        coupling: Coupling = graph.couple(self, x)
+        coupling: Coupling = self.couple(x, graph) if type(graph) is Graph else graph.couple(self, x)
         return coupling
 
     @abstractmethod

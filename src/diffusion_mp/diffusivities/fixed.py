@@ -114,21 +114,23 @@ class AdjacencyDiffusivity(Diffusivity):
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        counted = self._prepared(_ones(graph)) if self.degrees == "count" else None
-        graph = self._prepared(graph)
+        direction, self_loops = self.direction, self.self_loops
+        options = (self.normalization, direction, self_loops, self.zero_degree, self.degrees)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        name = f"{self.normalization}, {self.direction}, {self.zero_degree}, {self.degrees}, {dtype}"
         return SparseCoupling(
-            graph.reweighted(name, lambda: self._entries(graph, counted or graph, x.new_empty(0, dtype=dtype))),
+            graph.derived((options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))),
             symmetric=self.symmetric or None,
             row_stochastic=self.row_stochastic and graph.full_degree is None,
             nonnegative=True,
-            metric=(lambda: _received(graph)) if self.row_stochastic else None,
+            metric=(lambda: _received(_prepared(graph, direction, self_loops))) if self.row_stochastic else None,
         )
 
-    def _prepared(self, graph: Graph) -> Graph:
-        """Apply the options for directions and self-loops."""
-        return (graph.to_undirected() if self.direction == "undirected" else graph).with_self_loops(self.self_loops)
+    def _normalized(self, graph: Graph, like: Tensor) -> Graph:
+        """Return the graph with the entries as its weights."""
+        counted = _prepared(_ones(graph), self.direction, self.self_loops) if self.degrees == "count" else None
+        graph = _prepared(graph, self.direction, self.self_loops)
+        name = (self.normalization, self.direction, self.zero_degree, self.degrees, like.dtype)
+        return graph.reweighted(name, lambda: self._entries(graph, counted or graph, like))
 
     def _entries(self, graph: Graph, counted: Graph, like: Tensor) -> Float[Tensor, " E"]:
         """Divide the weights of the graph by the degrees of ``counted``."""
@@ -154,6 +156,11 @@ class AdjacencyDiffusivity(Diffusivity):
             f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}, "
             f"degrees={self.degrees!r}"
         )
+
+
+def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
+    """Apply the options for directions and self-loops."""
+    return (graph.to_undirected() if direction == "undirected" else graph).with_self_loops(self_loops)
 
 
 def _ones(graph: Graph) -> Graph:

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.couplings.facts import Promise
+from diffusion_mp.couplings.base import Promise
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.collectives import all_merged, all_reduce
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read

@@ -97,12 +97,13 @@ class ShardedGraph(Graph):
         for k, bound in enumerate(self.bounds):
             check_seed(bound, f"bounds[{k}]")
         _check_bounds(self.bounds, num_nodes, ranks)
-        self.group, self._num_total = group, num_nodes
+        self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
         self.first_node = self.rows.start
         local = self.rows.stop - self.rows.start
         if edge_index is None:
             super().__init__(local)
+            self.total_nodes = num_nodes
             return
         for part in _chunks(edge_index):  # all edges on every rank, so that every rank refuses what one would
             check_edges(num_nodes, edge_index[:, part], edge_weight if edge_weight is None else edge_weight[part], None)
@@ -122,6 +123,7 @@ class ShardedGraph(Graph):
             return None if edge_weight is None else edge_weight[edge].to(device)
 
         super().__init__(local, numbered(edges), weight(arriving), validate=False)
+        self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
         known = torch.cat([arriving, loops])
         extended = numbered(edge_index[:, known].long())
@@ -131,9 +133,8 @@ class ShardedGraph(Graph):
 
     # ---------------------------------------------------------------- what it asks of the others
 
-    @property
-    def total_nodes(self) -> int:
-        return self._num_total
+    def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " one *shape"]:
+        return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The sum of ``x`` over the ranks; once differentiable."""

@@ -31,10 +31,8 @@ class Constraint(ABC):
     #: Whether C is convex; a certified step may then be twice as long.
     convex: ClassVar[bool] = True
 
-    @property
-    def diameter(self) -> float:
-        """Largest distance ‖a − b‖ of two vectors of C; ∞ if C is unbounded."""
-        return math.inf
+    #: Largest distance ‖a − b‖ of two vectors of C; ∞ if C is unbounded.
+    diameter = math.inf
 
     @abstractmethod
     def project(self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None) -> Tensor:
@@ -86,10 +84,7 @@ class _Round(Constraint):
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")
-
-    @property
-    def diameter(self) -> float:
-        return 2.0 * self.radius
+        object.__setattr__(self, "diameter", 2.0 * self.radius)
 
     def _excess(self, x: Tensor) -> tuple[Tensor, float]:
         """Return ‖x‖/radius − 1 of every row, and the tolerance for rounding, at least that of single precision."""

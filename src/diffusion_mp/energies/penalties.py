@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import (
     State,
-    by_head,
     check_heads,
     distance_powers_along,
     sum_distance_powers,
@@ -27,8 +25,8 @@ from diffusion_mp.energies.pairs import (
     sum_squared_distances,
 )
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_positive, check_tensor
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr
-from diffusion_mp.graph.ops import values_only
 
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
@@ -91,10 +89,13 @@ class Penalty(ABC):
                 penalty positive semi-definite.
             centre: origin of the distance features, by default the mean of every graph (`distance_features`).
         """
-        check_heads(x)
-        check_flags(normalize=normalize)
-        check_kind(constraint, "constraint", (Constraint, NoneType), "a Constraint (see get_constraint) or None")
-        values, ptr = by_head(x), None if ptr is None else as_ptr(ptr)
+        if not (isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.size(1)):
+            check_heads(x)
+        if type(normalize) is not bool:
+            check_flags(normalize=normalize)
+        if constraint is not None and not isinstance(constraint, Constraint):
+            check_kind(constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None")
+        values, ptr = x if x.dim() == 3 else x.unsqueeze(1), None if ptr is None else as_ptr(ptr)
         diameter = math.inf if constraint is None else constraint.diameter
         options: dict[str, Any] = {"normalize": normalize, "nonnegative": diameter**2 <= self.domain[1]}
         score = self.score

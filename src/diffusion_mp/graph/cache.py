@@ -11,9 +11,19 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from diffusion_mp.errors import plain
-from diffusion_mp.graph.ops import values_only
 
 T = TypeVar("T")
+
+
+def values_only() -> bool:
+    """Whether torch computes values only, and does not compile, trace, capture, transform or record."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    )
 
 
 class cached_property(Generic[T]):

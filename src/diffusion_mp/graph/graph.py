@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import NoneType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -21,7 +21,7 @@ from diffusion_mp.errors import (
     check_kind,
     describe,
 )
-from diffusion_mp.graph.cache import TensorCache, cached_property, persistent
+from diffusion_mp.graph.cache import TensorCache, cached_property, persistent, values_only
 from diffusion_mp.graph.checks import (
     as_batch,
     as_edge_index,
@@ -33,8 +33,7 @@ from diffusion_mp.graph.checks import (
     check_full_degree,
     check_ptr,
 )
-from diffusion_mp.graph.ops import batch_pointers, compress, is_symmetric, mean_rows, values_only, walk_pairs
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.ops import Compressed, Pattern, batch_pointers, compress, is_symmetric, mean_rows, walk_pairs
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 
@@ -62,16 +61,13 @@ class Graph:
 
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target, or ``None`` for a graph without observed edges. PyG's
-            ``EdgeIndex`` is one; narrow integers are widened to int64.
+        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
-            Weights, ``batch`` and ``ptr`` may also be lists or arrays.
-        full_degree: [N, 2], in- and out-degree of the nodes in the whole graph of which this one is a part;
-            :meth:`degree` then returns these, and so a degree normalisation is that of the whole graph.
-        validate: also look at values whose check needs a pass over the data: index range, order of ``batch``,
-            edges that cross graphs, non-finite or negative weights. Skipped inside ``torch.compile``.
+        full_degree: [N, 2], in- and out-degree in the whole graph of which this one is a part, for :meth:`degree`.
+        validate: also check values: index range, order of ``batch``, edges that cross graphs, non-finite or negative
+            weights. Skipped inside ``torch.compile``.
 
     Raises:
         TypeError, ValueError: with a sentence, before any arithmetic.
@@ -96,17 +92,21 @@ class Graph:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = as_num_nodes(num_nodes)
+        #: The nodes of the whole graph, of which a ``ShardedGraph`` has a part.
+        self.total_nodes = self.num_nodes
         self.edge_index = None if edge_index is None else as_edge_index(edge_index)
         self.edge_weight = None if edge_weight is None else as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
         self._batch = None if batch is None else as_batch(batch, self.num_nodes)
         self._ptr = None if ptr is None else as_ptr(ptr)
+        if batch is None and ptr is None:
+            self.segments = None
         if full_degree is not None:
             check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
         # Filled when first asked for.
         self._symmetric: bool | None = None
         self._weighted: bool | None = None
-        self._derived: dict[str, Graph] = {}
+        self._derived: dict[Hashable, Graph] = {}
         # Of a graph to which loops were added: where each of its edges stood among the observed ones and the loops.
         self.origin: Tensor | None = None
         if validate and not torch.compiler.is_compiling():
@@ -124,11 +124,7 @@ class Graph:
 
     @classmethod
     def from_edge_index(
-        cls,
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        num_nodes: int | None = None,
-        **kwargs: Any,
+        cls, edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, **kwargs: Any
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
         edges = as_edge_index(edge_index)
@@ -182,10 +178,9 @@ class Graph:
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Graph:
-        """What every layer calls: accepts whatever PyG users hold in place of ``edge_index``.
+        """From anything that layers take in place of ``edge_index``, for a state ``x``.
 
-        A ``Graph`` keeps its compressed forms from layer to layer and from call to call. What was made of tensors is
-        taken again for the same tensors while they hold the same numbers (:class:`TensorCache`).
+        The graphs of the last tensors are cached while these hold the same numbers (:class:`TensorCache`).
         """
         if not isinstance(x, Tensor):
             check_kind(x, "x", Tensor, "a tensor, one row per node")
@@ -220,29 +215,13 @@ class Graph:
             check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    def holds(self, x: object) -> bool:
-        """Whether ``x`` is a state of these rows, floating point [N, C], that lies with the edges."""
-        return (
-            isinstance(x, Tensor)
-            and x.dim() == 2
-            and x.size(0) == self.num_nodes
-            and x.is_floating_point()
-            and x.layout is torch.strided
-            and (self.edge_index is None or self.edge_index.device == x.device)
-        )
-
     # ---------------------------------------------------------------- where not all rows are at hand
 
-    # Rows of different nodes meet in couplings and in a few sums, nowhere else. So a graph whose rows lie with several
-    # processes is a subclass that answers these otherwise (``ShardedGraph``); layers and models are the same.
+    # Rows of different nodes meet in couplings and in a few sums. A graph whose rows lie with several processes is a
+    # subclass that overrides these (``ShardedGraph``); layers and models are the same.
 
     first_node: int = 0
     """The number of the first row in the whole graph."""
-
-    @property
-    def total_nodes(self) -> int:
-        """The nodes of the whole graph."""
-        return self.num_nodes
 
     def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
         """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
@@ -257,13 +236,13 @@ class Graph:
         return x
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
-        """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch.
+        """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch.
 
-        Differences between rows are the same measured from it, and lose no digits to what the rows have in common.
+        Differences between rows measured from it lose no digits to what the rows have in common.
         """
-        if not self.is_single:
+        if self.segments is not None:
             return mean_rows(x, self.segments)
-        return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
+        return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
 
     # ---------------------------------------------------------------- membership
 
@@ -308,10 +287,7 @@ class Graph:
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
-        """``edge_index``, or an empty one.
-
-        Raises nothing: a graph without observed edges has none. Layers that need them say so themselves.
-        """
+        """``edge_index``, or an empty one for a graph without observed edges."""
         return torch.empty(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
@@ -360,7 +336,7 @@ class Graph:
         return self.pattern.by_col
 
     def prepare(self) -> Graph:
-        """Finds the compressed forms now, and not in the first product and its gradient; gives the graph itself."""
+        """Compute the compressed forms now instead of in the first product and its gradient; return the graph."""
         for compressed in self.pattern:
             compressed.parts  # noqa: B018 (kept)
         return self
@@ -381,10 +357,7 @@ class Graph:
         return graph
 
     def degree(self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None) -> Float[Tensor, " N"]:
-        """Weighted degree: d_i = Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones.
-
-        In a part of a graph whose ``full_degree`` is known, the sums over the edges of the whole graph.
-        """
+        """Weighted degree Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones; ``full_degree`` if known."""
         check_choice(direction, "direction", ["in", "out"])
         check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
@@ -408,15 +381,14 @@ class Graph:
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``; the number of edges never depends on values, so this compiles.
 
-        - ``"keep"``: as observed.
+        - ``"keep"``: as observed; ``"remove"``: loops get weight 0.
         - ``"add"``: one more loop of weight 1 at every node (A + I).
-        - ``"remaining"``: one loop at every node, the observed one, or 1 where there is none (PyG's
-          ``add_remaining_self_loops``); parallel loops count with their mean.
-        - ``"remove"``: loops get weight 0, hence no influence.
+        - ``"remaining"``: one loop at every node, the observed one (the mean of parallel ones), or 1 where there is
+          none (PyG's ``add_remaining_self_loops``).
         """
         if not isinstance(policy, str) or policy not in get_args(SelfLoops):
             check_choice(policy, "self_loops", get_args(SelfLoops))
-        return self if policy == "keep" else self._derive(policy, lambda: self._looped(policy))
+        return self if policy == "keep" else self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
         source, target = self.edges
@@ -452,20 +424,17 @@ class Graph:
         return None if self.full_degree is None else self.full_degree + change.unsqueeze(1)
 
     def within(self, hops: int) -> Graph:
-        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph.
-
-        Its degrees are its own, also in a part of a graph: the walks of the whole graph are not known there.
-        """
+        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
         check_counts(hops=hops)
         check_has_values(self.edges, "edge_index")
         weight = self._own_weights().detach()
-        return self._derive(
+        return self.derived(
             f"within {hops}", lambda: self._with_edges(walk_pairs(self.edges, weight, self.num_nodes, hops), None)
         )
 
     def to_undirected(self) -> Graph:
         """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
-        return self._derive("undirected", self._symmetrized)
+        return self.derived("undirected", self._symmetrized)
 
     def _symmetrized(self) -> Graph:
         weight = self._own_weights()
@@ -473,7 +442,7 @@ class Graph:
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
-    def reweighted(self, name: str, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
+    def reweighted(self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
         """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
 
         def make() -> Graph:
@@ -481,9 +450,9 @@ class Graph:
             graph.pattern = self.pattern
             return graph
 
-        return self._derive(name, make)
+        return self.derived(name, make)
 
-    def _derive(self, name: str, make: Callable[[], Graph]) -> Graph:
+    def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()

@@ -1,15 +1,24 @@
-"""Operations on edges and batches. Those whose results have sizes that depend on values are custom operations of torch,
-so that graphs with them are captured whole."""
+"""Edges by node, and operations on edges and batches.
+
+Operations whose results have sizes that depend on values are custom operations of torch, so that they can be traced.
+"""
+
+from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from diffusion_mp.errors import check_range
+from diffusion_mp.graph.cache import cached_property, persistent, values_only
 
-#: A number of rows, or what stands for one while torch traces.
+#: A number of rows, a symbol while torch traces.
 Size = int | torch.SymInt
+
+Parts = tuple[Tensor, Tensor | None, Tensor]
 
 
 @torch.library.custom_op("diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor")
@@ -24,23 +33,11 @@ def _(batch: Tensor) -> Tensor:
     return torch.empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.long)
 
 
-def values_only() -> bool:
-    """Whether torch runs what it is told, instead of compiling, tracing, capturing or transforming it, or watching its
-    calls."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
-    )
-
-
 def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
-    Edges keep their order within a node. All are int32, which torch's sparse products take and are faster with, where
-    that holds N and E; and int64 where torch traces, for then neither is known.
+    Edges keep their order within a node. All are int32, with which sparse products are faster, where that holds N and
+    E; and int64 while torch traces.
     """
     if not values_only() or node.is_meta:
         return _compress(node, opposite, num_nodes)
@@ -48,7 +45,7 @@ def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Te
 
 
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
-    """[N+1]: where the entries of each node begin and end in a sorted [E]."""
+    """Bounds [N+1] of the entries of each node in a sorted [E]."""
     _check(ordered, num_nodes)
     ptr = torch.zeros(num_nodes + 1, dtype=_narrowest(ordered.numel(), num_nodes), device=ordered.device)
     torch.cumsum(torch.bincount(ordered, minlength=num_nodes), 0, dtype=ptr.dtype, out=ptr[1:])
@@ -71,7 +68,7 @@ def _counted(node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype)
 
 
 def _check(node: Tensor, num_nodes: int) -> None:
-    """A count writes where these numbers say, also for a graph that was not validated."""
+    """Check numbers that are written to, also of a graph that was not validated."""
     if node.numel():
         check_range(node, "edge_index", num_nodes)
 
@@ -129,7 +126,7 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
     first = torch.searchsorted(step_source, torch.arange(num_nodes + 1, device=key.device))
     reached = key
     for _ in range(hops - 1):
-        # Every pair j → m goes on along all edges m → i. (torch's sparse product is empty inside a custom operation.)
+        # Every pair j → m continues along all edges m → i. (torch's sparse product is empty in a custom operation.)
         source, middle = reached // num_nodes, reached % num_nodes
         count = first[middle + 1] - first[middle]
         before = count.cumsum(0) - count
@@ -165,3 +162,86 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
         forth, back = (entries_at(p, edge_index, weight, num_nodes) for p in (edge_index, edge_index.flip(0)))
         scale = float(forth.abs().max()) if len(forth) else 0.0
         return math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)
+
+
+class Compressed:
+    """The edges by one of their ends, a compressed sparse form: CSR over targets, or CSC over sources.
+
+    Args:
+        node, opposite: [E], that end and the other end of every edge.
+        num_nodes: N.
+        ptr: [N+1], where the edges are known to stand in this order already.
+
+    Attributes:
+        ptr: [N+1] bounds the entries of each node.
+        order: [E], the edge of each entry.
+        moved: ``order``, or ``None`` where the edges already stand in this order and nothing has to be moved.
+        other: [E], the other end of each entry.
+
+    They are computed together on first access and kept, as int32 where that is enough.
+    """
+
+    def __init__(
+        self, node: Int[Tensor, " E"], opposite: Int[Tensor, " E"], num_nodes: int, ptr: Tensor | None = None
+    ) -> None:
+        self.node, self.opposite, self.num_nodes = node, opposite, num_nodes
+        if ptr is not None:
+            self.parts = (ptr, None, opposite.to(ptr.dtype))
+
+    @property
+    def ptr(self) -> Int[Tensor, " N_plus_one"]:
+        return self.parts[0]
+
+    @cached_property
+    def order(self) -> Int[Tensor, " E"]:
+        ptr, moved, other = self.parts
+        if moved is None:
+            return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
+        return moved
+
+    @property
+    def moved(self) -> Int[Tensor, " E"] | None:
+        return self.parts[1]
+
+    @property
+    def other(self) -> Int[Tensor, " E"]:
+        return self.parts[2]
+
+    @property
+    def found(self) -> bool:
+        """Whether ``parts`` have been computed."""
+        return "parts" in self.__dict__
+
+    @cached_property
+    def parts(self) -> Parts:
+        """``ptr``, ``moved`` and ``other``."""
+        return persistent(self._find)
+
+    def _find(self) -> Parts:
+        node = self.node
+        if node.is_meta or not values_only() or bool((node[1:] < node[:-1]).any()):
+            return compress(node, self.opposite, self.num_nodes)
+        ptr = bounds(node, self.num_nodes)
+        return ptr, None, self.opposite.to(ptr.dtype)
+
+
+class Pattern(NamedTuple):
+    """Where the entries of a sparse operator are: edges by their row, the target, and by their column, the source."""
+
+    by_row: Compressed
+    by_col: Compressed
+
+    @property
+    def row(self) -> Int[Tensor, " E"]:
+        """The row of every entry."""
+        return self.by_row.node
+
+    @property
+    def col(self) -> Int[Tensor, " E"]:
+        """The column of every entry."""
+        return self.by_col.node
+
+    @property
+    def T(self) -> Pattern:
+        """The pattern of the transpose."""
+        return Pattern(self.by_col, self.by_row)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.graph.pattern import Compressed
+from diffusion_mp.graph.ops import Compressed
 from diffusion_mp.kernels.operation import Wide, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, quotient
 from diffusion_mp.kernels.spmm import matrix, trained

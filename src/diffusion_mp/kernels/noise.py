@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp.graph.ops import values_only
+from diffusion_mp.graph.cache import values_only
 
 #: An entry is dropped by the value of so many random bits.
 BITS = 16

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from diffusion_mp.errors import BackendError, check_choice
-from diffusion_mp.graph.ops import values_only
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.precision import ALREADY, without_autocast
 
 __all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "operation"]

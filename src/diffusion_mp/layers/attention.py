@@ -1,7 +1,6 @@
 """Published layers with attention over all pairs; each chooses a diffusivity and an update.
 
-Their options are documented at the diffusivity, the update and :class:`DiffusionConv` that they are passed to. Pass
-another diffusivity to :class:`DiffusionConv` or :class:`MultiHeadConv` for other combinations.
+Options that a class does not explain are documented at its diffusivity, its update or :class:`DiffusionConv`.
 """
 
 from __future__ import annotations
@@ -50,12 +49,10 @@ class MultiHeadConv(DiffusionConv):
     r"""x′ = W_O ‖_h S^h W_V^h x, plus x with ``residual``: one step of size 1, its heads concatenated and mixed by W_O.
 
     Args:
-        in_channels, diffusivity, heads: as in :class:`DiffusionConv`.
+        in_channels, diffusivity, heads, options: as in :class:`DiffusionConv`.
         out_channels: channels after W_O; equal to ``in_channels`` with ``residual``.
         head_channels: channels of the values of each head.
-        residual: add x.
-        bias: add a bias in W_O.
-        options: further options of :class:`DiffusionConv` (``dropout``, ``validate``).
+        residual, bias: add x; add a bias in W_O.
 
     Examples:
         >>> softmax = SoftmaxDiffusivity(4, projection="separate", heads=2)
@@ -102,28 +99,20 @@ class DIFFormerConv(DiffusionConv):
     - ``graph=None``: x′ = (1 − τ) x + τ Ŝ v (Eq. 17); edges are not read.
 
     The first two are different updates, although the paper equates them (docs/errata.md, D3). Without observed edges
-    all three are Eq. 17.
-
-    If input and output have the same channels, the defaults are those of the layers of :class:`DIFFormer`: the state
-    itself propagates and is kept. Otherwise W_V changes the channels, and a bias is added as in PyG.
+    all three are Eq. 17. If input and output have the same channels, the defaults are those of the layers of
+    :class:`DIFFormer` (Eq. 63): the state itself propagates and is kept. Otherwise W_V changes the channels, its values
+    are kept, and a bias is added as in PyG. The options of the released code are listed in docs/released.md.
 
     Args:
-        in_channels, out_channels, heads: as in :class:`DiffusionConv`.
+        in_channels, out_channels, heads, transform, keep, bias, concat, options: as in :class:`DiffusionConv`.
         kernel: ``"simple"`` (DIFFormer-s, O(N)), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``, or the
             `Penalty` with δ′ = f.
         projection, normalize: see :class:`AllPairDiffusivity`.
-        tau, beta, leak: see :class:`ExplicitEuler`.
-        update: replaces the explicit step, with its own step size, source and leak.
-        graph: how observed edges enter, see above.
-        self_loops: of the graph term D^-½AD^-½; the released code adds them in its training script.
-        transform, keep, bias, concat: see :class:`DiffusionConv`. By default no W_V, ``"state"`` and no bias if input
-            and output have the same channels (Eq. 63); otherwise W_V, ``"values"`` and a bias.
+        tau, beta, leak, update: of the :class:`ExplicitEuler`, or an update that replaces it.
+        graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
+        self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`; the released code adds
+            self-loops in its training script.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
-        graph_weight: w in (1 − w) Ŝ + w Ã, in the update chosen by ``graph``; by default both weights are 1, or ½.
-        direction, degrees: of the graph term, see :class:`AdjacencyDiffusivity`.
-        options: further options of :class:`DiffusionConv` (``dropout``, ``steps``, …).
-
-    The options of the released code are listed in docs/released.md.
 
     Examples:
         >>> DIFFormerConv(4, 8, kernel="simple", tau=0.5)(x, edge_index).shape
@@ -177,19 +166,11 @@ class DIFFormerConv(DiffusionConv):
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
                 f"beta={beta}, leak={leak} beside {update!r}. Give them to the update."
             )
-        super().__init__(
-            in_channels,
-            out_channels,
-            attention if graph is None else augmented,
-            update,
-            heads if transform else 1,
-            concat=concat,
-            transform=transform,
-            keep=("values" if changes else "state") if keep is None else keep,
-            bias=changes if bias is None else bias,
-            value_bias=qkv_bias and transform,
-            **options,
-        )
+        keep = ("values" if changes else "state") if keep is None else keep
+        options |= {"concat": concat, "keep": keep, "bias": changes if bias is None else bias}
+        options |= {"transform": transform, "value_bias": qkv_bias and transform}
+        coupled = attention if graph is None else augmented
+        super().__init__(in_channels, out_channels, coupled, update, heads if transform else 1, **options)
 
 
 class NodeFormerConv(MultiHeadConv):
@@ -199,23 +180,18 @@ class NodeFormerConv(MultiHeadConv):
     Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 with the coupling S + Σ_p σ(b_p) A^p.
     Without observed edges only the attention remains; the released code requires a graph.
 
-    The defaults train well with few labels, here and in :class:`NodeFormer`. The slides have
-    ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10`` (docs/errata.md, N11).
+    The defaults train well with few labels. The slides have ``relational_bias="sum", hops=1, tau=0.25, logits="dot",
+    num_samples=10`` (docs/errata.md, N11); docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, heads: as in :class:`DiffusionConv`.
+        in_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
         out_channels: channels after W_O, and of every head unless ``head_channels`` is given.
         head_channels: channels of queries, keys and values.
         relational_bias: how observed edges are added: ``"sym"`` or ``"row"``, normalised by degrees as in the released
             code; ``"sum"``, the plain sum of the slides; or ``None``.
-        hops: P, the largest power of A.
-        projection, tau, logits, num_samples: see :class:`KernelizedSoftmaxDiffusivity`.
-        bias, dropout, validate: as in :class:`MultiHeadConv`.
+        hops, powers, gate: P, the largest power of A, and more of :class:`RelationalBias`.
+        projection, tau, logits, num_samples, attention: see :class:`KernelizedSoftmaxDiffusivity`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
-        powers, gate: see :class:`RelationalBias`.
-        attention: further options of :class:`KernelizedSoftmaxDiffusivity` (``num_features``, ``generator``, …).
-
-    The options of the released code are listed in docs/released.md.
 
     Examples:
         >>> NodeFormerConv(4, 8, heads=2)(x, edge_index).shape
@@ -267,20 +243,13 @@ class SFiConv(MultiHeadConv):
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
 
     Args:
-        in_channels, heads: as in :class:`DiffusionConv`.
-        out_channels: channels after W_O; equal to ``in_channels`` with ``residual``.
+        in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
-        hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)); ``None``
-            for all pairs.
+        hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
         adjacency: include Ã; ``False`` replaces (1 + γ)⁻¹ [Ã + γ S^h] by S^h.
         gamma, self_loops: initial γ, and self-loops of Ã; see :class:`AdjacencyEnhancedDiffusivity`.
-        projection: of the attention, see :class:`SparseFlowDiffusivity`.
         residual: add x; ``False`` returns the change alone, as :class:`GPSBlock` expects.
-        bias, dropout, validate: as in :class:`MultiHeadConv`.
-        attention: further options of :class:`SparseFlowDiffusivity` (``lam``, ``alpha``, ``friction``, …).
-
-    Raises:
-        TypeError, ValueError: channels or options do not fit.
+        projection, attention: options of :class:`SparseFlowDiffusivity` (``lam``, ``alpha``, ``friction``, …).
 
     Examples:
         >>> SFiConv(4, 4, heads=2)(x, edge_index).shape
@@ -315,10 +284,8 @@ class SFiConv(MultiHeadConv):
             )
         width = out_channels // heads if head_channels is None else head_channels
         attention |= {"heads": heads, "projection": projection, "head_channels": None if projection is None else width}
-        if hops is None:
-            flow = SparseFlowDiffusivity(in_channels, **attention)
-        else:
-            flow = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **attention)
+        kind = SparseFlowDiffusivity if hops is None else partial(EdgeSparseFlowDiffusivity, hops=hops)
+        flow = kind(in_channels, **attention)
         enhanced = AdjacencyEnhancedDiffusivity(flow, gamma=gamma, self_loops=self_loops)
         coupled = enhanced if adjacency else flow
         mixing: dict[str, Any] = {"head_channels": width, "residual": residual, "bias": bias}
@@ -333,15 +300,10 @@ class SGFormerConv(DiffusionConv):
     layer is PyG's ``SGFormerAttention``.
 
     Args:
-        in_channels, out_channels, heads: as in :class:`DiffusionConv`; input and output have the same channels.
+        in_channels, out_channels, heads, transform, bias, options: as in :class:`DiffusionConv`, with equal channels.
         beta: β in (0, 1].
         projection, normalize: see :class:`SGFormerDiffusivity`.
-        transform, bias: see :class:`DiffusionConv`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
-        options: further options of :class:`DiffusionConv` (``concat``, ``dropout``, ``validate``, …).
-
-    Raises:
-        TypeError, ValueError: β does not lie in (0, 1], or as in :class:`DiffusionConv`.
 
     Examples:
         >>> SGFormerConv(4, 4)(x).shape
@@ -371,19 +333,7 @@ class SGFormerConv(DiffusionConv):
             raise ValueError(
                 f"beta must lie in (0, 1], the attention beside 1 - beta of the initial state; got {beta}."
             )
-        biased = qkv_bias and projection is not None
-        attention = SGFormerDiffusivity(
-            in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased
-        )
-        super().__init__(
-            in_channels,
-            out_channels,
-            attention,
-            teleport(1 - beta),
-            heads if transform else 1,
-            transform=transform,
-            value_bias=qkv_bias and transform,
-            bias=bias,
-            keep="state",
-            **options,
-        )
+        queries: dict[str, Any] = {"projection": projection, "bias": qkv_bias and projection is not None}
+        attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
+        options |= {"transform": transform, "value_bias": qkv_bias and transform, "bias": bias, "keep": "state"}
+        super().__init__(in_channels, out_channels, attention, teleport(1 - beta), heads if transform else 1, **options)

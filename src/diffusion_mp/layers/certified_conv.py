@@ -25,22 +25,14 @@ from diffusion_mp.energies import (
     get_penalty,
 )
 from diffusion_mp.energies.certification import broken_parameter, random_input
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_device,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_state,
-)
+from diffusion_mp.errors import check_choice, check_counts, check_device, check_kind, check_positive, check_state
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
+from diffusion_mp.layers.diffusion_conv import CertifiableLayer
 from diffusion_mp.updates import CertifiedStep, Equilibrium
 
 
-class CertifiedConv(KnowsPyGNames, nn.Module):
+class CertifiedConv(CertifiableLayer):
     r"""z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
 
     For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
@@ -57,9 +49,8 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
             max(1, ‖W_h‖₂), and all heads move the uncut state together.
         constraint, radius: C, the constraint on every row of a head; see `CertifiedStep`.
         beta, lam, mu: initial β, λ, μ > 0; they are learned.
-        graph: A, a symmetric and nonnegative diffusivity, which is evaluated at the source, so that A is the same in
-            every step. ``True``: D^-½AD^-½ of the symmetric part of the graph, the only part in the energy; ``False``:
-            edges are not read. Without observed edges the term is left out.
+        graph: A, a symmetric and nonnegative diffusivity, evaluated at the source, so that A is the same in every step.
+            ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``: edges are not read.
 
     Shapes:
         - x: [N, channels]; edges and batch as in :class:`DiffusionConv`; source: [N, channels], x by default; beside: a
@@ -106,10 +97,10 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         self.heads = heads if projection is None else 1
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
         self.lam, self.mu = None if penalty is None else Positive(lam), Positive(mu)
-        self.attention: AllPairs | None = None
+        self.attention: PairAttraction | None = None
         self.weight: nn.Parameter | None = None
         if penalty is not None:
-            self.attention = AllPairs(_penalty(penalty, channels // heads), heads, self.update, projection)
+            self.attention = PairAttraction(_penalty(penalty, channels // heads), heads, self.update, projection)
             if projection is not None:
                 self.weight = nn.Parameter(torch.empty(heads, channels // heads, channels))
         self.graph_term: Diffusivity | None = None
@@ -144,23 +135,23 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         **others: Any,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling W."""
-        refuse_inputs(self, others)
-        check_flags(return_coupling=return_coupling)
-        check_kind(beside, "beside", (Coupling, NoneType), "a Coupling of the same nodes, or None")
-        check_state(x, channels=self.in_channels, module=self)
-        check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        if x.device != self.mu.raw.device:  # a layer may have scalar parameters alone, which are not looked at there
+            check_device(x, "x", self.mu.raw.device, "the parameters of CertifiedConv")
+        if beside is not None:
+            check_kind(beside, "beside", Coupling, "a Coupling of the same nodes, or None")
         if source is not None:
             check_state(source, "source", self.in_channels, module=self)
             check_device(source, "source", x.device, "x")
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
         state, source = self._begin(x, source)
         coupling = self.coupling(state, graph, source, beside)
-        out = self.update.step(state, coupling, source=self.by_head(source), centre=graph.centre(state)).flatten(1)
+        pull = source.unflatten(1, (self.heads, -1))
+        out = self.update.step(state, coupling, source=pull, centre=graph.centre(state)).flatten(1)
         return (out, coupling) if return_coupling else out
 
     def _begin(self, x: Float[Tensor, "N C"], source: Tensor | None) -> tuple[Float[Tensor, "N H D"], Tensor]:
         """The projected state by head, and the source, by default the projected state."""
-        state = self.update.constraint.project(self.by_head(x))
+        state = self.update.constraint.project(x.unflatten(1, (self.heads, -1)))
         return state, state.flatten(1) if source is None else source
 
     def coupling(
@@ -172,12 +163,16 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         if fixed is not None:
             terms.append(ScaledCoupling(self.mu(), fixed, nonnegative=True))
         if self.attention is not None and self.lam is not None:
-            projection = self.projection
+            projection = None if self.weight is None else self.projection
             seen = state
             if projection is not None:
                 with without_autocast(state):
                     seen = torch.einsum("hdc,nc->nhd", projection, state.squeeze(1).to(projection))
-            pairs = averaged(self.attention(seen.flatten(1), graph), graph.total_nodes)
+            pairs = self.attention(seen.flatten(1), graph)
+            if graph.segments is None:
+                pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
+            else:
+                pairs = averaged(pairs)
             if projection is not None:
                 pairs = ProjectedCoupling(pairs, projection)
             terms.append(ScaledCoupling(self.lam(), pairs, nonnegative=True))
@@ -200,24 +195,16 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
             mean=True,
         )
 
-    @torch.no_grad()
-    def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        beside: Coupling | None = None,
+    def _certificate(  # type: ignore[override]
+        self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, beside: Coupling | None = None
     ) -> Certificate:
         """Certify that no step raises F from this state (`certify_step`), or without x from a random one."""
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused("Theorem T1", math.nan, broken)
-        if x is None:
+        if x is None or graph is None:
             x, edge_index = random_input(self.in_channels, self.mu.raw)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+            graph = Graph.coerce(x, edge_index)
         state, given = self._begin(x, source)
         coupling = self.coupling(state, graph, given, beside)
         certificate = certify_step(self.energy(graph, given, beside), coupling, state)
@@ -281,7 +268,7 @@ class CertifiedConv(KnowsPyGNames, nn.Module):
         return f"{self.in_channels}, heads={self.heads}, projection={None if self.weight is None else 'tied'!r}"
 
 
-class AllPairs(Diffusivity):
+class PairAttraction(Diffusivity):
     """Ω = (f(‖z_i − z_j‖²))_ij of a penalty, head by head, for states in a constraint.
 
     Raises:
@@ -312,7 +299,7 @@ class AllPairs(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         rows = x.unflatten(1, (self.heads, -1))
-        return self.penalty.coupling(rows, graph.segments, constraint=self.within, centre=graph.centre(rows))
+        return self.of_pairs.coupling(rows, graph.segments, constraint=self.within, centre=graph.centre(rows))
 
     @property
     def within(self) -> Constraint:

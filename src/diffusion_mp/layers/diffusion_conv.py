@@ -31,12 +31,72 @@ from diffusion_mp.errors import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.features import ValueLinear, check_features
+from diffusion_mp.layers.features import ValueLinear, check_input
 from diffusion_mp.layers.pyg import KnowsPyGNames, between, refuse_inputs
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
-class DiffusionConv(KnowsPyGNames, nn.Module):
+class GraphLayer(KnowsPyGNames, nn.Module):
+    """Base of the layers that are called as ``layer(x, edge_index, edge_weight, batch, …)``."""
+
+    in_channels: int
+    sparse_features = False
+    """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
+
+    def inputs_to_graph(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        return_coupling: bool,
+        others: dict[str, Any],
+    ) -> Graph:
+        """Check the inputs that all layers take, refuse ``others``, and return the graph."""
+        if others:
+            refuse_inputs(self, others)
+        if type(return_coupling) is not bool:
+            check_flags(return_coupling=return_coupling)
+        (check_input if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
+        if (
+            type(edge_index) is Graph
+            and edge_weight is None
+            and batch is None
+            and edge_index.num_nodes == x.size(0)
+            and (edge_index.edge_index is None or edge_index.edge_index.device == x.device)
+        ):
+            return edge_index
+        return Graph.coerce(x, edge_index, edge_weight, batch)
+
+    def reset_parameters(self) -> None:
+        """Reset every parameter, in the order of the constructor."""
+        for child in self.children():
+            reset(child)
+
+
+class CertifiableLayer(GraphLayer):
+    """Base of the layers that know an energy which their step does not raise."""
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        source: Tensor | None = None,
+        **inputs: Tensor | Coupling | None,
+    ) -> Certificate:
+        """Return the `Certificate` of one step; ``features`` or ``beside`` are passed as to the layer."""
+        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        return self._certificate(x, graph, source, **inputs)
+
+    def _certificate(self, x: Tensor | None, graph: Graph | None, source: Tensor | None, **inputs: Any) -> Certificate:
+        raise NotImplementedError
+
+
+class DiffusionConv(CertifiableLayer):
     r"""State x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With the linear map h = W_V, per head, and the explicit update:
@@ -53,9 +113,8 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
         bias: add a bias to the output.
         keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22; any channels), or ``"state"``, x
             (Eq. 63; input and output have the same channels).
-        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires,
-            unlike the layer as printed (docs/errata.md, D23); or ``"features"``, passed with every call and constant
-            while the state moves (inputs, positions).
+        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
+            (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
         validate: check x for NaN and infinity at every call, which takes a pass over it.
@@ -68,8 +127,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
           if and only if ``reads="features"``; edge_attr: [E, edge_dim], for diffusivities that read edge features;
           previous: [N, in_channels], the x of the step before, for updates with ``StateUpdate.takes_previous``.
         - x between nodes of two kinds: the pair ([N_src, in_channels], [N_dst, in_channels]), with edges from the
-          first to the second. The coupling must be one of observed edges, without symmetric normalisation and
-          without added self-loops.
+          first to the second, for couplings of observed edges without symmetric normalisation or added self-loops.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
     Raises:
@@ -84,8 +142,6 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
     """
 
     is_diffusion_layer = True
-    sparse_features = False
-    """Whether x may be sparse; a model sets it for a first layer in which W_V alone reads x."""
 
     def __init__(
         self,
@@ -146,8 +202,7 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
 
     def reset_parameters(self) -> None:
         """Reset every parameter, in the order of the constructor; the bias becomes zero."""
-        for child in self.children():
-            reset(child)
+        super().reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -168,28 +223,23 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
     ) -> Any:
         """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
 
-        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG. The edges
-        include added self-loops; an observed self-loop that was replaced is listed with entry 0.
+        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG, with added
+        self-loops; an observed self-loop that was replaced has entry 0.
         """
-        if others:
-            refuse_inputs(self, others)
-        if type(return_coupling) is not bool:
-            check_flags(return_coupling=return_coupling)
         if return_attention_weights is not None:
             check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
             given = {"batch": batch, "source": source, "features": features, "previous": previous}
             given["edge_attr"] = edge_attr
             asked = {"return_coupling": return_coupling, "return_attention_weights": return_attention_weights}
-            return between(self, x, edge_index, edge_weight, **given, **asked)
+            return between(self, x, edge_index, edge_weight, **given, **asked, **others)
         if self.in_channels == -1:
             self._find_channels(x)
-        (check_features if self.sparse_features else check_state)(x, channels=self.in_channels, module=self)
-        if self.validate:
-            check_finite(x, "x")
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
+        if self.validate:
+            check_finite(x, "x")
         values = self._by_head(x) if self.value is None else self.value(x).unflatten(1, (self.heads, -1))
         coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
         before = None if previous is None else self._previous(previous)
@@ -279,22 +329,10 @@ class DiffusionConv(KnowsPyGNames, nn.Module):
             return f"{type(diffusivity).__name__}: {diffusivity.why_no_penalty}"
         return None
 
-    @torch.no_grad()
-    def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        source: Tensor | None = None,
-        features: Tensor | None = None,
+    def _certificate(  # type: ignore[override]
+        self, x: Tensor | None, graph: Graph | None, source: Tensor | None, *, features: Tensor | None = None
     ) -> Certificate:
-        """Return the `Certificate` of one step at this input; ``source`` does not affect it.
-
-        Theorem 7 applies where the coupling is that of a penalty, Theorem 1 to any other symmetric coupling.
-        """
-        graph = None if x is None else Graph.coerce(x, edge_index, edge_weight, batch)
+        """By Theorem 7 where the coupling is that of a penalty, and by Theorem 1 for any other symmetric coupling."""
         update, diffusivity = self.update, self.diffusivity
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         why = self.why_uncertified or broken_parameter(self)

@@ -12,15 +12,14 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import reset
 
 from diffusion_mp.errors import check_counts, check_fits, check_kind, check_mask, check_state, describe, found_later
-from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import values_only
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.cache import cached_by, values_only
+from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.spmm import spmm
 
 SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
-def check_features(x: Tensor, name: str = "x", *, channels: int, module: nn.Module) -> None:
+def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module) -> None:
     """Raise unless ``x`` is a dense state or a sparse matrix [N, channels] that fits ``module``."""
     if not isinstance(x, Tensor) or x.layout not in SPARSE:
         check_state(x, name, channels, module=module)
@@ -73,10 +72,9 @@ def input_linear(in_channels: int, out_channels: int) -> FeatureLinear | ValueLi
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
-    """Return the input channels of a module that was built with -1.
+    """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown.
 
-    They are those of loaded weights, or else of ``x`` [N, C]; -1 if ``x`` is no matrix. The first ``ValueLinear`` of
-    such a module is its input map.
+    The first ``ValueLinear`` of such a module is its input map.
     """
     first = next((part for part in module.modules() if isinstance(part, ValueLinear)), None)
     if first is not None and not is_lazy(first.weight):
@@ -87,20 +85,16 @@ def channels_at_first(module: nn.Module, x: object) -> int:
 class LaplacianEncoder(nn.Module):
     r"""p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
 
-    A DeepSet over eigenvectors. The encoder "DeepSet" of GraphGPS (Rampášek et al. 2022) sums φ(v_ir, λ_r) instead and
-    trains on random signs. Both φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be
-    flat around v = 0. Masked entries are left out of the sum, so padding does not change the encoding.
+    A DeepSet over eigenvectors; "DeepSet" of GraphGPS (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains on random
+    signs. φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be flat around v = 0.
 
     Args:
         out_channels: channels of the encoding (16 in SFi-Former, Table 5).
         hidden_channels: channels between φ and ρ; ``2 * out_channels`` by default.
 
     Shapes:
-        eigenvectors, eigenvalues, mask: [N, k] as :class:`AddLaplacianPE` stores them, any k. Missing eigenvalues are
-        zero; without mask all entries are valid. Output: [N, out_channels].
-
-    Raises:
-        TypeError, ValueError: a number of channels below 1, or shapes that differ.
+        eigenvectors, eigenvalues (0 by default), mask of valid entries: [N, k], as :class:`AddLaplacianPE` stores them,
+        for any k. Output: [N, out_channels].
 
     Examples:
         >>> vectors, values, valid = torch.rand(6, 2), torch.rand(6, 2), torch.ones(6, 2, dtype=torch.bool)

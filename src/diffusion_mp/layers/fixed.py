@@ -1,16 +1,15 @@
 """Classical GNN layers as one step of a diffusion; each chooses a diffusivity and an update.
 
 Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``, whose weights ``from_pyg``
-converts. Differences are stated at the beginning of a docstring. All layers are the *residual* form
-x′ = (1 − τ) x + τ S v. The paper derives some of them from the conservative Eq. (6), which has Σ_j s_ij in place of
-the 1 and is a different layer (docs/errata.md, D4).
+converts; docstrings begin with the differences. All layers are the *residual* form x′ = (1 − τ) x + τ S v, unlike the
+conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +24,6 @@ from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import ValueLinear
 from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
-
-
-def _propagate() -> ExplicitEuler:
-    """The update x′ = S v."""
-    return ExplicitEuler(1.0, "residual")
 
 
 def _gcn_adjacency(self_loops: SelfLoops | None = None, normalize: bool = True) -> AdjacencyDiffusivity:
@@ -55,7 +49,7 @@ class MLPConv(DiffusionConv):
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
-        super().__init__(in_channels, out_channels, IdentityDiffusivity(), _propagate(), bias=bias)
+        super().__init__(in_channels, out_channels, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"), bias=bias)
 
 
 class GCNConv(DiffusionConv):
@@ -75,7 +69,7 @@ class GCNConv(DiffusionConv):
     """
 
     references = ("kipf2017gcn",)
-    pyg_weights: ClassVar = {"lin.weight": "value.weight"}
+    pyg_weights = ((r"^lin\.weight$", "value.weight"),)
 
     def __init__(
         self,
@@ -86,7 +80,9 @@ class GCNConv(DiffusionConv):
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops, normalize), _propagate(), bias=bias)
+        super().__init__(
+            in_channels, out_channels, _gcn_adjacency(self_loops, normalize), ExplicitEuler(1.0, "residual"), bias=bias
+        )
 
 
 class SGConv(DiffusionConv):
@@ -102,13 +98,15 @@ class SGConv(DiffusionConv):
     """
 
     references = ("wu2019sgc",)
-    pyg_weights: ClassVar = {"lin.weight": "value.weight", "lin.bias": "bias"}
+    pyg_weights = ((r"^lin\.weight$", "value.weight"), (r"^lin\.bias$", "bias"))
 
     def __init__(
         self, in_channels: int, out_channels: int, K: int = 1, *, self_loops: SelfLoops | None = None, bias: bool = True
     ) -> None:
         check_counts(K=K)
-        super().__init__(in_channels, out_channels, _gcn_adjacency(self_loops), _propagate(), bias=bias, steps=K)
+        super().__init__(
+            in_channels, out_channels, _gcn_adjacency(self_loops), ExplicitEuler(1.0, "residual"), bias=bias, steps=K
+        )
 
 
 class GINConv(DiffusionConv):
@@ -126,7 +124,7 @@ class GINConv(DiffusionConv):
     """
 
     references = ("xu2019gin",)
-    pyg_weights: ClassVar = {"nn.": "mlp."}
+    pyg_weights = ((r"^nn\.", "mlp."),)
 
     def __init__(
         self, in_channels: int, mlp: nn.Module | None = None, eps: float = 0.0, *, train_eps: bool = False
@@ -140,7 +138,9 @@ class GINConv(DiffusionConv):
         check_flags(train_eps=train_eps)
         own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
         diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
-        super().__init__(in_channels, in_channels, diffusivity, _propagate(), transform=False, bias=False)
+        super().__init__(
+            in_channels, in_channels, diffusivity, ExplicitEuler(1.0, "residual"), transform=False, bias=False
+        )
         self.mlp = cast("nn.Module", mlp)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
@@ -208,15 +208,11 @@ class GATConv(DiffusionConv):
     """
 
     references = ("velickovic2018gat",)
-    pyg_weights: ClassVar = {
-        "lin.weight": "value.weight",
-        "lin_src.weight": "value.weight",
-        "lin_dst.weight": "value.weight",
-        "att_src": "diffusivity.att_src",
-        "att_dst": "diffusivity.att_dst",
-        "att_edge": "diffusivity.att_edge",
-        "lin_edge.weight": "diffusivity.edge.weight",
-    }
+    pyg_weights = (
+        (r"^lin(_src|_dst)?\.weight$", "value.weight"),
+        (r"^att_", "diffusivity.att_"),
+        (r"^lin_edge\.weight$", "diffusivity.edge.weight"),
+    )
 
     def __init__(
         self,
@@ -239,7 +235,7 @@ class GATConv(DiffusionConv):
         entries: dict[str, Any] = {"negative_slope": negative_slope, "self_loops": self_loops, "edge_dim": edge_dim}
         attention = GATDiffusivity(heads * out_channels, heads, dropout=dropout, **entries)
         options |= {"concat": concat, "reads": "values", "dropout": value_dropout}
-        super().__init__(in_channels, out_channels, attention, _propagate(), heads, **options)
+        super().__init__(in_channels, out_channels, attention, ExplicitEuler(1.0, "residual"), heads, **options)
         self.edge_dim = edge_dim
         total = heads * out_channels if concat else out_channels
         self.res = ValueLinear(in_channels, total, bias=False, weight_initializer="glorot") if residual else None
@@ -267,8 +263,8 @@ class GATConv(DiffusionConv):
 class APPNPConv(DiffusionConv):
     r"""x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019: APPNP, PPNP).
 
-    The limit is α (I − (1 − α) S)⁻¹ x^(0), which :class:`Equilibrium` computes. Both serve as a readout that spreads
-    the predictions of any model over the graph and is differentiable.
+    The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`). Both are readouts that spread predictions over the
+    graph.
 
     Args:
         channels: channels of x.
@@ -313,7 +309,7 @@ class GCNIIConv(DiffusionConv):
     """
 
     references = ("chen2020gcnii",)
-    pyg_weights: ClassVar = {"weight1": "weight", "weight2": "weight"}
+    pyg_weights = ((r"^weight[12]$", "weight"),)
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn import BatchNorm
-from torch_geometric.nn.inits import reset
 
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.errors import (
@@ -25,12 +24,12 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
+from diffusion_mp.layers.diffusion_conv import GraphLayer
 
 Norm = Literal["batch", "layer"] | None
 
 
-class EdgeLayer(KnowsPyGNames, nn.Module, ABC):
+class EdgeLayer(GraphLayer, ABC):
     """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
 
     Shapes:
@@ -66,21 +65,13 @@ class EdgeLayer(KnowsPyGNames, nn.Module, ABC):
         **others: Any,
     ) -> Any:
         """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
-        refuse_inputs(self, others)
-        check_flags(return_coupling=return_coupling)
-        check_state(x, channels=self.in_channels, module=self)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch, return_coupling, others)
         if edge_attr is not None:
             check_state(edge_attr, "edge_attr", self.in_channels, module=self)
             check_edge_rows(edge_attr, graph.num_edges)
         out, edges, coupling = self.step(x, graph, edge_attr)
         results = [out, *([] if edge_attr is None else [edges]), *([coupling] if return_coupling else [])]
         return out if len(results) == 1 else tuple(results)
-
-    def reset_parameters(self) -> None:
-        """Reset every parameter, in the order of the constructor, and every running statistic."""
-        for child in self.children():
-            reset(child)
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
@@ -102,14 +93,12 @@ class GatedGCNConv(EdgeLayer):
     ê_ij = C e_ij + D h_i + E h_j,  e′_ij = e_ij + ReLU(BN(ê_ij)),
 
     where j runs over the senders of i and all linear maps have a bias. The gates are a coupling with one head per
-    channel; the weight a_ij is the multiplicity of its edge. Without senders the sum is 0; without ``edge_attr``
-    C e_ij is 0.
+    channel; the weight a_ij is the multiplicity of its edge. Without ``edge_attr`` C e_ij is 0.
 
     Args:
         channels: channels of nodes and edges, of input and output.
         norm: BN: ``"batch"``, ``"layer"`` or ``None``.
-        residual: add h_i and e_ij.
-        dropout: rate on the terms that are added to h_i and e_ij.
+        residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
         eps: ε.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
@@ -173,17 +162,13 @@ class GPSBlock(EdgeLayer):
 
     Args:
         channels: channels of the state.
-        local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any other layer of this
-            library on ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
-        attention: layer of this library on ``channels`` that returns the change of the state, such as
-            ``SFiConv(..., residual=False)``.
+        local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
+            ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
+        attention: layer that returns the change of the state, such as ``SFiConv(..., residual=False)``.
         norm: ``"batch"``, ``"layer"`` or ``None``.
         dropout: rate of all dropouts above; the layers have their own.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` may be ``None`` if there is ``attention``.
-
-    Raises:
-        TypeError, ValueError: neither layer is given, or an option or an input does not fit.
 
     Examples:
         >>> block = GPSBlock(8, local=GatedGCNConv(8), attention=SFiConv(8, 8, heads=2))

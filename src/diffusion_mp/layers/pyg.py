@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.errors import check_flags, check_integer_pairs, check_kind, check_range, check_state, describe, plain
+from diffusion_mp.layers.renaming import Rule, renamed
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
@@ -75,8 +76,8 @@ INPUTS: dict[str, str] = {
 class KnowsPyGNames:
     """Mixin whose subclasses take the options of PyG's classes, or refuse them with the way out."""
 
-    pyg_weights: ClassVar[Mapping[str, str]] = {}
-    """PyG's name of a parameter, or with a dot at the end of a module → the name here."""
+    pyg_weights: ClassVar[Sequence[Rule]] = ()
+    """Rules from PyG's names of parameters to the names here."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -85,18 +86,7 @@ class KnowsPyGNames:
 
     def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """Rename the parameters of PyG's layer; ``prefix`` is its path, for messages."""
-        found: dict[str, Tensor] = {}
-        source: dict[str, str] = {}
-        for key, value in state.items():
-            known = [name for name in self.pyg_weights if key == name or (name[-1] == "." and key.startswith(name))]
-            ours = self.pyg_weights[known[0]] + key.removeprefix(known[0]) if known else key
-            if ours in found and (value.shape != found[ours].shape or not torch.equal(value, found[ours])):
-                raise ValueError(
-                    f"{type(self).__name__} has one matrix, {ours}, where the state has two that differ: "
-                    f"{prefix}{source[ours]} and {prefix}{key}."
-                )
-            found[ours], source[ours] = value, key
-        return found
+        return renamed(state, self.pyg_weights, type(self).__name__, prefix)
 
 
 class UnknownOptionError(TypeError):

@@ -32,26 +32,22 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate
 class PDEDiffusion1d(nn.Module):
     r"""x + Σ_k α_k Δ_{h_k} x along the sequence, channel by channel (Zhang & Zhou, Eq. 2, § 3.2).
 
-    Position by position, x′_i = x_i + Σ_k α_k (x_{i−h_k} − 2x_i + x_{i+h_k}); the boundary condition defines x beyond
-    the ends. The tokens of a row form one sequence, wherever its padding stands, and padded positions are unchanged.
+    (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}, where the boundary condition defines x beyond the ends. The tokens of a row
+    form one sequence, wherever its padding stands, and padded positions are unchanged.
 
     Args:
         channels: C.
         heads: H; cuts the channels for ``per="head"``.
         per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
         update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
-        norm: LayerNorm after the step (Eq. 16). The guarantees hold for the step without it, unlike the paper states
-            (docs/errata.md, P5).
+        norm: LayerNorm after the step (Eq. 16), without which alone the guarantees hold (docs/errata.md, P5).
         batch_first: sequences are [B, L, C]; with ``False`` [L, B, C], the default of PyTorch's attention.
         options: options of :class:`NeumannDiffusivity` (``strides``, ``boundary``, ``alpha``, ``budget``).
 
     Shapes:
         - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], the sorted sequence index of rows.
           key_padding_mask: [B, L] in place of the mask (True: padding), as in PyTorch's attention.
-        - output: that of x. The coupling is over the B·L rows, sequence by sequence, with tokens before padding.
-
-    Raises:
-        TypeError, ValueError: an option or an input does not fit.
+        - output: that of x; the coupling is over B·L rows, sequence by sequence, with tokens before padding.
 
     Examples:
         >>> smooth = PDEDiffusion1d(4, strides=(1, 2))
@@ -214,8 +210,6 @@ class SelfAttention(nn.Module):
         x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions send nothing. Their input must be finite;
         their output is finite and meaningless.
 
-    Raises:
-        TypeError, ValueError: an option or the input does not fit.
     """
 
     references = ("vaswani2017attention",)

@@ -28,7 +28,7 @@ from diffusion_mp.errors import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.layers import LaplacianEncoder
-from diffusion_mp.layers.features import channels_at_first, check_features, input_linear
+from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs, refuse_proxy
 from diffusion_mp.models.ends import HEADS, FeatureEncoder, Head, Task, check_no_pairs, feature_columns, output_layers
 from diffusion_mp.updates import CertifiedStep
@@ -173,7 +173,7 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
         """Raise unless the features fit the model; the first call infers ``in_channels=-1``."""
         if self.in_channels == -1:
             self.in_channels = channels_at_first(self, x)
-        check_features(x, channels=self.in_channels, module=self)
+        check_input(x, channels=self.in_channels, module=self)
 
     def certificate(
         self,

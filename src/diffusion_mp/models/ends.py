@@ -23,7 +23,7 @@ from diffusion_mp.errors import (
     found_later,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.features import channels_at_first, check_features, input_linear
+from diffusion_mp.layers.features import channels_at_first, check_input, input_linear
 
 Task = Literal["node", "graph", "link"]
 Pooling = Literal["mean", "first", "last"]
@@ -72,7 +72,7 @@ class FeatureEncoder(nn.Module):
         if self.linear is not None:
             if self.channels == -1:
                 self.channels = channels_at_first(self, x)
-            check_features(x, name, channels=self.channels, module=self)
+            check_input(x, name, channels=self.channels, module=self)
             return self.linear(x)
         columns = self._columns(x, name).unbind(1)
         check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]

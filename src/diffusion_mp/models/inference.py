@@ -259,7 +259,7 @@ def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice],
         return lambda rows: coupling._by_head(part(rows), 1)
     if isinstance(coupling, BlockwiseCoupling):
         return coupling.rows_of(v)
-    whole = coupling.product(v)
+    whole = coupling.matmul(v)
     return lambda rows: whole[rows]
 
 

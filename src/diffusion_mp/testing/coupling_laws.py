@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, LowRankCoupling, PooledCoupling, SumCoupling, merged
-from diffusion_mp.couplings.facts import PROMISES
+from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.errors import check_function, check_kind, check_seed, describe
 from diffusion_mp.graph.checks import row_bounds
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, run_laws, tolerance

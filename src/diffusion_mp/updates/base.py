@@ -156,7 +156,7 @@ class StateUpdate(nn.Module, ABC):
                 f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it out, "
                 f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
             )
-        if self.beta != 0.0 and source is None:
+        if source is None and self.beta != 0.0:
             beta = f"{self.beta:g}" if isinstance(self.beta, float) else self.beta
             raise ValueError(
                 f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "

@@ -10,7 +10,8 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import check_metric, metric_by_head
 from diffusion_mp.errors import check_positive, check_tensor
-from diffusion_mp.graph.ops import mean_rows, values_only
+from diffusion_mp.graph.cache import values_only
+from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import reciprocal
 from diffusion_mp.updates.base import Positive, State, StateUpdate
 
@@ -89,8 +90,8 @@ class CertifiedStep(StateUpdate):
         convex, near = self.constraint.convex, wide if centre is None else wide - centre
         rough, bound = coupling.majorized(near, convex)
         pull, total, cost = -rough, bound, near * rough
-        if source is not None and self.beta != 0.0:
-            weight = self.beta() if isinstance(self.beta, Positive) else self.beta
+        if source is not None and self.weight != 0.0:
+            weight = self.weight() if isinstance(self.weight, Positive) else self.weight
             weight = weight if metric is None else weight * metric_by_head(metric).unsqueeze(2)
             away = source - wide
             pulled = weight * away

@@ -88,7 +88,7 @@ class ExplicitEuler(LaplacianUpdate):
     def step(self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None) -> State:
         """Return (1 − τ(d + κ))·x + τ S v + τβh, in as few passes over memory as possible."""
         values = self.validate(x, coupling, values, source)
-        moved = coupling.product(values)
+        moved = coupling.matmul(values)
         if not isinstance(self.tau, float):
             return self._by_tensor(x, coupling, moved, source)
         keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
@@ -206,7 +206,7 @@ class MomentumStep(LaplacianUpdate):
     def advance(self, x: State, previous: State, coupling: Coupling, source: State | None = None) -> State:
         """Return z⁺ for z = ``x`` and z₋ = ``previous``; a state at rest has z₋ = z."""
         self.validate(x, coupling, previous, source)
-        slope = self.decay(x, coupling) - coupling.product(x)
+        slope = self.decay(x, coupling) - coupling.matmul(x)
         if source is not None and self.beta != 0.0:
             slope = slope - self.beta * source
         return x - self.tau * slope + self.momentum * (x - previous)

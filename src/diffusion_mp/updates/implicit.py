@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.couplings.base import LowRankForm
+from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State, working_precision

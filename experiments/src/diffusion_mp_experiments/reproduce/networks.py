@@ -17,7 +17,7 @@ from diffusion_mp.errors import CouplingMismatchError, check_kind, check_probabi
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv
-from diffusion_mp.layers.certified_conv import AllPairs
+from diffusion_mp.layers.certified_conv import PairAttraction
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.updates import HeatKernel
@@ -192,7 +192,7 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
     `Diagonalized` stays, since it is not learned. Return whether there was an attention.
     """
     fixed = {part for module in model.modules() if isinstance(module, Diagonalized) for part in module.modules()}
-    certified = (AllPairs,) if ablation == "identity" else ()
+    certified = (PairAttraction,) if ablation == "identity" else ()
     found = [
         (parent, name, child)
         for parent in model.modules()
@@ -201,5 +201,5 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
         if isinstance(child, (QueryKeyDiffusivity, *certified))
     ]
     for parent, name, child in found:
-        setattr(parent, name, None if isinstance(child, AllPairs) else ABLATIONS[ablation]())
+        setattr(parent, name, None if isinstance(child, PairAttraction) else ABLATIONS[ablation]())
     return bool(found)
