@@ -68,17 +68,11 @@ def test_sparse_products_equal_their_references(heads, nodes, edges, generator):
     pattern = Graph(nodes, edge_index).pattern
     weight, v = randn(edges, heads, generator=generator), randn(nodes, 3, 5, generator=generator)
     assert_same(
-        lambda w, v: spmm(pattern, w, v),
-        lambda w, v: spmm(pattern, w, v, backend="reference"),
-        [weight, v],
-        generator,
+        lambda w, v: spmm(pattern, w, v), lambda w, v: spmm(pattern, w, v, backend="reference"), [weight, v], generator
     )
     weight, v = randn(edges, 7, generator=generator), randn(nodes, 7, 1, generator=generator)  # one for every channel
     assert_same(
-        lambda w, v: spmm(pattern, w, v),
-        lambda w, v: spmm(pattern, w, v, backend="reference"),
-        [weight, v],
-        generator,
+        lambda w, v: spmm(pattern, w, v), lambda w, v: spmm(pattern, w, v, backend="reference"), [weight, v], generator
     )
     a, b = (randn(nodes, heads, 5, generator=generator) for _ in range(2))
     assert_same(

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import (
-    neighbours,
-    neumann_function,
-    neumann_inner,
-    neumann_product,
-    spectral,
-)
+from diffusion_mp.kernels.neumann import neighbours, neumann_function, neumann_inner, neumann_product, spectral
 from diffusion_mp.kernels.neumann.stencil import stencils
 from diffusion_mp.testing import tolerance
 

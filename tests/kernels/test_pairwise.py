@@ -12,14 +12,7 @@ from torch import Tensor
 from triton_cases import CASES, assert_equals_reference, boundaries
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.pairwise import (
-    SCORES,
-    fused,
-    pairwise_attention,
-    pairwise_logsumexp,
-    pairwise_product,
-    tiled,
-)
+from diffusion_mp.kernels.pairwise import SCORES, fused, pairwise_attention, pairwise_logsumexp, pairwise_product, tiled
 from diffusion_mp.testing import tolerance
 
 

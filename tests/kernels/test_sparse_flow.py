@@ -386,6 +386,5 @@ def test_registered_operations_pass_opcheck(ragged, generator) -> None:
     terms = [t.detach().requires_grad_() for t in rows.terms[:4]]
     for transpose in (False, True):
         torch.library.opcheck(
-            ops.sparse_flow_product.default,
-            (*arguments[:4], v, *terms, *rows.terms[4:], ptr, transpose, "auto"),
+            ops.sparse_flow_product.default, (*arguments[:4], v, *terms, *rows.terms[4:], ptr, transpose, "auto")
         )

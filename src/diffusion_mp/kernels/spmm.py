@@ -202,10 +202,7 @@ def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backen
 
 
 _spmm.derivatives(
-    {
-        "weight": _by_weight,
-        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
-    }
+    {"weight": _by_weight, "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend)}
 )
 _sddmm.derivatives(
     {

@@ -26,11 +26,7 @@ TRITON = "diffusion_mp.kernels.linear_attention.triton"
 
 
 @operation(
-    "linear_product",
-    family="linear_product",
-    reference=reference.linear_product,
-    cpu=blocked.linear_product,
-    dtype="v",
+    "linear_product", family="linear_product", reference=reference.linear_product, cpu=blocked.linear_product, dtype="v"
 )
 def _product(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
     return empty_like(v)

@@ -94,15 +94,7 @@ def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Te
 
 
 def backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    mask: Tensor | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
 ) -> None:
     """Writes the gradients."""
     grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))

@@ -80,10 +80,7 @@ def pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> 
 
 
 def read(
-    q: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    sums: Float[Tensor, "H F_and_one D_and_one"],
-    terms: Terms,
+    q: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], sums: Float[Tensor, "H F_and_one D_and_one"], terms: Terms
 ) -> Attended:
     """The rows of attention from the sums over all senders."""
     total = torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums)
