@@ -52,10 +52,10 @@ def test_every_row_is_stacked_once_and_comes_back(sizes: list[int], heads: int, 
 def test_rows_that_are_added_are_few() -> None:
     """A bucket more is cheaper than some 128 rows; so there are few of both."""
     sizes = SIZES["molecules"]
-    (part,) = batch_plan(boundaries(sizes)).parts(10**6)
-    stacked = sum(len(bucket.sizes) * bucket.size for bucket in part.buckets)
-    assert len(part.buckets) <= 3
-    assert sum(sizes) <= stacked <= sum(sizes) + 128 * len(part.buckets)
+    (chunk,) = batch_plan(boundaries(sizes)).chunks(10**6)
+    stacked = sum(graphs * size for graphs, size in chunk.shapes)
+    assert len(chunk.shapes) <= 3
+    assert sum(sizes) <= stacked <= sum(sizes) + 128 * len(chunk.shapes)
 
 
 def test_a_plan_is_kept_with_its_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
