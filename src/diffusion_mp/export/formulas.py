@@ -17,7 +17,7 @@ from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.log_linear_attention import reference as log_linear
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.pairwise import scores as pairwise
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
+from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
 from diffusion_mp.kernels.sparse_flow import reference as sparse_flow
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
 from diffusion_mp.kernels.sparse_flow.segments import Support
@@ -125,13 +125,13 @@ def log_linear_attention(
     return log_linear.Attended(*map(stack.back, log_linear.read(asking, sums)))
 
 
-def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
     """Over all pairs of a graph."""
     if ptr is None:
         return pairwise.pairwise_attention(q, k, v, None, score)
     stack = Stacked(ptr, v.size(0), v.device)
     out, lse = pairwise.pairwise_attention(_looking(stack(q)), stack.marked(k), stack(v), None, score)
-    return Attended(stack.back(out), lse)
+    return PairwiseRows(stack.back(out), lse)
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
