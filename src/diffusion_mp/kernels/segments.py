@@ -82,7 +82,8 @@ class Chunk:
         if stack.dim() == 3:
             return [stack.transpose(0, 1) if self.alone else stack.view(*self.shapes[0], stack.size(2))]
         if len(self.shapes) == 1:
-            return [stack.view(-1, self.shapes[0][1], stack.size(1))]
+            size = self.shapes[0][1]
+            return [stack.view(len(stack) // size, size, stack.size(1))]
         heads = stack.size(0) // self._height
         shapes = [(heads * graphs, size) for graphs, size in self.shapes]
         parts = stack.split_with_sizes([graphs * size for graphs, size in shapes])

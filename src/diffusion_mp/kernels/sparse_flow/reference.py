@@ -1,4 +1,4 @@
-"""The plain truth: one row, exact by a sort and differentiable on the support; every graph's rows, written out."""
+"""Sparse flow in plain torch: rows solved by a sort (SFi-Former, Eqs. 6 and 9), and the matrix of every graph."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTe
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
-    """Return which entries flow, i.e. where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed without cancellation.
-
-    In logarithms, since conductances and thresholds leave the range.
-    """
+    """Return which entries flow: Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed in logarithms without cancellation."""
     closed, log_leak = log_conductance == -math.inf, inverse.log()
     log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
@@ -31,11 +28,11 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
 def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     r"""argmin_z ½Σ_j z_j²/c_j + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)², exactly, by one sort (SFi-Former, Eqs. 6 and 9).
 
-    z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. Returns the flow z [..., n] and the
-    potential μ [...]; a row without an entry that conducts (log c = −∞) flows nowhere and has μ = α, or 0 for α = ∞.
+    z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. In a row without an entry that
+    conducts (log c = −∞) nothing flows, and μ = α, or 0 for α = ∞.
 
     Args:
-        log_conductance: log c [..., n] with c = 1/r. threshold: θ = λf ≥ 0, [..., n].
+        log_conductance, threshold: log c with c = 1/r, and θ = λf ≥ 0, [..., n].
         alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
 
     Returns:
@@ -43,8 +40,7 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
     Examples:
         >>> conductance, friction = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0.0, 0.5, 9.0])
-        >>> flow, potential = solve_rows(conductance.log(), friction, alpha=float("inf"))
-        >>> flow, potential  # nothing through what is worth more than the potential
+        >>> solve_rows(conductance.log(), friction, alpha=float("inf"))  # no flow where friction exceeds the potential
         (tensor([0.7500, 0.2500, 0.0000]), tensor(0.7500))
     """
     inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
@@ -55,14 +51,14 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     with torch.no_grad():
         active = flowing(log_conductance, threshold.log(), inverse)
     idle = ~active.any(-1, keepdim=True)
-    # A row in which nothing flows is solved as one of zeros, and its solution not used: its gradient is finite.
+    # Where nothing flows a row of zeros is solved, whose gradient is finite, and its solution is not used.
     log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(~active & ~idle, -math.inf)
-    # Linear on the support. As in ``rows.py``, but thresholds may be 0: no logarithm of them is taken.
+    # Linear on the support, as in ``rows.solve``, but without logarithms of thresholds, which may be 0.
     best = log_c.argmax(-1, keepdim=True)
     log_best, theta = log_c.gather(-1, best), threshold.gather(-1, best)
     share = (log_c - log_best).exp()
     above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
-    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above  # who conducts more has equal thresholds
+    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above  # conductors beyond the limit have equal thresholds
     slope = share.sum(-1, keepdim=True) + inverse * (-log_best).exp()
     zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
     flow = (share * zeta - dammed).masked_fill(~active, 0.0)
@@ -70,7 +66,7 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """z of listed pairs, from their scores, the terms of their rows and which pairs are the best of their row.
+    """Return z of listed pairs, from their scores and the terms of their rows.
 
     Args:
         s, u: scores of resistances and frictions [..., H].
@@ -81,7 +77,6 @@ def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
         >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
         >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-
         >>> z = entries(s, s, terms, terms.best == node.view(1, 6, 1))
         >>> torch.allclose(z.sum(1), torch.ones(6, 2))
         True
@@ -90,16 +85,12 @@ def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
 
 
 def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """log z, −∞ where nothing flows: see :class:`RowTerms`.
-
-    Args:
-        s, u, terms, is_best: as of :func:`entries`.
+    """Return log z, −∞ where nothing flows; arguments as in :func:`entries`.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
-        >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
+        >>> s = torch.einsum("ihf,jhf->ijh", q, k)
         >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-
         >>> log_entries(s, s, terms, terms.best == node.view(1, 6, 1)).shape
         torch.Size([6, 6, 2])
     """
@@ -107,18 +98,17 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
     above = (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
-    # Nobody who flows conducts more than the best, however an s that is computed anew is rounded.
+    # No entry that flows conducts more than the best, however a recomputed s is rounded.
     log_through = (s + terms.a + terms.lift * (above < 0)).clamp(max=unit_limit(s.dtype))
     return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
-    """Inner products of the rows of one graph, [H, n, n]."""
     return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
 
 
 def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
-    """Every row solved by sorting."""
+    """Solve every row by sorting."""
     q, k, fq, fk = features
     parts = []
     for rows in slices(ptr, q.size(0)):
@@ -127,17 +117,17 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
 
 
 def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
-    """The rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is none."""
+    """Solve the rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is absent."""
     none, limit = s == -math.inf, exp_limit(s.dtype)
     resistance, friction = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
-    # Not s + M and u − U, of which nothing is left where the scores are large.
+    # Not s + M and u − U, which cancel where the scores are large.
     log_c = -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
     log_f = u.log_softmax(2).masked_fill(none, -math.inf)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
     thetas = lam * log_f.exp()
     with torch.no_grad():
         active = flowing(log_c, lam.log() + log_f, leak)
-        # With a closed entry more, since there is no largest of none.
+        # Padded with a closed entry, since an empty row has no largest.
         best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2, keepdim=True)
     idle = ~active.any(2, keepdim=True)
     theta, w, log_c, log_f = (x.gather(2, best) for x in (thetas, u, log_c, log_f))
@@ -163,7 +153,6 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     height = (rho * (-lift).exp() + nu).masked_fill(idle, 1.0)  # of μ, in units of e^{h + lift}/c_o
 
     def known(x: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-        """``otherwise`` where nothing flows."""
         return torch.where(idle, otherwise, x)
 
     return RowPotentials(

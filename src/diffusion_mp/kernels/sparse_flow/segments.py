@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow.reference import log_entries
-from diffusion_mp.kernels.sparse_flow.rows import RowTerms, solve, unit_limit
+from diffusion_mp.kernels.sparse_flow.rows import Dense, RowTerms, solve, unit_limit
 
 
 class EdgeFlow(NamedTuple):
@@ -27,8 +27,8 @@ class EdgeFlow(NamedTuple):
     potential: Tensor
 
 
-class Segments:
-    """Entries [E, H] of the rows that ``target`` numbers; what a row has is [N, H], and 0 where it has no entry."""
+class Segments(Dense):
+    """Entries [E, H] of the rows in ``target``; a number per row is [N, H], 0 where a row has no entry."""
 
     def __init__(self, target: Tensor, like: Tensor) -> None:
         self.target, self.zeros = target, torch.zeros_like(like)
@@ -42,10 +42,10 @@ class Segments:
     def best(self, entries: Tensor) -> Tensor:
         number = torch.arange(entries.size(0), device=entries.device).unsqueeze(1)
         largest = entries == self.spread(self.top(entries))
-        return self._reduce(number.where(largest, entries.size(0) - 1), "amin")  # of NaN none is the largest
+        return self._reduce(number.where(largest, entries.size(0) - 1), "amin")  # a row of NaN has no largest entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        # One more entry, so that there is one; how many there are, torch.compile may not know.
+        # Padded, since there may be no entry; torch.compile may not know the number.
         return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Segments:
         return []
 
     def is_at(self, place: Tensor) -> Tensor:
-        """Which entries stand at the place of their row."""
+        """Return which entries stand at the place of their row."""
         return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
 
     def _reduce(self, entries: Tensor, how: str) -> Tensor:
@@ -82,7 +82,7 @@ def _solved(
     return Support(log_entries(s, u, terms, rows.is_at(solution.best)) > -torch.inf, solution.best)
 
 
-# An operation, so that torch.compile need not look inside: Newton ends when the values say so.
+# An operation, because torch.compile cannot trace a loop that ends by values.
 @operation("sparse_flow_support", cpu=_solved)
 def _support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
@@ -91,7 +91,7 @@ def _support(
 
 
 def _log_sum(x: Tensor, prior: Tensor, rows: Segments) -> Tensor:
-    """log Σ_e a_e e^{x_e} of every row, 0 where a row has no weight."""
+    """Return log Σ_e a_e e^{x_e} of every row, 0 where a row has no weight."""
     closed = prior == 0
     with torch.no_grad():
         top = rows.top(x.masked_fill(closed, torch.finfo(x.dtype).min))
@@ -112,12 +112,12 @@ def sparse_flow_edges(
     An edge of weight a counts as a parallel ones: r_e = e^{−s_e}/Σ_l a_l e^{−s_l}, f_e = e^{u_e}/Σ_l a_l e^{u_l} over
     the edges l with the same target, and z_e = a_e max(μ − λf_e, 0)/r_e with Σ_e z_e + μ/α = 1. With λ = 0 and α = ∞ it
     is the softmax of s with prior a. A node without edges, or without weight on any, receives nothing: μ = α, or 0.
+    O(E H) time and memory, in at least float32.
 
     Args:
-        s, u: scores of resistances and frictions. prior: a ≥ 0.
-        lam: λ ≥ 0. leak: 1/α, 0 for conservation. target: the node that each edge ends at.
-
-    O(E H) time and memory; in at least float32.
+        s, u, prior: scores of resistances and frictions, and a ≥ 0.
+        lam, leak: λ ≥ 0, and 1/α, 0 for conservation.
+        target: the node that each edge ends at.
 
     Examples:
         >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)  # a ring: two equal edges end at every node
@@ -132,8 +132,8 @@ def sparse_flow_edges(
         active, best = _support(s + prior.log(), u, resistance, friction, lam, leak, target)
         idle, off = rows.add(active.to(lam.dtype)) == 0, ~active
         best = best.masked_fill(idle, 0)
-    # On the support the equation is linear. As in ``rows.py`` with o the best conductor (but for its weight).
-    # Of a row where nothing flows all is zero in the end, and must be finite on the way.
+    # Linear on the support, as in ``rows.solve`` with o the best conductor (but for its weight).
+    # A row where nothing flows is zero in the end, and has to be finite on the way.
     s_best, w = torch.where(idle, -resistance, rows.at(s, best)), torch.where(idle, friction, rows.at(u, best))
     log_c, f = resistance + s_best, (w - friction).exp()
     share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
