@@ -106,14 +106,14 @@ def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tenso
     return torch.einsum("ihf,hfd->ihd", q, torch.einsum("jhf,jhd->hfd", k, v))
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, terms: linear.Terms) -> linear.Attended:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, terms: linear.Terms) -> linear.LinearRows:
     """As a quotient of such products."""
     return linear.attention(q, k, v, terms, linear_product)
 
 
 def log_linear_attention(
     receivers: log_linear.Receivers, senders: log_linear.Senders, ptr: Tensor | None
-) -> log_linear.Attended:
+) -> log_linear.LogLinearRows:
     """The sums over the senders, and the rows that read them."""
     if ptr is None:
         return log_linear.read(receivers, log_linear.pool(senders))
@@ -122,7 +122,7 @@ def log_linear_attention(
     asking = log_linear.Receivers(stack(log_q), None if row_shift is None else stack(row_shift))
     log_k, col_shift, v = senders
     sums = log_linear.pool(log_linear.Senders(stack(log_k), stack(col_shift, -torch.inf), stack(v)))
-    return log_linear.Attended(*map(stack.back, log_linear.read(asking, sums)))
+    return log_linear.LogLinearRows(*map(stack.back, log_linear.read(asking, sums)))
 
 
 def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
