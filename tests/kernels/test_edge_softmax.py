@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.edge_softmax import Rows, at_rows, edge_softmax, row_sums
+from diffusion_mp.kernels.spmm import Rows, at_rows, edge_softmax, row_sums
 from diffusion_mp.layers import GATConv
 
 SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]

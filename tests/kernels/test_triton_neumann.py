@@ -8,7 +8,8 @@ import pytest
 import torch
 from triton_cases import assert_close, assert_equals_reference, boundaries, randn
 
-from diffusion_mp.kernels.neumann import neumann_inner, neumann_product
+from diffusion_mp.kernels.neumann import _inner, neumann_product
+from diffusion_mp.kernels.neumann.stencil import Stencil
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -45,8 +46,8 @@ def test_inner_products(boundary: str, generator: torch.Generator) -> None:
     """Over more channels than one program has, and none at all."""
     for n in (0, 70):
         g, v = (randn(n, 2, 40, generator=generator) for _ in range(2))
-        got = neumann_inner(g, v, (1, 4), boundary, backend="triton")
-        expected = neumann_inner(g.double(), v.double(), (1, 4), boundary, backend="reference")
+        got = _inner(g, v, Stencil([1, 4], boundary, None), backend="triton")
+        expected = _inner(g.double(), v.double(), Stencil([1, 4], boundary, None), backend="reference")
         assert_close(got, expected, "gradient", torch.float32)
 
 

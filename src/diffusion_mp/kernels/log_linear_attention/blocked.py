@@ -217,9 +217,9 @@ def _blocks(log_features: Tensor, bound: Bound) -> list[slice]:
 
 
 def _bounds(senders: Senders) -> list[Bound]:
-    """Return one bound, m_r = max_j log_k_jr and β_s = max_j b_js, if the node of each β_s is within SLACK of every m_r.
+    """Return a bound for all samples, m_r = max_j log_k_jr and β_s = max_j b_js, or one for each.
 
-    Else a bound for every sample, with ρ such that M_sr is the maximum itself.
+    The former if the node of each β_s is within SLACK of every m_r; in the latter ρ makes M_sr the maximum itself.
     """
     log_k, col_shift, _ = senders
     features = log_k.amax(1, keepdim=True)

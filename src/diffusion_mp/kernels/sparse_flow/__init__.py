@@ -8,9 +8,8 @@ from torch import Tensor
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
-from diffusion_mp.kernels.sparse_flow.reference import entries, log_entries, solve_rows
+from diffusion_mp.kernels.sparse_flow.reference import EdgeFlow, entries, log_entries, solve_rows, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
-from diffusion_mp.kernels.sparse_flow.segments import EdgeFlow, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.tiled import support
 
 __all__ = [
