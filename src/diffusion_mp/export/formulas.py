@@ -20,7 +20,6 @@ from diffusion_mp.kernels.pairwise import scores as pairwise
 from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
 from diffusion_mp.kernels.sparse_flow import reference as sparse_flow
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
-from diffusion_mp.kernels.sparse_flow.segments import Support
 
 
 def batch_pointers(batch: Tensor) -> Tensor:
@@ -182,7 +181,7 @@ def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Ten
 
 def sparse_flow_support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
-) -> Support:
+) -> sparse_flow.Support:
     """The edges of every node solved by sorting: edges are to nodes what nodes are to graphs."""
     nodes, heads = lam.shape
     ptr, order, _ = compress(target, target, nodes)
@@ -197,7 +196,7 @@ def sparse_flow_support(
     best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(2)
     entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
     in_order = active.flatten(0, 1).t().unflatten(1, (nodes, heads))[stack.place, stack.graph]
-    return Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
+    return sparse_flow.Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
 
 
 def neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
