@@ -16,8 +16,8 @@ BITS = 16
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Set every entry to zero with probability ``rate``, and divide the others by 1 − rate (Srivastava et al. 2014).
 
-    On the CPU an entry uses sixteen bits of torch's generator, in a fifth of the time of torch's own dropout, which uses
-    sixty-four. There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that.
+    On the CPU an entry uses sixteen bits of torch's generator, in a fifth of the time of torch's dropout, which uses 64.
+    There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that.
 
     Args:
         x: of any shape; the stored entries of a sparse matrix are dropped.

@@ -19,7 +19,7 @@ nodes are multiplied, Σ_sr A_isr B_jsr = (Σ_s x_is w_js)(Σ_r f_ir e_jr).
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -190,7 +190,9 @@ T = TypeVar("T", Receivers, Senders, LogLinearRows)
 
 def _by_head(tensors: T) -> T:
     """[N, H, …] → [H, N, …]."""
-    return type(tensors)(*(None if x is None else x.transpose(0, 1) for x in tensors))
+    make: Any = type(tensors)
+    turned: T = make(*(None if x is None else x.transpose(0, 1) for x in tensors))
+    return turned
 
 
 def _graphs(
