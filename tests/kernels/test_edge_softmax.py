@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.spmm import Rows, at_rows, edge_softmax, row_sums
+from diffusion_mp.kernels.spmm import at_rows, edge_softmax, row_sums
 from diffusion_mp.layers import GATConv
 
 SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
@@ -90,15 +90,6 @@ def test_extreme_rows(generator: torch.Generator) -> None:
     assert edge_softmax(graph.csr, torch.zeros(6, 1), 0 * prior).abs().sum() == 0
     half = torch.zeros(6, 1, dtype=torch.bfloat16)
     assert edge_softmax(graph.csr, half).dtype == torch.float32  # sums are taken in float32 at least
-
-
-def test_the_operations_pass_opcheck(generator: torch.Generator) -> None:
-    graph, ops = edges(9, 20, False, generator), torch.ops.diffusion_mp
-    rows, logits = Rows.of(graph.csr), torch.rand(20, 2, requires_grad=True)
-    torch.library.opcheck(ops.edge_softmax.default, (*rows, logits, None, "auto"))
-    torch.library.opcheck(ops.edge_softmax.default, (*rows, logits, torch.rand(20, 1), "auto"))
-    torch.library.opcheck(ops.row_sums.default, (*rows, logits, "auto"))
-    torch.library.opcheck(ops.at_rows.default, (*rows, torch.rand(9, 2, requires_grad=True), "auto"))
 
 
 def test_the_order_by_source_is_found_for_a_gradient_only() -> None:

@@ -9,37 +9,31 @@ from itertools import pairwise
 import pytest
 import scipy.fft
 import torch
+from kernel_cases import DOUBLE, assert_close, boundaries, randn
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product, stencil
 from diffusion_mp.kernels.neumann.stencil import Stencil, stencils
-from diffusion_mp.testing import tolerance
 
-DOUBLE = torch.float64
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
-# Lengths of the sequences; None is one sequence that was not declared a batch.
+# Lengths of one sequence or of the sequences of a batch.
 BATCHES = {
-    "one": (None, 11),
-    "one row": (None, 1),
-    "two rows": (None, 2),
-    "no row": (None, 0),
-    "equal lengths": ([6, 6, 6], 18),
-    "equal, some empty": ([0, 6, 0, 6, 0], 12),
-    "ragged": ([3, 1, 7, 0, 3, 2, 12], 28),
-    "all empty": ([0, 0], 0),
+    "one": 11,
+    "one row": 1,
+    "two rows": 2,
+    "no row": 0,
+    "equal lengths": [6, 6, 6],
+    "equal, some empty": [0, 6, 0, 6, 0],
+    "ragged": [3, 1, 7, 0, 3, 2, 12],
+    "all empty": [0, 0],
 }
 STRIDES = {"one": (1,), "three": (1, 2, 4), "longer than the sequence": (3, 11, 12, 24, 37), "a stride twice": (2, 2)}
 
 
 @pytest.fixture(params=BATCHES.values(), ids=BATCHES)
 def batch(request: pytest.FixtureRequest) -> tuple[Tensor | None, int]:
-    lengths, rows = request.param
-    return None if lengths is None else torch.tensor([0, *lengths]).cumsum(0), rows
-
-
-def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=dtype, requires_grad=True)
+    return boundaries(request.param)
 
 
 def neighbour(i: int, n: int, boundary: str) -> int | None:
@@ -110,20 +104,20 @@ def test_products_equal_their_reference_and_the_matrices(
     reference = neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose, backend="reference")
     matrices = stencils(n, strides, boundary, ptr, v.detach())
     expected = torch.einsum("kij,kh,jhd->ihd", matrices.mT if transpose else matrices, alpha, v)
-    torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
-    torch.testing.assert_close(reference, expected, **tolerance("product", DOUBLE)._asdict())
+    assert_close(got, expected, "product", DOUBLE)
+    assert_close(reference, expected, "product", DOUBLE)
     weight = torch.randn(got.shape, generator=generator, dtype=DOUBLE)
     for mine, theirs in zip(
         torch.autograd.grad((got * weight).sum(), (v, alpha)),
         torch.autograd.grad((expected * weight).sum(), (v, alpha)),
         strict=True,
     ):
-        torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())
+        assert_close(mine, theirs, "gradient", DOUBLE)
     inner = _inner(weight, v, Stencil(list(strides), boundary, ptr))
     reference = _inner(weight, v, Stencil(list(strides), boundary, ptr), backend="reference")
     truth = torch.einsum("ihd,kij,jhd->kh", weight, matrices, v)
-    torch.testing.assert_close(reference, truth, **tolerance("product", DOUBLE)._asdict())
-    torch.testing.assert_close(inner, truth, **tolerance("product", DOUBLE)._asdict())
+    assert_close(reference, truth, "product", DOUBLE)
+    assert_close(inner, truth, "product", DOUBLE)
 
 
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
@@ -167,31 +161,6 @@ def test_reading_backwards_gives_the_result_backwards(
     forth = neumann_product(v, alpha, (1, 5), boundary, ptr)
     same = torch.allclose(neumann_product(v.flip(0), alpha, (1, 5), boundary, back), forth.flip(0), rtol=1e-12)
     assert same == (boundary != "causal")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_accumulates_in_float32(dtype: torch.dtype, generator: torch.Generator) -> None:
-    """The weights of many strides add up to one. In bfloat16 they would stop at a smaller number."""
-    strides = tuple(range(1, 400))
-    alpha = torch.full((399, 1), 1 / 798)
-    one = torch.ones(400, 1, 1, dtype=dtype)
-    assert torch.equal(neumann_product(one, alpha, strides), one)
-    v = torch.randn(40, 1, 2, generator=generator).to(dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = neumann_product(v, alpha[:3], (1, 2, 3))
-        smooth = neumann_function(lambda rate: 1 / (1 + rate), v, alpha[:3], (1, 2, 3))
-    assert got.dtype == smooth.dtype == dtype
-    matrices = stencils(40, (1, 2, 3), "symmetric", None, v.double())
-    expected = torch.einsum("kij,kh,jhd->ihd", matrices, alpha[:3].double(), v.double())
-    torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
-
-
-def test_the_transposed_product_of_replicated_ends_sums_in_float32() -> None:
-    """The last neighbour of 5 000 rows is one and the same: its column sums to more than bfloat16 can count."""
-    v = torch.ones(5000, 1, 1, dtype=torch.bfloat16)
-    got = neumann_product(v, torch.ones(1, 1), (5000,), "replicate", transpose=True)
-    assert got[0].item() == got[-1].item() == 4992  # 5 000, rounded to eight bits
-    assert not got[1:-1].any()
 
 
 # ------------------------------------------------------------------------------------------------ the eigenbases
@@ -258,7 +227,7 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
     values, vectors = torch.linalg.eigh(laplacian)
     expected = torch.einsum("him,hm,hjm,jhd->ihd", vectors, function(values), vectors, v)
     got = neumann_function(function, v, alpha, strides, ptr, periodic=periodic)
-    torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
+    assert_close(got, expected, "product", DOUBLE)
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
@@ -271,26 +240,6 @@ def test_functions_differentiate_twice_in_values_and_weights(
     smooth = partial(neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic)
     assert gradcheck(smooth, (v, alpha.requires_grad_()))
     assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
-
-
-@pytest.mark.parametrize(
-    "boundaries", [("symmetric",), pytest.param(BOUNDARIES, marks=pytest.mark.exhaustive)], ids=["one", "all"]
-)
-@pytest.mark.parametrize("lengths", [None, [3, 3, 3], [2, 0, 7]], ids=str)
-def test_registered_operations_pass_opcheck(
-    lengths: list[int] | None, boundaries: tuple[str, ...], generator: torch.Generator
-) -> None:
-    ptr = None if lengths is None else torch.tensor([0, *lengths]).cumsum(0)
-    v, g = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(2))
-    alpha = randn(2, 2, generator=generator, dtype=torch.float32)
-    ops = torch.ops.diffusion_mp
-    for boundary in boundaries:
-        for transpose in (False, True):
-            torch.library.opcheck(ops.neumann_product.default, (v, alpha, [1, 4], boundary, ptr, transpose, "auto"))
-    torch.library.opcheck(ops.neumann_inner.default, (g, v, [1, 4], "replicate", ptr, "auto"))
-    for periodic in (False, True):
-        torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr))
-        torch.library.opcheck(ops.neumann_modes.default, (v.detach(), [1, 4], periodic, ptr))
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)
@@ -313,4 +262,4 @@ def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(generator: tor
         expected = neumann_product(v, alpha, (3,), "causal", ptr, backend="reference")
         grads = (torch.autograd.grad(x.square().sum(), (v, alpha)) for x in (out, expected))
         for mine, theirs in zip(*grads, strict=True):
-            torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())
+            assert_close(mine, theirs, "gradient", DOUBLE)

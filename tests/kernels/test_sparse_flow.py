@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kernel_cases import DOUBLE, assert_same, everything, randn
 from scipy.optimize import nnls
-from test_kernels import BATCHES, assert_same, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,7 +32,6 @@ from diffusion_mp.testing import tolerance
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
 proximal = importlib.import_module("proximal").proximal
 
-DOUBLE = torch.float64
 LAMBDAS = [10.0**power for power in range(-3, 4)]
 ALPHAS = [0.01, 0.1, 1.0, math.inf]
 
@@ -243,12 +242,6 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
 # ------------------------------------------------------------------ the fast path
 
 
-@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
-def batch(request) -> tuple[Tensor | None, int]:
-    sizes, num_nodes = request.param
-    return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
-
-
 def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
     """z [H, N, N] and μ [N, H] by the sort, graph by graph."""
     bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
@@ -260,16 +253,6 @@ def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
         blocks.append(z)
         potentials.append(mu.t())
     return torch.stack([torch.block_diag(*(z[h] for z in blocks)) for h in range(q.size(1))]), torch.cat(potentials)
-
-
-def everything(q, k, fq, fk, lam, leak, v, ptr, backend="auto") -> Tensor:
-    """Product, transposed product and log-potentials side by side."""
-    rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
-    there, back = (
-        sparse_flow_product(q, k, fq, fk, v, rows.terms, ptr, transpose=transpose, backend=backend)
-        for transpose in (False, True)
-    )
-    return torch.cat([there, back, rows.log_mu.unsqueeze(2)], dim=2)
 
 
 def everything_by_sort(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
@@ -367,24 +350,3 @@ def test_wild_scores_stay_finite_and_conserve_the_flow(dtype, spread, alpha, gen
     assert z.ge(0).all()
     rounding = 10 * torch.finfo(dtype).eps * spread**2
     assert (z.sum(2) + rows.log_mu.exp() / alpha - 1).abs().max() < 10 * rounding
-
-
-def test_a_second_derivative_is_refused(generator) -> None:
-    arguments = inputs(4, generator)
-    (grad,) = torch.autograd.grad(everything(*arguments, ptr=None).sum(), arguments[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once differentiable"):
-        grad.sum().backward()
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_registered_operations_pass_opcheck(ragged, generator) -> None:
-    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
-    *arguments, v = inputs(9, generator, dtype=torch.float32)
-    ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.sparse_flow_potentials.default, (*arguments, ptr, "auto"))
-    rows = sparse_flow_potentials(*arguments, ptr)
-    terms = [t.detach().requires_grad_() for t in rows.terms[:4]]
-    for transpose in (False, True):
-        torch.library.opcheck(
-            ops.sparse_flow_product.default, (*arguments[:4], v, *terms, *rows.terms[4:], ptr, transpose, "auto")
-        )

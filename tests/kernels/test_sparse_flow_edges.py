@@ -122,12 +122,6 @@ def test_low_precision_and_wild_scores(dtype: torch.dtype) -> None:
         assert potential.isfinite().all()
 
 
-def test_the_support_passes_opcheck() -> None:
-    s, u, prior, lam, leak = inputs()
-    arguments = (s + prior.log(), u, lam, lam, lam, leak, TARGET)
-    torch.library.opcheck(torch.ops.diffusion_mp.sparse_flow_support.default, arguments)
-
-
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
     weight = torch.ones(14)

@@ -1,9 +1,13 @@
-"""Sparse products in single precision, where other kernels of torch run than in double, at every order of the edges."""
+"""Sparse products at every order of the edges and in every shape, in double and in single precision."""
+
+from functools import partial
 
 import pytest
 import torch
+from kernel_cases import assert_same, randn
 
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.pattern import Compressed, Pattern
 from diffusion_mp.kernels.spmm import sddmm, spmm
 
 
@@ -11,19 +15,6 @@ def _pattern(nodes, count, order, generator):
     edge_index = torch.randint(0, nodes, (2, count), generator=generator)
     ends = {"none": None, "by row": 1, "by column": 0}[order]
     return Graph(nodes, edge_index if ends is None else edge_index[:, edge_index[ends].argsort(stable=True)]).pattern
-
-
-def _compare(function, reference, inputs, generator):
-    """Values and gradients in single precision beside those of the reference in double."""
-    got = function(*inputs)
-    doubles = [x.detach().double().requires_grad_() for x in inputs]
-    expected = reference(*doubles)
-    direction = torch.randn(got.shape, generator=generator)
-    grads = torch.autograd.grad(got, inputs, direction)
-    truth = torch.autograd.grad(expected, doubles, direction.double())
-    for mine, theirs in zip([got, *grads], [expected, *truth], strict=True):
-        assert mine.dtype == torch.float32
-        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5 * float(theirs.detach().abs().max()))
 
 
 @pytest.mark.parametrize("order", ["none", "by row", "by column"])
@@ -37,15 +28,37 @@ def test_single_precision_agrees_with_double(nodes, count, shared, heads, channe
     )
     for at_once in (1 << 18, 2 * count, 1):  # all heads in one call, some, one by one
         monkeypatch.setattr("diffusion_mp.kernels.spmm.AT_ONCE", at_once)
-        _compare(
-            lambda w, v: spmm(pattern, w, v),
-            lambda w, v: spmm(pattern, w, v, backend="reference"),
-            [weight, b],
-            generator,
-        )
-        _compare(
-            lambda a, b: sddmm(pattern, a, b), lambda a, b: sddmm(pattern, a, b, backend="reference"), [a, b], generator
-        )
+        for run, inputs in ((spmm, [weight, b]), (sddmm, [a, b])):
+            results = []
+            for dtype, backend in ((torch.float32, "auto"), (torch.float64, "reference")):
+                leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+                out = run(pattern, *leaves, backend=backend)
+                direction = torch.arange(out.numel()).cos().view_as(out).to(dtype)
+                results.append([out, *torch.autograd.grad(out, leaves, direction)])
+            for mine, theirs in zip(*results, strict=True):
+                assert mine.dtype == torch.float32
+                atol = 1e-5 * float(theirs.detach().abs().max())
+                torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(1, 5), (3, 5), (3, 1)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "count"),
+    [(5, 12, 30), (12, 5, 30), (5, 3, 0), (1, 9, 4), (1, 1, 0), (1, 1, 2), (63, 63, 200), (500, 500, 2049)],
+)
+def test_matrices_of_any_shape(rows, cols, count, heads, channels, generator):
+    row, col = (torch.randint(0, size, (count,), generator=generator) for size in (rows, cols))
+    pattern = Pattern(Compressed(row, col, rows), Compressed(col, row, cols))
+    weight = randn(count, heads, generator=generator)
+    v, a = randn(cols, 3, channels, generator=generator), randn(rows, 3, channels, generator=generator)
+    dense = torch.zeros(rows, cols, heads, dtype=weight.dtype).index_put((row, col), weight, accumulate=True)
+    expected = dense.permute(2, 0, 1).expand(3, -1, -1) @ v.transpose(0, 1)
+    torch.testing.assert_close(spmm(pattern, weight, v).transpose(0, 1), expected)
+    for run, inputs in ((spmm, [weight, v]), (sddmm, [a, v])):
+        fast = partial(run, pattern)
+        assert_same(fast, partial(fast, backend="reference"), inputs, generator)
+        if count:
+            assert torch.autograd.gradgradcheck(fast, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
