@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,8 +52,7 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
     return None if width <= widest else f"its rows have at most {widest} channels, and a tensor has {width}"
 
 
-@dataclass(frozen=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Runs of rows that together cover every graph; a graph without rows has an empty one.
 
     Attributes:
@@ -64,14 +62,6 @@ class Tiles:
 
     table: Tensor
     offset: Tensor
-
-    @property
-    def graphs(self) -> int:
-        """B."""
-        return self.offset.size(0) - 1
-
-    def __len__(self) -> int:
-        return self.table.size(0)
 
 
 def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:

@@ -16,7 +16,7 @@ BITS = 16
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Set every entry to zero with probability ``rate``, and divide the others by 1 − rate (Srivastava et al. 2014).
 
-    On the CPU an entry uses sixteen bits of torch's generator, in a fifth of the time of torch's dropout, which uses 64.
+    On the CPU an entry uses 16 bits of torch's generator, in a fifth of the time of torch's dropout, which uses 64.
     There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that.
 
     Args:

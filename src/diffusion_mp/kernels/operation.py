@@ -318,7 +318,6 @@ class Operation(Generic[T]):
         return self._registered(*flat) if self.family is None else self._registered(*flat, backend)
 
     def _compute(self, args: Sequence[Any], tensor: Tensor, backend: str) -> Any:
-        """Run the chosen implementation without autocast."""
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family or "the operation", backend, self._table, *args)
         if not torch._C._is_any_autocast_enabled():

@@ -234,7 +234,6 @@ def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
 
 
 def side_by_side(parts: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
-    """Concatenate the results of parts, one by one."""
     return parts[0] if len(parts) == 1 else tuple(torch.cat(found, dim) for found in zip(*parts, strict=True))
 
 
@@ -287,13 +286,11 @@ def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterato
 
 
 def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
-    """Return the rows of every graph."""
     bounds = [0, num_nodes] if ptr is None else ptr.tolist()
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 def largest(ptr: Tensor | None, num_nodes: int) -> int:
-    """Return the number of nodes of the largest graph."""
     return num_nodes if ptr is None else int(ptr.diff().max()) if len(ptr) > 1 else 0
 
 
@@ -311,7 +308,6 @@ class Buffers:
         self._taken: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """Return an uninitialised tensor of this shape."""
         size = math.prod(shape)
         if name not in self._taken or self._taken[name].numel() < size:
             self._taken[name] = self.like.new_empty(size, dtype=self.dtype)

@@ -160,7 +160,6 @@ def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
 
 
 def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
-    """Return a sparse CSR tensor."""
     _let_torch_warn()
     return torch.sparse_csr_tensor(ptr, columns, values, size=(len(ptr) - 1, width), check_invariants=False)
 
@@ -252,7 +251,6 @@ class Rows(NamedTuple):
         return cls(rows.node, rows.ptr, rows.order)
 
     def matrix(self, like: Tensor) -> Tensor:
-        """Return [N, E], ones where an entry is in a row."""
         count = self.order.numel()
         return matrix(self.ptr, self.order, like.new_ones(count), count)
 

@@ -149,7 +149,8 @@ def linear_pool(k: Narrow, v: Narrow, terms: Terms) -> Tensor:
         >>> torch.allclose(sum(parts), total)  # [heads, features + 1, channels + 1]
         True
     """
-    return _empty_sums(k, v)
+    shape = (v.size(1), k.size(2) + 1, v.size(2) + 1)
+    return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
 @operation("linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read, triton=on_gpu("read"), dtype="v")
@@ -195,11 +196,6 @@ def _empty_rows(v: Tensor, sums: tuple[Size, Size, Size]) -> LinearRows:
     new = v.new_empty(0, dtype=torch.promote_types(v.dtype, torch.float32)).new_empty
     by_head = new(heads, features, channels), new(heads, features, 1), new(heads, 1, channels)
     return LinearRows(empty_like(v), new(v.shape[:2]), *by_head)
-
-
-def _empty_sums(k: Tensor, v: Tensor) -> Tensor:
-    shape = (v.size(1), k.size(2) + 1, v.size(2) + 1)
-    return v.new_empty(shape, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
 linear_pool.derivatives({"k v": _pool_backward})

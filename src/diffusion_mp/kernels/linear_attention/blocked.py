@@ -234,11 +234,9 @@ class _Blockwise:
                 _some(dv, rows).add_(self.own_gradient(*own, rows, self.nodes))
 
     def own_gradient(self, grad: Tensor, den: Tensor, rows: Block, nodes: Tensor | float) -> Tensor:
-        """Return a g of a block."""
         return self._load(grad, rows) * reciprocal(_some(den, rows)).mul_(self.terms.own * nodes)
 
     def _load(self, x: Tensor, rows: Block) -> Tensor:
-        """Return a block in the dtype of sums."""
         block = x if rows is None else x[:, rows]
         return block if block.dtype == self.wide else block.to(self.wide)
 
@@ -246,7 +244,6 @@ class _Blockwise:
         return vectors(self._load(x, rows), self.terms.unit)
 
     def _of_nodes(self, x: Tensor, rows: Block) -> Tensor:
-        """Set padding to zero."""
         return x if self.mask is None else x * _some(self.mask, rows)
 
     def _times(self, name: str, x: Tensor, factor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.gpu import padded, precision, row_contiguous, tiles
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.triton_rows import load, store
 
@@ -190,7 +190,8 @@ class _Launch:
         # Enough rows for the states of all runs to be small compared to the inputs.
         least = max(256, 4 * padded(self.features), 4 * padded(self.channels))
         rows = max(least, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
-        self.tiles: Tiles = tiles(terms.ptr, self.nodes, rows, x.device)
+        self.table, self.offset = tiles(terms.ptr, self.nodes, rows, x.device)
+        self.runs, self.graphs = len(self.table), len(self.offset) - 1
         wide = padded(self.features)
         block = min(64 if wide <= 64 else 32, padded(self.channels))
         self.parts = max(1, triton.cdiv(self.channels, block))  # denominators also where there is no channel
@@ -208,18 +209,16 @@ class _Launch:
     def state(self, x: Tensor, y: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """Return the state of every graph and head, [B, H, F + 1, D + 1] in float32."""
         shape = (self.heads, self.features + 1, self.channels + 1)
-        runs = torch.empty(len(self.tiles), *shape, dtype=torch.float32, device=x.device)
-        _sum_rows[(len(self.tiles) * self.heads * self.parts,)](
-            x, y, scale, weight, self.tiles.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+        runs = torch.empty(self.runs, *shape, dtype=torch.float32, device=x.device)
+        _sum_rows[(self.runs * self.heads * self.parts,)](
+            x, y, scale, weight, self.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             PARTS=self.parts, **self.options,
         )  # fmt: skip
-        if len(self.tiles) == self.tiles.graphs:
+        if self.runs == self.graphs:
             return runs
-        state, size = runs.new_empty(self.tiles.graphs, *shape), runs[0].numel()
+        state, size = runs.new_empty(self.graphs, *shape), runs[0].numel()
         blocks = triton.cdiv(size, 64)
-        _sum_runs[(self.tiles.graphs * blocks,)](
-            runs, self.tiles.offset, state, size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4
-        )
+        _sum_runs[(self.graphs * blocks,)](runs, self.offset, state, size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4)
         return state
 
     def meet(
@@ -227,8 +226,8 @@ class _Launch:
     ) -> Tensor:
         """Return Mᵀx̃ + c r + own n y of every row, divided by denominators if these are requested."""
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
-        _meet[(len(self.tiles) * self.heads * self.parts,)](
-            x, y, scale, state, self.tiles.table, out, den, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+        _meet[(self.runs * self.heads * self.parts,)](
+            x, y, scale, state, self.table, out, den, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             constant, own, OWN=own != 0, PARTS=self.parts, **self.options,
         )  # fmt: skip
         return out
@@ -238,8 +237,8 @@ class _Launch:
     ) -> Tensor:
         """Return M y + w m of every row, through the norm of x."""
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _feature_gradient[(len(self.tiles) * self.heads,)](
-            x, y, scale, weight, state, self.tiles.table, dx, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+        _feature_gradient[(self.runs * self.heads,)](
+            x, y, scale, weight, state, self.table, dx, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             **self.options,
         )  # fmt: skip
         return dx
@@ -271,7 +270,6 @@ def backward(
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    """Return the state of one graph, [H, F + 1, D + 1]."""
     k, v = row_contiguous(k), row_contiguous(v)
     with torch.cuda.device_of(k):
         return _Launch(k, v, terms).state(k, v).squeeze(0)
@@ -296,7 +294,6 @@ def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
 def read_backward(
     grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``blocked.read_backward``."""
     grad, q = row_contiguous(grad), row_contiguous(q)
     with torch.cuda.device_of(q):
         scale, weight = _row_factors(grad, out)
@@ -324,7 +321,6 @@ def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _row_factors(grad: Tensor, out: LinearRows) -> tuple[Tensor, Tensor]:
-    """Return 1/d_i and h_i of every row and head."""
     values, den = out.values.contiguous(), out.den.contiguous()
     scale, weight = torch.empty_like(den), torch.empty_like(den)
     _row_terms[(triton.cdiv(den.numel(), 32),)](

@@ -54,7 +54,6 @@ class Factor:
 
     @cached_property
     def product(self) -> Tensor:
-        """[B, n, K F]."""
         return (self.samples.unsqueeze(3) * self.features.unsqueeze(2)).flatten(2)
 
 
@@ -189,7 +188,6 @@ T = TypeVar("T", Receivers, Senders, LogLinearRows)
 
 
 def _by_head(tensors: T) -> T:
-    """[N, H, …] → [H, N, …]."""
     make: Any = type(tensors)
     turned: T = make(*(None if x is None else x.transpose(0, 1) for x in tensors))
     return turned
@@ -212,7 +210,6 @@ def _graphs(
 
 
 def _blocks(log_features: Tensor, bound: Bound) -> list[slice]:
-    """Split the nodes into runs whose factors are a block."""
     graphs, nodes, features = log_features.shape
     height = max(1, BLOCK // (graphs * bound.samples.size(2) * features))
     return [slice(first, min(first + height, nodes)) for first in range(0, nodes, height)] or [slice(0, 0)]

@@ -106,6 +106,5 @@ def read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
 
 
 def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Float[Tensor, "E H"]:
-    """log Σ_r exp(log_q_target(e),r + log_k_source(e),r)."""
     source, target = edge_index
     return (log_q[target] + log_k[source]).logsumexp(2)

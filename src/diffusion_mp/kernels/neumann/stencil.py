@@ -119,7 +119,6 @@ def reference_product(
 
 
 def reference_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
-    """Return ⟨g, A_{h_k} v⟩ of every stride and head."""
     left, right = neighbours(v.size(0), *stencil, v.device)
     return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
 
@@ -144,7 +143,6 @@ def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
 
 
 def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
-    """Return A_h v, or with the transposed A."""
     if v.numel() == 0:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)

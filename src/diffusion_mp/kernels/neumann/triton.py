@@ -120,7 +120,6 @@ def _inner(
 
 
 def _plan(v: Tensor, stencil: Stencil) -> tuple[Tensor, tuple[int], dict[str, Any]]:
-    """Return runs of rows, the grid, and the options of both kernels."""
     channels = v.size(1) * v.size(2)
     block = min(64, padded(channels))
     parts = triton.cdiv(channels, block)

@@ -89,12 +89,10 @@ def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, scor
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    """log Σ_j f(q_i·k_j), [N, H]."""
     return torch.cat([log_scores(q[rows], k[rows], score, loops).logsumexp(2).t() for rows in slices(ptr, q.size(0))])
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    """Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j, [N, H, D]."""
     row_shift, col_shift, ptr, score, loops = weighting
     parts = []
     for rows in slices(ptr, q.size(0)):

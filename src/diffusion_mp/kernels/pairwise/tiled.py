@@ -103,7 +103,6 @@ def _near(lse: Tensor) -> bool:
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
     return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
@@ -130,7 +129,6 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
 
 
 def _columns(weighting: Weighting) -> list[Tensor]:
-    """Return a, and b if given, [N, H, 1]."""
     return [shift.unsqueeze(2) for shift in weighting[:2] if shift is not None]
 
 
@@ -196,5 +194,4 @@ def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
 
 
 def _cut(x: Tensor, rows: slice) -> Tensor:
-    """Return rows of a stack, which are often all of them."""
     return x if rows is ALL else x[:, rows]

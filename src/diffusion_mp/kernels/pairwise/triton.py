@@ -154,7 +154,6 @@ def _gradient(
 def _plan(
     q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool
 ) -> tuple[Tensor, tuple[int], dict[str, Any]]:
-    """Return runs of rows, the grid, and the options of all kernels."""
     features, channels = padded(q.size(2)), padded(v.size(2))
     size, options = operands(q.dtype)
     wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
@@ -190,12 +189,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
     return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    """Σ_j exp(log f(s_ij) + a_i + b_j) v_j, [N, H, D], in the dtype of v."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     row_shift, col_shift = contiguous(*weighting[:2])
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -209,7 +206,6 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
 def backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each in its dtype; see ``tiled.backward``."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -13,7 +13,16 @@ from torch.nn.functional import pad
 from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.kernels.sparse_flow.rows import Dense, Features, RowPotentials, RowTerms, solve, unit_limit, units
+from diffusion_mp.kernels.sparse_flow.rows import (
+    Dense,
+    Features,
+    RowPotentials,
+    RowTerms,
+    or_still,
+    solve,
+    unit_limit,
+    units,
+)
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
@@ -155,25 +164,24 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
         reach = torch.where(opened, (last + after) / 2, math.inf)
     height = (rho * (-lift).exp() + nu).masked_fill(idle, 1.0)  # of μ, in units of e^{h + lift}/c_o
 
-    def known(x: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-        return torch.where(idle, otherwise, x)
-
-    return RowPotentials(
-        a=known(a),
-        w=known(w, friction),
-        rho=known(rho),
-        nu=known(nu),
-        lift=known(lift),
-        reach=known(reach, math.inf),
-        best=best.masked_fill(idle, 0) + first,
-        log_mu=torch.where(idle, -leak.masked_fill(~idle, 1.0).log(), unit + lift - log_c + height.log()),
+    solved = RowPotentials(
+        a=a,
+        w=w,
+        rho=rho,
+        nu=nu,
+        lift=lift,
+        reach=reach,
+        best=best + first,
+        log_mu=unit + lift - log_c + height.log(),
         resistance=resistance.detach(),
         friction=friction.detach(),
         slope=slope.detach(),
-        drag=known(drag),
-        work=known(work),
+        drag=drag,
+        work=work,
         support=active.sum(2, keepdim=True).to(s),
     )
+    rows = or_still(solved, ~idle, leak)
+    return rows._replace(best=rows.best.masked_fill(idle, first))
 
 
 def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:

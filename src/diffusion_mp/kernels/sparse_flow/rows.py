@@ -106,6 +106,21 @@ def empty_potentials(lam: Tensor) -> RowPotentials:
     return RowPotentials(*empty_like(*14 * [lam]))._replace(best=best)
 
 
+def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotentials:
+    """Replace rows in which nothing flows: μ is α, and the terms give zero entries."""
+    nothing = torch.zeros_like(solved.rho)
+    still = RowPotentials(*14 * [nothing])._replace(
+        w=solved.friction,
+        reach=nothing + torch.inf,
+        best=solved.best.new_zeros(()),
+        log_mu=-leak.masked_fill(flows, 1.0).log(),
+        resistance=solved.resistance,
+        friction=solved.friction,
+        slope=nothing + 1,
+    )
+    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
+
+
 # Newton needs three to six steps on random rows; no row needs more than it has entries.
 MAX_STEPS = 100
 
@@ -114,11 +129,9 @@ class Dense:
     """Operations on rows along the last dimension, [..., n]; a number per row is [..., 1]."""
 
     def add(self, entries: Tensor) -> Tensor:
-        """Return the sum of every row."""
         return entries.sum(-1, keepdim=True)
 
     def top(self, entries: Tensor) -> Tensor:
-        """Return the largest entry of every row."""
         return entries.amax(-1, keepdim=True)
 
     def best(self, entries: Tensor) -> Tensor:
@@ -129,7 +142,6 @@ class Dense:
         return (n - largest).long().clamp_max(n - 1)  # a row of NaN has no largest entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        """Return one entry of every row."""
         return entries.gather(-1, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
@@ -321,17 +333,4 @@ def solve(
         work=theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted),
         support=support,
     )
-    if flows.all():
-        return solved
-    # Where nothing flows μ is α, and the terms give zero entries.
-    nothing = torch.zeros_like(rho)
-    still = RowPotentials(*14 * [nothing])._replace(
-        w=friction,
-        reach=nothing + torch.inf,
-        best=best.new_zeros(()),
-        log_mu=-leak.log(),
-        resistance=resistance,
-        friction=friction,
-        slope=nothing + 1,
-    )
-    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
+    return solved if flows.all() else or_still(solved, flows, leak)

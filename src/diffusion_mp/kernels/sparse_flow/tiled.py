@@ -33,7 +33,6 @@ class _Tiles(Buffers):
         return torch.bmm(a, b.transpose(1, 2), out=self(name, a.size(0), a.size(1), b.size(1)))
 
     def scores(self, features: Sequence[Tensor], rows: slice) -> tuple[Tensor, Tensor]:
-        """Return s and u of rows."""
         q, k, fq, fk = features
         return self.inner("s", q[:, rows], k), self.inner("u", fq[:, rows], fk)
 
@@ -83,7 +82,6 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
 
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
-    """Return log Σ_j e^{± x_ij}."""
     top = x.amin(-1, keepdim=True) if sign < 0 else x.amax(-1, keepdim=True)
     share = exp_(top - x if sign < 0 else x - top)
     if mask is not None:

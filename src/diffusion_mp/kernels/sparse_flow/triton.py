@@ -317,7 +317,6 @@ def _gradient(
 
 
 def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Tensor, tuple[int], dict[str, Any]]:
-    """Return runs of rows, the grid, and the options of all kernels."""
     size, options = operands(q.dtype)
     blocks = [padded(width) for width in (q.size(2), fq.size(2), channels)]
     wide = max(blocks) * size  # bytes of a row; tiles of all three kinds have to fit into shared memory
@@ -335,7 +334,6 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
-    """Solve the rows, [N, H] in float32: see ``tiled.potentials``."""
     q, k, fq, fk, lam, leak = contiguous(*features, lam, leak)
     out = empty_potentials(lam)
     with torch.cuda.device_of(q):
@@ -345,7 +343,6 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
-    """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
     q, k, fq, fk, v, *of_rows = contiguous(*features, v, *terms)
     out = torch.empty_like(v)
     with torch.cuda.device_of(q):
@@ -384,7 +381,6 @@ def _gradients(
 def product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, ...]:
-    """See ``tiled.product_backward``."""
     pairs, of_rows, (grad, v) = contiguous(*features), contiguous(*terms), contiguous(grad, v)
     dv, *sums = (torch.empty_like(x) for x in (v, *of_rows[:4]))
     values, products = ((v, grad), (dv, None)) if transpose else ((grad, v), (None, dv))
@@ -395,7 +391,6 @@ def potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor,
     features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """See ``tiled.potentials_backward``."""
     pull = tiled.pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     of_rows = contiguous(
         solution.resistance, solution.friction, pull.step, pull.by_resistance, pull.by_friction, pull.at_s, pull.at_u
