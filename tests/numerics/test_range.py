@@ -34,10 +34,10 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.energies import FunctionPenalty
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
+from diffusion_mp.kernels.linear_attention import linear_attention
 from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
 from diffusion_mp.layers import DiffusionConv, GatedGCNConv, SFiConv
-from diffusion_mp.models import SFiFormer, full_graph_inference
+from diffusion_mp.models import full_graph_inference
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import CrankNicolson, Equilibrium, ExplicitEuler, HeatKernel, ImplicitEuler, StateUpdate
@@ -105,15 +105,6 @@ def test_every_backend_divides_by_norms_of_any_size(backend: Any, scale: float, 
     one = torch.ones_like(size)
     for got, expected, length in zip(*results, (one, size, scale / size, one), strict=True):
         torch.testing.assert_close(got * length, expected * length, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("scale", [1e-20, 1e20])
-def test_the_two_halves_divide_by_norms_of_any_size(scale: float, generator: torch.Generator) -> None:
-    q, k, v = (randn(9, 2, 3, generator=generator) for _ in range(3))
-    expected = linear_attention(q, k, v, constant=1.0, unit=True)
-    terms = Terms(constant=1.0, unit=True)
-    got = linear_read(scale * q, v, linear_pool(scale * k, v, terms), terms).values
-    torch.testing.assert_close(got, expected, **SINGLE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
@@ -307,16 +298,6 @@ def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Gen
     edges = torch.randint(17, (2, 51), generator=generator)
     layer(x, edges).float().sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_a_whole_model_in_half_precision(dtype: torch.dtype, generator: torch.Generator) -> None:
-    model = SFiFormer(6, 8, 3, 2, heads=2).eval()
-    x, edges = randn(9, 6, generator=generator), torch.tensor([[0, 1, 2], [1, 0, 1]])
-    expected = model(x, edges)
-    torch.testing.assert_close(
-        model.to(dtype)(x.to(dtype), edges).float(), expected, **tolerance("layer", dtype)._asdict()
-    )
 
 
 # ---------------------------------------------------------------- every layer and model
