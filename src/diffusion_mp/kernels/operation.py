@@ -110,15 +110,9 @@ Formula = Callable[..., Any]
 
 
 def operation(
-    name: str,
-    *,
-    family: str | None = None,
-    reference: Callable[..., Any] | None = None,
-    cpu: Callable[..., Any] | None = None,
-    triton: Implementation | None = None,
-    flex: Implementation | None = None,
-    dtype: str | None = None,
-) -> Callable[[Callable[..., T]], Operation[T]]:
+    name: str, *, family: str | None = None, reference: Formula | None = None, cpu: Formula | None = None,
+    triton: Implementation | None = None, flex: Implementation | None = None, dtype: str | None = None,
+) -> Callable[[Callable[..., T]], Operation[T]]:  # fmt: skip
     """Declare an operation; decorates a function that returns empty results of the right shapes.
 
     Its annotations are the schema, and implementations take the same arguments. A ``NamedTuple`` of schema types
@@ -255,13 +249,9 @@ class Operation(Generic[T]):
     """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
     def __init__(
-        self,
-        shapes: Callable[..., T],
-        name: str,
-        family: str | None,
-        table: Mapping[str, Implementation],
+        self, shapes: Callable[..., T], name: str, family: str | None, table: Mapping[str, Implementation],
         dtype: str | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.__doc__ = shapes.__doc__
         self.name, self.family, self._table, self._shapes = name, family, table, shapes
         self._signature = signature = Signature(shapes)

@@ -82,15 +82,9 @@ def _attention_backward(
 
 
 def _second_derivatives(
-    grad_values: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    grad_dq: Tensor,
-    grad_dk: Tensor,
-    grad_dv: Tensor,
-) -> tuple[Tensor, ...]:
+    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms,
+    grad_dq: Tensor, grad_dk: Tensor, grad_dv: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Backpropagate through the reference with the fast product, in which out and d are functions of the inputs."""
     with torch.enable_grad():
         # Views tell equal tensors apart, as in self-attention.

@@ -186,16 +186,9 @@ class _Blockwise:
             torch.mul(total, inverse, out=_some(out, rows))
 
     def read_backward(
-        self,
-        dq: Tensor,
-        grad: Tensor,
-        q: Tensor,
-        v: Tensor,
-        out: Tensor,
-        den: Tensor,
-        sums: _Sums,
+        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: _Sums,
         nodes: Tensor | float,
-    ) -> _Sums:
+    ) -> _Sums:  # fmt: skip
         """Write ∂q, from the sums of ``nodes`` senders; return G, γ and b."""
         constant, own = self.terms.constant, self.terms.own * nodes
         by_sums, turned, left = [], sums.outer.transpose(1, 2), sums.left.transpose(1, 2)

@@ -1,5 +1,7 @@
 """All-pair attention with a nonlinear score, tile by tile: O(N²) time, O(N) memory, also in the backward pass."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +16,8 @@ from diffusion_mp.kernels.precision import accumulating
 __all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product"]
 
 
-TRITON = "diffusion_mp.kernels.pairwise.triton"
+FAMILY = "pairwise"
+on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
 
 
 def _empty_lse(q: Tensor) -> Tensor:
@@ -22,42 +25,30 @@ def _empty_lse(q: Tensor) -> Tensor:
 
 
 @operation(
-    "pairwise_attention",
-    family="pairwise",
-    reference=scores.pairwise_attention,
-    cpu=tiled.attention,
-    triton=gpu.kernel(TRITON, "attention"),
-    flex=fused.FLEX,
-    dtype="v",
-)
+    "pairwise_attention", family=FAMILY, reference=scores.pairwise_attention, cpu=tiled.attention,
+    triton=on_gpu("attention"), flex=fused.FLEX, dtype="v",
+)  # fmt: skip
 def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> PairwiseRows:
     return PairwiseRows(empty_like(v), _empty_lse(q))
 
 
 @operation(
-    "pairwise_logsumexp",
-    family="pairwise",
-    reference=scores.pairwise_logsumexp,
-    cpu=tiled.logsumexp,
-    triton=gpu.kernel(TRITON, "logsumexp"),
-)
+    "pairwise_logsumexp", family=FAMILY, reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp,
+    triton=on_gpu("logsumexp"),
+)  # fmt: skip
 def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
     return _empty_lse(q)
 
 
 @operation(
-    "pairwise_product",
-    family="pairwise",
-    reference=scores.pairwise_product,
-    cpu=tiled.product,
-    triton=gpu.kernel(TRITON, "product"),
-    dtype="v",
-)
+    "pairwise_product", family=FAMILY, reference=scores.pairwise_product, cpu=tiled.product,
+    triton=on_gpu("product"), dtype="v",
+)  # fmt: skip
 def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     return empty_like(v)
 
 
-@operation("pairwise_backward", family="pairwise", cpu=tiled.backward, triton=gpu.kernel(TRITON, "backward"))
+@operation("pairwise_backward", family=FAMILY, cpu=tiled.backward, triton=on_gpu("backward"))
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,16 +56,9 @@ def _backward(
 
 
 def _of_attention(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    out: Tensor,
-    lse: Tensor,
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, out: Tensor, lse: Tensor,
     backend: str,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     # With p_ij = f_ij exp(−lse_i), Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
     return _backward(grad_out, _inner(grad_out, out), q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
 
@@ -118,14 +102,9 @@ _gradient.derivatives(ONCE)
 
 
 def pairwise_attention(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
+    *, score: str = "exp", backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
 
     No score overflows, and no row vanishes. Once differentiable; the result has the dtype of ``v``.
@@ -143,20 +122,15 @@ def pairwise_attention(
         True
     """
     check_choice(score, "score", SCORES)
-    if fused.fits(q, k, v, ptr, score) and requested("pairwise", backend) in ("auto", "cpu"):
+    if fused.fits(q, k, v, ptr, score) and requested(FAMILY, backend) in ("auto", "cpu"):
         return fused.attention(q, k, v, once=_gradient)
     return _attention(q, k, v, ptr, score, backend=backend).out
 
 
 def pairwise_logsumexp(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H"]:
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], ptr: Tensor | None = None,
+    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+) -> Float[Tensor, "N H"]:  # fmt: skip
     """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row, in at least float32.
 
     Args:
@@ -173,17 +147,10 @@ def pairwise_logsumexp(
 
 
 def pairwise_product(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H"],
-    col_shift: Float[Tensor, "N H"],
-    ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H"], col_shift: Float[Tensor, "N H"], ptr: Tensor | None = None,
+    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph; once differentiable.
 
     With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`.

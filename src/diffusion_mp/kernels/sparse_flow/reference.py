@@ -165,21 +165,9 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     height = (rho * (-lift).exp() + nu).masked_fill(idle, 1.0)  # of μ, in units of e^{h + lift}/c_o
 
     solved = RowPotentials(
-        a=a,
-        w=w,
-        rho=rho,
-        nu=nu,
-        lift=lift,
-        reach=reach,
-        best=best + first,
-        log_mu=unit + lift - log_c + height.log(),
-        resistance=resistance.detach(),
-        friction=friction.detach(),
-        slope=slope.detach(),
-        drag=drag,
-        work=work,
-        support=active.sum(2, keepdim=True).to(s),
-    )
+        a, w, rho, nu, lift, reach, best + first, unit + lift - log_c + height.log(),
+        *(x.detach() for x in (resistance, friction, slope)), drag, work, active.sum(2, keepdim=True).to(s),
+    )  # fmt: skip
     rows = or_still(solved, ~idle, leak)
     return rows._replace(best=rows.best.masked_fill(idle, first))
 
@@ -283,13 +271,9 @@ def _log_sum(x: Tensor, prior: Tensor, rows: Segments) -> Tensor:
 
 
 def sparse_flow_edges(
-    s: Float[Tensor, "E H"],
-    u: Float[Tensor, "E H"],
-    prior: Float[Tensor, "E one"],
-    lam: Float[Tensor, "N H"],
-    leak: Float[Tensor, "N H"],
-    target: Int[Tensor, " E"],
-) -> EdgeFlow:
+    s: Float[Tensor, "E H"], u: Float[Tensor, "E H"], prior: Float[Tensor, "E one"],
+    lam: Float[Tensor, "N H"], leak: Float[Tensor, "N H"], target: Int[Tensor, " E"],
+) -> EdgeFlow:  # fmt: skip
     r"""The flow of least energy over the edges that end at each node (SFi-Former, Eqs. 6 and 9, on a given graph).
 
     An edge of weight a counts as a parallel ones: r_e = e^{−s_e}/Σ_l a_l e^{−s_l}, f_e = e^{u_e}/Σ_l a_l e^{u_l} over

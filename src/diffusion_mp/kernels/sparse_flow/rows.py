@@ -172,13 +172,9 @@ class Root(NamedTuple):
 
 
 def newton(
-    weight: Tensor,
-    threshold: Tensor,
-    leak: Tensor,
-    total: Tensor | float = 1.0,
-    support: Tensor | None = None,
-    rows: Dense = DENSE,
-) -> Root:
+    weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0,
+    support: Tensor | None = None, rows: Dense = DENSE,
+) -> Root:  # fmt: skip
     r"""Return the root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
     The left side is convex, increasing and piecewise linear. A step solves the linear equation of the active set
@@ -317,20 +313,10 @@ def solve(
     reach = reach.where(rows.add(active) > count, torch.inf)  # rounding of w would open closed entries
     # Over the entries that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
+    drag = nu * slope + moment
+    work = theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
     solved = RowPotentials(
-        a=a,
-        w=w,
-        rho=rho,
-        nu=nu,
-        lift=lift,
-        reach=reach,
-        best=best,
-        log_mu=torch.where(rho > 0, above, beneath),
-        resistance=resistance,
-        friction=friction,
-        slope=through + by_leak,
-        drag=nu * slope + moment,
-        work=theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted),
-        support=support,
-    )
+        a, w, rho, nu, lift, reach, best, torch.where(rho > 0, above, beneath),
+        resistance, friction, through + by_leak, drag, work, support,
+    )  # fmt: skip
     return solved if flows.all() else or_still(solved, flows, leak)
