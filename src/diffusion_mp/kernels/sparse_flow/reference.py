@@ -166,7 +166,7 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
 
     solved = RowPotentials(
         a, w, rho, nu, lift, reach, best + first, unit + lift - log_c + height.log(),
-        *(x.detach() for x in (resistance, friction, slope)), drag, work, active.sum(2, keepdim=True).to(s),
+        resistance.detach(), friction.detach(), slope.detach(), drag, work, active.sum(2, keepdim=True).to(s),
     )  # fmt: skip
     rows = or_still(solved, ~idle, leak)
     return rows._replace(best=rows.best.masked_fill(idle, first))
