@@ -60,7 +60,7 @@ def test_many_blocks(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 2049])
 def test_sums_that_two_threads_share(n: int, options: dict[str, Any], generator: torch.Generator) -> None:
-    """In two halves where there are as many nodes in both: an odd number of them stays whole."""
+    """In two halves where there are as many nodes in both: an odd number is not split."""
     inputs = drawn((n, 1, 7), (n, 1, 7), (n, 1, 5), generator=generator)
     for dtype in (torch.float64, torch.float32):
         compare(inputs, generator, dtype, **options)
@@ -117,7 +117,7 @@ def test_second_derivatives(options: dict[str, Any], generator: torch.Generator)
 
 
 def test_third_derivatives(generator: torch.Generator) -> None:
-    """Of Σ out² in self-attention, by differences of the second: equal tensors are told apart."""
+    """Of Σ out² in self-attention, by differences of the second: equal tensors are distinguished."""
     x, direction = drawn((5, 1, 2), (5, 1, 2), generator=generator)
 
     def second(at: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def test_third_derivatives(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_halves_are_the_whole(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_pooling_and_reading(options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> None:
     """From two parts of the senders, as every backend has them."""
     q, k, v = drawn(*[(50, 2, 6)] * 3, generator=generator, dtype=dtype)
     terms = Terms(**options)

@@ -88,14 +88,14 @@ STATE, LIKE = torch.tensor([7, 3]), torch.empty(3 * RUN + 5, 2, 0, dtype=torch.f
 
 @pytest.mark.parametrize(("first", "last"), [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)])
 def test_a_part_of_the_nodes_has_its_part_of_the_noise(first: int, last: int) -> None:
-    whole = gumbel(STATE, LIKE, 4)
-    assert torch.equal(gumbel(STATE, LIKE[first:last], 4, first), whole[first:last])
+    full = gumbel(STATE, LIKE, 4)
+    assert torch.equal(gumbel(STATE, LIKE[first:last], 4, first), full[first:last])
 
 
 def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
-    whole, later = gumbel(STATE, LIKE, 4), gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
-    assert torch.equal(gumbel(STATE, LIKE, 4), whole)
-    assert torch.cat([whole, later]).unique().numel() == 2 * whole.numel()
+    full, later = gumbel(STATE, LIKE, 4), gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
+    assert torch.equal(gumbel(STATE, LIKE, 4), full)
+    assert torch.cat([full, later]).unique().numel() == 2 * full.numel()
 
 
 def test_runs_meet_the_seeds_of_each_other_as_late_as_the_comment_says() -> None:
@@ -113,7 +113,7 @@ def test_the_distribution() -> None:
     assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5
 
 
-def test_a_step_is_taken_once_by_whoever_comes() -> None:
+def test_every_step_is_taken_once() -> None:
     """Every step is handed out exactly once, whatever the threads."""
     state = STATE.clone()
     with ThreadPoolExecutor(4) as pool:

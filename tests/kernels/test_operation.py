@@ -113,7 +113,7 @@ def test_what_torch_is_told() -> None:
     torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(x.detach())
 
 
-def test_torch_sees_a_registered_operation_where_it_looks_and_the_shortest_way_is_taken_where_it_does_not() -> None:
+def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
     """Both ways have the same formulas, so that the same derivatives come of them."""
 
     class Seen(TorchDispatchMode):
@@ -170,7 +170,7 @@ def test_precision() -> None:
     assert count.dtype == torch.float32
 
 
-def test_named_tuples_come_and_go_and_only_what_is_wanted_is_computed() -> None:
+def test_named_tuples_and_only_the_gradients_that_are_needed() -> None:
     asked.clear()
     x, left, right = randn(3).requires_grad_(), randn(3), randn(3)
     result = scale(x, Scales(left, right, 1.0))

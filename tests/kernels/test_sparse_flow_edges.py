@@ -61,7 +61,7 @@ def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
             assert mine.isfinite().all()
 
 
-def test_nodes_that_nobody_sends_to_have_zero_rows() -> None:
+def test_nodes_without_senders_have_zero_rows() -> None:
     s, u, prior, lam, leak = inputs()
     flow, potential = sparse_flow_edges(s, u, prior, lam, leak, TARGET)
     assert flow[12:].eq(0).all()

@@ -51,7 +51,7 @@ def draw(n: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def all_pairs(backend: str):
-    """z by the product with the identity, and log μ; the scores are features, beside the identity."""
+    """z by the product with the identity, and log μ; the scores are features, with those of the identity."""
 
     def run(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
         one = torch.eye(len(s), dtype=s.dtype).unsqueeze(1)

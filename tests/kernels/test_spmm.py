@@ -64,7 +64,7 @@ def test_matrices_of_any_shape(rows, cols, count, heads, channels, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_a_number_reaches_whom_it_is_sent_to_and_nobody_else(dtype, generator):
+def test_nan_reaches_its_receivers_only(dtype, generator):
     pattern = _pattern(40, 90, "none", generator)
     v = torch.randn(40, 2, 3, generator=generator, dtype=dtype)
     v[int(pattern.col[0]), 1, 2] = torch.nan

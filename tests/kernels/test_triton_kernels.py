@@ -135,12 +135,12 @@ def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
 def test_zero_rows_and_zero_vectors(generator: torch.Generator) -> None:
     """Rows whose sum is zero are zero, a zero vector stays zero; so are the gradients."""
     q, k, v = (randn(4, 1, 3, generator=generator) for _ in range(3))
-    nobody = q * torch.tensor([1.0, 0, 1, 0], device=DEVICE)[:, None, None]
+    sparse = q * torch.tensor([1.0, 0, 1, 0], device=DEVICE)[:, None, None]
     for unit in (False, True):
-        assert_equals_reference(partial(linear_attention, unit=unit), [nobody, k.abs(), v], generator)
+        assert_equals_reference(partial(linear_attention, unit=unit), [sparse, k.abs(), v], generator)
     rounded, opposite = (3 * q).round(), torch.cat([k[:2], -k[:2]]).sign()  # scores cancel exactly, values do not
     assert_equals_reference(linear_attention, [rounded, opposite, v], generator)
-    assert_equals_reference(ATTENTION["difformer"], [nobody, k, v], generator)
+    assert_equals_reference(ATTENTION["difformer"], [sparse, k, v], generator)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="is about tensors on the CPU, which only the interpreter takes")

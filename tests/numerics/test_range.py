@@ -134,9 +134,9 @@ def test_reciprocals_are_finite() -> None:
     (grad,) = torch.autograd.grad(result.sum(), degree)
     assert grad.tolist() == [0.0, 0.0, 0.0, 0.0, -0.25]
     assert reciprocal(torch.tensor([1.2e-38, -1.2e-38])).isfinite().all()
-    part, whole = torch.tensor([3e-40, 1e-30, 2e-30]).requires_grad_(), torch.tensor([0.0, 2e-30, 2e-30])
-    assert quotient(part, whole).tolist() == [0.0, 0.5, 1.0]
-    (grad,) = torch.autograd.grad(quotient(part, whole.requires_grad_()).sum(), whole)
+    part, total = torch.tensor([3e-40, 1e-30, 2e-30]).requires_grad_(), torch.tensor([0.0, 2e-30, 2e-30])
+    assert quotient(part, total).tolist() == [0.0, 0.5, 1.0]
+    (grad,) = torch.autograd.grad(quotient(part, total.requires_grad_()).sum(), total)
     torch.testing.assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
 
 
@@ -253,9 +253,9 @@ def test_the_energy_of_edges_does_not_depend_on_where_graphs_lie(generator: torc
 def test_distances_across_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
     x = 2e3 + 0.3 * randn(50, 4, generator=generator)
     model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
-    whole = model.double()(x.double())
+    complete = model.double()(x.double())
     blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
-    torch.testing.assert_close(blocks.double(), whole, rtol=5e-7, atol=0)  # four digits of what rows move
+    torch.testing.assert_close(blocks.double(), complete, rtol=5e-7, atol=0)  # four digits of what rows move
 
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
@@ -273,7 +273,7 @@ def test_distances_in_half_precision(score: Any, dtype: torch.dtype, generator: 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_gates_of_nodes_that_nobody_sends_to(dtype: torch.dtype, autocast: bool, generator: torch.Generator) -> None:
+def test_gates_of_nodes_without_senders(dtype: torch.dtype, autocast: bool, generator: torch.Generator) -> None:
     """1/(0 + ε) is infinite in float16."""
     layer = GatedGCNConv(6, norm=None)
     x = randn(5, 6, generator=generator)
@@ -341,8 +341,8 @@ def test_equal_rows_flow_equally_at_any_size(projection: Any, options: Any, gene
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
     with seeded(0):
         layer = SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options)
-    everybody = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
-    edges = everybody[:, MEMBER[everybody[0]] == MEMBER[everybody[1]]]
+    pairs = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
+    edges = pairs[:, MEMBER[pairs[0]] == MEMBER[pairs[1]]]
     for scale in (1.0, 1e3, 1e5, 1e8):
         x = (scale * randn(17, 6, generator=generator))[MEMBER]
         with torch.no_grad():
@@ -353,7 +353,7 @@ def test_equal_rows_flow_equally_at_any_size(projection: Any, options: Any, gene
 
 @pytest.mark.parametrize("seed", range(3))
 def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> None:
-    """w·k of a billion beside ½‖k‖² of a billion times as much: their sum has no digit of the former."""
+    """w·k of a billion and ½‖k‖² of a billion times as much: their sum has no digit of the former."""
     generator = torch.Generator().manual_seed(seed)
     diffusivity = KernelizedSoftmaxDiffusivity(64, num_samples=0, generator=generator)
     x = (1e8 * randn(40, 64, generator=generator)).requires_grad_()

@@ -38,7 +38,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     return x * (drawn < kept - (1 << BITS - 1)).to(x.dtype).mul_(2**BITS / kept)
 
 
-# Nodes per seed. A run is always drawn as a whole, since the order of a generator's numbers may depend on how many are
+# Nodes per seed. A run is always drawn completely, since the order of a generator's numbers may depend on how many are
 # drawn: so any part of the nodes gets the noise that it has in the full graph.
 RUN = 1024
 

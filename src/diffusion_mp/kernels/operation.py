@@ -381,7 +381,7 @@ class Operation(Generic[T]):
             static = {name: staticmethod(method) for name, method in methods.items()}
             return type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), static)
 
-        # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments anew.
+        # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments again.
         self._function = function(forward=forward, backward=self._backward)
         self._for_func = function(forward=computed, setup_context=keep, backward=self._backward)
 

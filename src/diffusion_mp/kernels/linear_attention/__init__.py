@@ -195,4 +195,4 @@ def _empty_rows(v: Tensor, sums: tuple[Size, Size, Size]) -> LinearRows:
 linear_pool.derivatives({"k v": _pool_backward})
 linear_read.derivatives({"q v sums": _row_gradients})
 for _half in (_pool_backward, _read_backward):
-    _half.derivatives(once_differentiable("linear attention in two halves", instead="take it whole (linear_attention)"))
+    _half.derivatives(once_differentiable("linear attention in two halves", instead="use linear_attention"))

@@ -96,7 +96,7 @@ def _meet(
     OWN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out = Mᵀx̃ + c r + own n y for a run of rows; where ``den`` is wanted, divided by it: m·x̃ + (c + own) n."""
+    """out = Mᵀx̃ + c r + own n y for a run of rows; with ``den`` divided by it, m·x̃ + (c + own) n."""
     program = tl.program_id(0).to(tl.int64)
     part, head, tile = program % PARTS, program // PARTS % H, program // (PARTS * H)
     f, d = tl.arange(0, BLOCK_F), part * BLOCK_D + tl.arange(0, BLOCK_D)

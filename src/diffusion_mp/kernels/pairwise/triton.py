@@ -117,7 +117,7 @@ def _gradient(
     SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, where it is wanted, product_i = Σ_j w_ij right_j."""
+    """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, if requested, product_i = Σ_j w_ij right_j."""
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
