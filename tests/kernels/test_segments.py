@@ -1,4 +1,4 @@
-"""Stacks of a batch: rows come back, graphs stay apart, and the plan is kept with its boundaries."""
+"""Stacks of a batch: rows come back, graphs stay apart, and chunks are cached with their boundaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels import segments
 from diffusion_mp.kernels.linear_attention import linear_attention
-from diffusion_mp.kernels.segments import batch_plan, stacks
+from diffusion_mp.kernels.segments import chunks, stacks
 
 
 @pytest.mark.parametrize("rows", [1, 10, 64, 10**6])
@@ -37,22 +37,17 @@ def test_every_row_is_stacked_once_and_comes_back(sizes: list[int], heads: int, 
 def test_rows_that_are_added_are_few() -> None:
     """A bucket more is cheaper than some 128 rows; so there are few of both."""
     sizes = SIZES["molecules"]
-    (chunk,) = batch_plan(torch.tensor([0, *sizes]).cumsum(0)).chunks(10**6)
+    (chunk,) = chunks(torch.tensor([0, *sizes]).cumsum(0), 10**6)
     stacked = sum(graphs * size for graphs, size in chunk.shapes)
     assert len(chunk.shapes) <= 3
     assert sum(sizes) <= stacked <= sum(sizes) + 128 * len(chunk.shapes)
 
 
-def test_a_plan_is_kept_with_its_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Tensor] = []
-
-    class Counted(segments.Plan):
-        def __init__(self, ptr: Tensor) -> None:
-            made.append(ptr)
-            super().__init__(ptr)
-
-    monkeypatch.setattr(segments, "Plan", Counted)
-    before, ptr = len(segments._PLANS), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
+    find = segments._chunks
+    monkeypatch.setattr(segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows))
+    before, ptr = len(segments._CACHES), torch.tensor([0, *[3, 9, 5]]).cumsum(0)
     q = torch.randn(17, 2, 4, requires_grad=True)
     for _ in range(3):
         linear_attention(q, q, q, ptr).sum().backward()
@@ -65,4 +60,4 @@ def test_a_plan_is_kept_with_its_boundaries(monkeypatch: pytest.MonkeyPatch) -> 
     del ptr, expected
     q.grad = None
     gc.collect()
-    assert len(segments._PLANS) == before
+    assert len(segments._CACHES) == before

@@ -1,15 +1,16 @@
 """Ragged batches: graphs of nearly one size are stacked, so that a batch takes a few large matrix products.
 
 A shorter graph is padded with copies of its first row, so that no value of another graph, not even NaN, enters it.
-The indices of a batch are its :class:`Plan`, cached by its row boundaries.
+The indices of a batch are cached by its row boundaries.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise, repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,36 +121,27 @@ class Chunk:
         return source, target
 
 
-class Plan:
-    """How a batch with these row boundaries is cut into chunks."""
+def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
+    """Return the cache of values computed from row boundaries, valid while this tensor exists and is unchanged.
 
-    def __init__(self, ptr: Tensor) -> None:
-        self.ptr = ptr
-        self._chunks: dict[int, list[Chunk]] = {}
-        self.stencils: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # of `kernels.neumann`
-
-    def chunks(self, rows: int) -> list[Chunk]:
-        """Return chunks of at most so many rows; a larger graph is a chunk of its own. Cached."""
-        if rows not in self._chunks:
-            self._chunks[rows] = list(_chunks(self.ptr, rows))
-        return self._chunks[rows]
-
-
-def batch_plan(ptr: Tensor) -> Plan:
-    """Return the plan for row boundaries, cached as long as this tensor exists and holds the same values.
-
-    A ``Graph`` has one such tensor, so that layers, heads, forward and backward share the plan.
+    A ``Graph`` has one such tensor, so that layers, heads, forward and backward share it.
     """
-    kept = _PLANS.get(id(ptr))
-    if kept is not None and kept[0]() is ptr and torch.equal(kept[1].ptr, ptr):
-        return kept[1]
-    plan = Plan(ptr.clone())
-    key = id(ptr)
-    _PLANS[key] = weakref.ref(ptr, lambda _: _PLANS.pop(key, None)), plan
-    return plan
+    key, known = id(ptr), _CACHES.get(id(ptr))
+    if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
+        known = _CACHES[key] = weakref.ref(ptr, lambda _: _CACHES.pop(key, None)), ptr.clone(), {}
+    return known[2]
 
 
-_PLANS: dict[int, tuple[weakref.ref[Tensor], Plan]] = {}
+_CACHES: dict[int, tuple[weakref.ref[Tensor], Tensor, dict[Hashable, Any]]] = {}
+
+
+def chunks(ptr: Tensor, rows: int) -> list[Chunk]:
+    """Return chunks of at most so many rows; a larger graph is a chunk of its own. Cached."""
+    cache = batch_cache(ptr)
+    if rows not in cache:
+        cache[rows] = list(_chunks(ptr, rows))
+    found: list[Chunk] = cache[rows]
+    return found
 
 
 def stacks(
@@ -165,7 +157,7 @@ def stacks(
             yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
         return
     dtype = torch.promote_types(inputs[0].dtype, torch.float32)
-    for chunk in batch_plan(ptr).chunks(max(1, rows)):
+    for chunk in chunks(ptr, max(1, rows)):
         targets = [result[chunk.rows] for result in results]
         stacked = [chunk.empty(x) for x in targets]
         masks = chunk.masks(inputs[0].size(1), dtype, inputs[0].device)
@@ -192,7 +184,7 @@ def by_stacks(
     """
     n, heads = inputs[0].shape[:2]
     pairs = at_once(pairs, inputs[0])
-    chunk = None if ptr is None or not n else batch_plan(ptr).chunks(n)[0]
+    chunk = None if ptr is None or not n else chunks(ptr, n)[0]
     if chunk is None or chunk.alone:
         stacked = [x.transpose(0, 1) for x in inputs]
         together = max(1, pairs // max(1, n * n))

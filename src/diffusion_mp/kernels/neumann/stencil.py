@@ -18,7 +18,7 @@ from diffusion_mp.graph.cache import persistent
 from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.operation import empty_like, operation
 from diffusion_mp.kernels.precision import accumulating
-from diffusion_mp.kernels.segments import batch_plan, by_size, gather
+from diffusion_mp.kernels.segments import batch_cache, by_size, gather
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 """How a sequence is extended beyond its ends: see :func:`neighbours`.
@@ -157,7 +157,7 @@ def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device
     what = stride, boundary, turned, device
     if ptr is None:
         return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
-    known = batch_plan(ptr).stencils
+    known = batch_cache(ptr)
     if what not in known:
         known[what] = _find(num_nodes, *what, ptr)
     return known[what]
