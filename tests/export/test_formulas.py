@@ -10,15 +10,14 @@ from torch import Tensor
 
 from diffusion_mp.export.plain import FORMULAS
 from diffusion_mp.graph import ops as graph_ops
-from diffusion_mp.graph.ops import Compressed, Pattern
-from diffusion_mp.kernels.edge_softmax import Rows
+from diffusion_mp.graph.pattern import Compressed, Pattern
 from diffusion_mp.kernels.linear_attention.reference import Terms
 from diffusion_mp.kernels.log_linear_attention.reference import Receivers, Senders
 from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise.scores import Weighting
 from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
 from diffusion_mp.kernels.sparse_flow.rows import Features
-from diffusion_mp.kernels.spmm import Entries
+from diffusion_mp.kernels.spmm import Entries, Rows
 
 N, H = 13, 2
 BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}

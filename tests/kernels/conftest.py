@@ -1,4 +1,4 @@
-"""Memory that is never clean by chance."""
+"""Ragged batches, and memory that is never clean by chance."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_cases import BATCHES, boundaries
 from torch import Tensor
+
+
+@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
+def batch(request: pytest.FixtureRequest) -> tuple[Tensor | None, int]:
+    """``ptr`` and the number of nodes."""
+    return boundaries(request.param)
 
 
 @pytest.fixture

@@ -1,142 +1,240 @@
-"""Every fast path against its plain reference in double precision: values, all gradients, odd sizes, ragged batches."""
+"""What kernels have in common: registration, precision of sums, derivatives, and graphs that stay apart in a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from kernel_cases import DOUBLE, OPTIONS, SIZES, boundaries, everything, randn
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import Compressed, Pattern
-from diffusion_mp.kernels.linear_attention import linear_product
-from diffusion_mp.kernels.linear_attention import reference as linear_reference
-from diffusion_mp.kernels.pairwise import pairwise_logsumexp, pairwise_product
-from diffusion_mp.kernels.spmm import Entries, sddmm, spmm
-from diffusion_mp.testing import tolerance
+from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_product
+from diffusion_mp.kernels.log_linear_attention import log_linear_entries, log_linear_logsumexp, log_linear_product
+from diffusion_mp.kernels.neumann import neumann_function, neumann_product
+from diffusion_mp.kernels.neumann.stencil import stencils
+from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
+from diffusion_mp.kernels.spmm import Entries, Rows, spmm
 
-DOUBLE = torch.float64
-
-# Sizes of the graphs of a batch; None is one graph that was not declared a batch.
-BATCHES = {
-    "one node": (None, 1),
-    "one graph": (None, 63),
-    "odd": (None, 257),
-    "ragged": ([3, 1, 1, 40, 3, 0, 17, 3, 70], 138),
-    "empty at both ends": ([0, 0, 5, 0, 5, 12, 0], 22),
-    "no node": (None, 0),
-}
+# ---------------------------------------------------------------- registration
 
 
-@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
-def batch(request) -> tuple[Tensor | None, int]:
-    sizes, num_nodes = request.param
-    return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
+def registered(name: str, ptr: Tensor | None, generator: torch.Generator) -> list[tuple[Any, ...]]:
+    """Arguments of a registered operation, without the backend."""
+    q, k, v, grad = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(4))
+    a, b, lam = (randn(9, 2, 2, generator=generator, dtype=torch.float32) for _ in range(3))
+    row, col = a[:, :, 0].detach().requires_grad_(), b[:, :, 0].detach().requires_grad_()
+    pattern = Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern
+    entries, weight = Entries.of(pattern, by_row=True, by_col=ptr is not None), torch.rand(20, 2, requires_grad=True)
+    rows, prior, ops = Rows.of(pattern[0]), torch.rand(20, 1), torch.ops.diffusion_mp
+    if name == "linear_attention_backward":
+        plain = [x.detach() for x in (grad, q, k, v)]
+        options = (ptr, 1.0, 0.5, True)
+        return [(*plain, *ops.linear_attention(*plain[1:], *options, "auto"), *options)]
+    if name == "linear_read":
+        options = (None, 1.0, 0.5 * (ptr is not None), True)
+        return [(q, v, ops.linear_pool(k, v, *options, "auto").detach().requires_grad_(), *options)]
+    if name == "log_linear_read":
+        sums, shift = (x.detach() for x in ops.log_linear_pool(k, a, v, "auto"))
+        return [(q, shifts, sums.requires_grad_(), shift) for shifts in (None, b)]
+    if name.startswith("sparse_flow_pr"):
+        rate = lam[:, :, 0].detach().exp()
+        terms = [x.detach() for x in sparse_flow_potentials(q, k, v, grad, rate, rate, ptr).terms]
+        terms[:4] = [x.requires_grad_() for x in terms[:4]]
+        return [(q, k, v, grad, v, *terms, ptr, transpose) for transpose in (False, True)]
+    plain = [x.detach() for x in (grad, row, q, k, v, row)]
+    boundary = "replicate" if ptr is None else "causal"
+    return {
+        "linear_product": [(q, k, v, ptr)],
+        "linear_attention": [(q, k, v, ptr, 1.0, 0.5, True)],
+        "linear_pool": [(k, v, None, 1.0, 0.5, True)],
+        "log_linear_attention": [(q, shifts, k, a, v, ptr) for shifts in (None, b)],
+        "log_linear_pool": [(k, a, v)],
+        "log_linear_entries": [(torch.stack([pattern.row, pattern.col]), q, k)],
+        "pairwise_attention": [(q, k, v, ptr, score) for score in SCORES],
+        "pairwise_logsumexp": [(q, k, ptr, "exp", ptr is None)],
+        "pairwise_product": [(q, k, v, row, col, ptr, "exp", ptr is not None)],
+        "pairwise_backward": [
+            (*plain, col.detach(), ptr, "sigmoid", ptr is None),
+            (*plain, None, ptr, "exp", ptr is None),
+        ],
+        "sparse_flow_potentials": [(q, k, v, grad, *2 * [lam[:, :, 0].detach().exp().requires_grad_()], ptr)],
+        "neumann_product": [(v, a[:2, :, 0].detach().requires_grad_(), [1, 4], boundary, ptr, ptr is None)],
+        "neumann_inner": [(grad, v, [1, 4], boundary, ptr)],
+        "spmm": [(*entries, weight, v)],
+        "sddmm": [(*entries, q, k)],
+        "row_sums": [(*rows, weight)],
+        "at_rows": [(*rows, row)],
+        "edge_softmax": [(*rows, weight, None), (*rows, weight, prior)],
+    }[name]
 
 
-def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=dtype, requires_grad=True)
+ON_GPU = [
+    "linear_attention", "pairwise_attention", "pairwise_product", "sparse_flow_potentials", "sparse_flow_product",
+    "neumann_product", "neumann_inner",
+]  # fmt: skip
+OPERATIONS = [
+    *ON_GPU, "linear_product", "linear_attention_backward", "linear_pool", "linear_read", "log_linear_attention",
+    "log_linear_pool", "log_linear_read", "log_linear_entries", "pairwise_logsumexp", "pairwise_backward", "spmm",
+    "sddmm", "row_sums", "at_rows", "edge_softmax",
+]  # fmt: skip
 
 
-def assert_same(fast, reference, inputs: list[Tensor], generator: torch.Generator) -> None:
-    """Values and the gradient of every input agree."""
-    got, expected = fast(*inputs), reference(*inputs)
-    torch.testing.assert_close(got, expected, **tolerance("product", DOUBLE)._asdict())
-    weight = torch.randn(got.shape, generator=generator, dtype=DOUBLE)
-    for mine, theirs in zip(
-        torch.autograd.grad((got * weight).sum(), inputs),
-        torch.autograd.grad((expected * weight).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs, **tolerance("gradient", DOUBLE)._asdict())
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "auto") for name in OPERATIONS), *((name, "triton") for name in ON_GPU)]
+)
+def test_registered_operations_pass_opcheck(name: str, backend: str, ragged: bool, generator: torch.Generator) -> None:
+    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
+    for arguments in registered(name, ptr, generator):
+        torch.library.opcheck(getattr(torch.ops.diffusion_mp, name).default, (*arguments, backend))
 
 
-@pytest.mark.parametrize("channels", [1, 8, 33])
-def test_linear_product_equals_its_reference(batch, channels, generator):
-    ptr, n = batch
-    inputs = [randn(n, 2, 7, generator=generator), randn(n, 2, 7, generator=generator)]
-    inputs.append(randn(n, 2, channels, generator=generator))
-    assert_same(
-        lambda q, k, v: linear_product(q, k, v, ptr),
-        lambda q, k, v: linear_reference.linear_product(q, k, v, ptr),
-        inputs,
-        generator,
-    )
+@pytest.mark.parametrize("ragged", [False, True])
+def test_operations_without_a_choice_of_backends_pass_opcheck(ragged: bool, generator: torch.Generator) -> None:
+    ops, ptr = torch.ops.diffusion_mp, torch.tensor([0, 3, 3, 9]) if ragged else None
+    v = randn(9, 2, 3, generator=generator, dtype=torch.float32)
+    for periodic in (False, True):
+        torch.library.opcheck(ops.neumann_transform.default, (v, periodic, True, ptr))
+        torch.library.opcheck(ops.neumann_modes.default, (v.detach(), [1, 4], periodic, ptr))
+    torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))
+    s, u = torch.randn(2, 14, 2, generator=generator)
+    rates = [torch.rand(6, 2, generator=generator) for _ in range(4)]
+    torch.library.opcheck(ops.sparse_flow_support.default, (s, u, *rates, torch.arange(14) % 5))
 
 
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200), (500, 2049)])
-def test_sparse_products_equal_their_references(heads, nodes, edges, generator):
-    edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
-    pattern = Graph(nodes, edge_index).pattern
-    weight, v = randn(edges, heads, generator=generator), randn(nodes, 3, 5, generator=generator)
-    assert_same(
-        lambda w, v: spmm(pattern, w, v),
-        lambda w, v: spmm(pattern, w, v, backend="reference"),
-        [weight, v],
-        generator,
-    )
-    weight, v = randn(edges, 7, generator=generator), randn(nodes, 7, 1, generator=generator)  # one for every channel
-    assert_same(
-        lambda w, v: spmm(pattern, w, v),
-        lambda w, v: spmm(pattern, w, v, backend="reference"),
-        [weight, v],
-        generator,
-    )
-    a, b = (randn(nodes, heads, 5, generator=generator) for _ in range(2))
-    assert_same(
-        lambda a, b: sddmm(pattern, a, b), lambda a, b: sddmm(pattern, a, b, backend="reference"), [a, b], generator
-    )
+# ---------------------------------------------------------------- precision
 
 
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize(("rows", "cols", "entries"), [(5, 12, 30), (12, 5, 30), (5, 3, 0), (1, 9, 4)])
-def test_sparse_products_of_a_matrix_that_is_not_square(rows, cols, entries, heads, generator):
-    row, col = (torch.randint(0, size, (entries,), generator=generator) for size in (rows, cols))
-    pattern = Pattern(Compressed(row, col, rows), Compressed(col, row, cols))
-    weight = randn(entries, heads, generator=generator)
-    v, a = randn(cols, 3, 5, generator=generator), randn(rows, 3, 5, generator=generator)
-    dense = torch.zeros(rows, cols, heads, dtype=weight.dtype).index_put((row, col), weight, accumulate=True)
-    expected = dense.permute(2, 0, 1).expand(3, -1, -1) @ v.transpose(0, 1)
-    torch.testing.assert_close(spmm(pattern, weight, v).transpose(0, 1), expected)
-    for function, inputs in ((spmm, [weight, v]), (sddmm, [a, v])):
-        assert_same(
-            lambda x, y, f=function: f(pattern, x, y),
-            lambda x, y, f=function: f(pattern, x, y, backend="reference"),
-            inputs,
-            generator,
-        )
-        if entries:
-            assert torch.autograd.gradgradcheck(lambda x, y, f=function: f(pattern, x, y), inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_accumulates_in_float32(dtype, generator):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     """A sum of 5 000 ones is exact in float32; in half precision it would stop at 2 048, in bfloat16 at 256."""
     n = 5000
-    one = torch.ones(n, 1, 1, dtype=dtype)
-    zero = torch.zeros(n, 1)
+    one, small, zero = torch.ones(n, 1, 1, dtype=dtype), torch.zeros(n, 1, 1, dtype=dtype), torch.zeros(n, 1)
     expected = torch.full((n, 1, 1), float(n)).to(dtype)
     assert torch.equal(linear_product(one, one, one), expected)
-    small = torch.zeros(n, 1, 1, dtype=dtype)
     torch.testing.assert_close(pairwise_product(small, small, one, zero, zero), expected)
     edge_index = torch.stack([torch.arange(n), torch.zeros(n, dtype=torch.long)])
     assert spmm(Graph(n, edge_index).pattern, one.view(n, 1), one)[0].item() == expected[0].item()
 
+    out, den, *_ = blocked.forward(one, one, one, Terms(constant=1.0, unit=True))
+    assert torch.equal(out, one)
+    assert torch.equal(den, torch.full((n, 1), 2.0 * n))
 
-def test_linear_product_differentiates_twice_and_pairwise_says_that_it_does_not(generator):
-    q, k, v = (randn(4, 1, 2, generator=generator) for _ in range(3))
-    assert torch.autograd.gradgradcheck(linear_product, (q, k, v), fast_mode=True)
-    (grad,) = torch.autograd.grad(pairwise_logsumexp(q, k).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once differentiable"):
+    torch.testing.assert_close(pairwise_logsumexp(small, small), torch.full((n, 1), math.log(n)))
+    leaf = one.clone().requires_grad_()
+    out = pairwise_attention(small, small, leaf)
+    assert torch.equal(out, one)
+    (grad,) = torch.autograd.grad(out.sum(), leaf)
+    assert grad.dtype == dtype
+    torch.testing.assert_close(grad, one)
+
+    log_features, shift = torch.zeros(n, 1, 5, dtype=dtype), torch.zeros(n, 1, 2, dtype=dtype)
+    lse = log_linear_logsumexp(log_features, log_features, shift)
+    torch.testing.assert_close(lse, torch.full((n, 1, 2), math.log(5 * n)))
+    assert torch.equal(log_linear_product(log_features, log_features, one, -lse, shift), 2 * one)
+    edge = log_linear_entries(torch.tensor([[0], [1]]), log_features[:2], log_features[:2])
+    torch.testing.assert_close(edge, torch.full((1, 1), math.log(5)))
+
+    # The last neighbour of 5 000 rows is one and the same; the weights of many strides add up to one.
+    ends = neumann_product(one, torch.ones(1, 1), (n,), "replicate", transpose=True)
+    assert ends[0].item() == ends[-1].item() == expected[0].item()
+    assert not ends[1:-1].any()
+    strides = tuple(range(1, 400))
+    assert torch.equal(neumann_product(one[:400], torch.full((399, 1), 1 / 798), strides), one[:400])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_reach_inside(dtype: torch.dtype, generator: torch.Generator) -> None:
+    q, k, v = (torch.randn(40, 1, 4, generator=generator) for _ in range(3))
+    low, alpha = v.to(dtype), torch.full((3, 1), 1 / 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        attended, mixed = linear_attention(q, k, v), linear_attention(q.bfloat16(), k, v)
+        moved = neumann_product(low, alpha, (1, 2, 3))
+        smooth = neumann_function(lambda rate: 1 / (1 + rate), low, alpha, (1, 2, 3))
+    assert torch.equal(attended, linear_attention(q, k, v))
+    assert mixed.dtype == torch.float32
+    assert moved.dtype == smooth.dtype == dtype
+    matrices = stencils(40, (1, 2, 3), "symmetric", None, low.double())
+    expected = torch.einsum("kij,kh,jhd->ihd", matrices, alpha.double(), low.double())
+    torch.testing.assert_close(moved, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
+
+
+# ---------------------------------------------------------------- derivatives
+
+ONCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    **{score: partial(pairwise_attention, score=score) for score in SCORES},
+    "lse": lambda q, k, v: pairwise_logsumexp(q, k),
+    "product": lambda q, k, v: pairwise_product(q, k, v, q[:, :, 0], k[:, :, 0]),
+    "log-linear": lambda q, k, v: log_linear_product(q, k, v, None, v),
+    "log-linear lse": lambda q, k, v: log_linear_logsumexp(q, k, v),
+    "log-linear entries": lambda q, k, v: log_linear_entries(torch.tensor([[0, 1], [1, 2]]), q, k),
+    "flow": lambda q, k, v: everything(q, k, q, k, v[:, :, 0].exp(), v[:, :, 1].exp(), v),
+}
+
+
+@pytest.mark.parametrize("run", ONCE.values(), ids=ONCE)
+def test_what_is_once_differentiable_says_so(run: Callable[..., Tensor], generator: torch.Generator) -> None:
+    inputs = [randn(4, 2, 3, generator=generator) for _ in range(3)]
+    (grad,) = torch.autograd.grad(run(*inputs).sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"is once differentiable.*For second derivatives \w+"):
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_registered_operations_pass_opcheck(ragged, generator):
-    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
-    q, k, v = (randn(9, 2, 3, generator=generator, dtype=torch.float32) for _ in range(3))
-    ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.linear_product.default, (q, k, v, ptr, "auto"))
-    pattern = Graph(9, torch.randint(0, 9, (2, 20), generator=generator)).pattern
-    entries = Entries.of(pattern, by_row=True, by_col=ragged)
-    torch.library.opcheck(ops.spmm.default, (*entries, torch.rand(20, 2, requires_grad=True), v, "auto"))
-    torch.library.opcheck(ops.sddmm.default, (*entries, q, k, "auto"))
-    torch.library.opcheck(ops.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),))
+# ---------------------------------------------------------------- batches
+
+
+def without_loops(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+    """Every node weighs e^900 for itself, which neither sums nor gradients may see."""
+    own = 30 * torch.eye(len(q), dtype=q.dtype).unsqueeze(1).expand(-1, q.size(1), -1)
+    far, near = torch.cat([q, own], 2), torch.cat([k, own], 2)
+    return pairwise_product(far, near, v, 0.1 * q.sum(2), 0.1 * k.sum(2), ptr, loops=False)
+
+
+KINDS: dict[str, Callable[..., Tensor]] = {
+    **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
+    "product": linear_product,
+    "log-linear": lambda q, k, v, ptr: log_linear_product(q, k, v, None, v[..., :2], ptr),
+    "log-linear shifts": lambda q, k, v, ptr: log_linear_product(q, k, v, q[..., :2] - 9, v[..., :2], ptr),
+    **{score: lambda q, k, v, ptr, score=score: pairwise_attention(q, k, v, ptr, score=score) for score in SCORES},
+    "without loops": without_loops,
+}
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_graph_alone_gives_what_it_gives_in_a_batch(
+    kind: Callable[..., Tensor], sizes: list[int], heads: int, generator: torch.Generator
+) -> None:
+    """To 1e-12, forward and backward, whatever it is stacked with; and a NaN stays in its graph."""
+    ptr, n = boundaries(sizes)
+    assert ptr is not None
+    inputs = [randn(n, heads, 6, generator=generator) for _ in range(3)]
+    weight = torch.randn(n, heads, 6, generator=generator, dtype=DOUBLE)
+    out = kind(*inputs, ptr)
+    grads = torch.autograd.grad(out, inputs, weight)
+    for first, last in ptr.unfold(0, 2, 1).tolist():
+        alone = [x[first:last].detach().requires_grad_() for x in inputs]
+        single = kind(*alone, None)
+        for batched, its in zip(
+            [out, *grads], [single, *torch.autograd.grad(single, alone, weight[first:last])], strict=True
+        ):
+            scale = float(its.detach().abs().max()) if its.numel() else 0.0
+            torch.testing.assert_close(batched[first:last], its, rtol=1e-12, atol=1e-12 * max(1.0, scale))
+    largest = int(ptr.diff().argmax())
+    rows = slice(int(ptr[largest]), int(ptr[largest + 1]))
+    spoiled = [x.detach().clone() for x in inputs]
+    for x in spoiled:
+        x[rows] = torch.nan
+        x.requires_grad_()
+    found = kind(*spoiled, ptr)
+    for mine, clean in zip([found, *torch.autograd.grad(found, spoiled, weight)], [out, *grads], strict=True):
+        assert mine[rows].isnan().any()
+        for others in (slice(0, rows.start), slice(rows.stop, None)):
+            torch.testing.assert_close(mine[others], clean[others], rtol=1e-9, atol=1e-9)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_kernels import BATCHES, DOUBLE, assert_same, randn
+from kernel_cases import DOUBLE, assert_same, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,12 +21,6 @@ from diffusion_mp.kernels.log_linear_attention import (
 from diffusion_mp.testing import tolerance
 
 FEATURES, CHANNELS, SAMPLES = 5, 3, 4
-
-
-@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
-def batch(request) -> tuple[Tensor | None, int]:
-    sizes, num_nodes = request.param
-    return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
 
 
 def draw(n: int, generator: torch.Generator, *, heads: int = 2, samples: int = SAMPLES, dtype=DOUBLE) -> list[Tensor]:
@@ -51,47 +45,22 @@ def test_the_reference_is_what_is_written_out(given, generator):
 @pytest.mark.parametrize("samples", [1, SAMPLES])
 @pytest.mark.parametrize("block", [333, 1 << 18])
 @pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
-def test_rows_divided_by_their_sums_equal_their_reference(batch, slack, block, samples, generator, monkeypatch):
+@pytest.mark.parametrize("what", ["normalised", "product", "logsumexp"])
+def test_values_and_gradients(batch, what, slack, block, samples, generator, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK", block)
     monkeypatch.setattr(blocked, "SLACK", slack)
     ptr, n = batch
-    log_q, log_k, v, _, col_shift = draw(n, generator, samples=samples)
+    log_q, log_k, v, row_shift, col_shift = draw(n, generator, samples=samples)
 
-    def fast(log_q, log_k, v, col_shift, backend="auto"):
-        return log_linear_product(log_q, log_k, v, None, col_shift, ptr, backend=backend)
+    def normalised(log_q, log_k, v, col_shift, **options):
+        return log_linear_product(log_q, log_k, v, None, col_shift, **options)
 
-    assert_same(fast, partial(fast, backend="reference"), [log_q, log_k, v, col_shift], generator)
-
-
-@pytest.mark.parametrize("samples", [1, SAMPLES])
-@pytest.mark.parametrize("block", [333, 1 << 18])
-@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
-def test_the_product_equals_its_reference(batch, slack, block, samples, generator, monkeypatch):
-    monkeypatch.setattr(blocked, "BLOCK", block)
-    monkeypatch.setattr(blocked, "SLACK", slack)
-    ptr, n = batch
-    assert_same(
-        partial(log_linear_product, ptr=ptr),
-        partial(log_linear_product, ptr=ptr, backend="reference"),
-        draw(n, generator, samples=samples),
-        generator,
-    )
-
-
-@pytest.mark.parametrize("samples", [1, SAMPLES])
-@pytest.mark.parametrize("block", [333, 1 << 18])
-@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
-def test_the_logsumexp_equals_its_reference(batch, slack, block, samples, generator, monkeypatch):
-    monkeypatch.setattr(blocked, "BLOCK", block)
-    monkeypatch.setattr(blocked, "SLACK", slack)
-    ptr, n = batch
-    log_q, log_k, _, _, col_shift = draw(n, generator, samples=samples)
-    assert_same(
-        partial(log_linear_logsumexp, ptr=ptr),
-        partial(log_linear_logsumexp, ptr=ptr, backend="reference"),
-        [log_q, log_k, col_shift],
-        generator,
-    )
+    run, inputs = {
+        "normalised": (normalised, [log_q, log_k, v, col_shift]),
+        "product": (log_linear_product, [log_q, log_k, v, row_shift, col_shift]),
+        "logsumexp": (log_linear_logsumexp, [log_q, log_k, col_shift]),
+    }[what]
+    assert_same(partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs, generator)
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
@@ -178,69 +147,6 @@ def test_a_heavy_node_with_small_features_does_not_hide_the_others():
     v = torch.tensor([5.0, 7.0]).view(2, 1, 1)
     out = log_linear_product(torch.zeros(2, 1, 1), log_k, v, -lse, col_shift)
     assert torch.equal(out, torch.full((2, 1, 1), 7.0))
-
-
-def test_a_nan_stays_in_its_graph(generator):
-    sizes = [3, 1, 3, 40, 0, 3]
-    ptr = torch.tensor([0, *sizes]).cumsum(0)
-    clean = draw(int(ptr[-1]), generator)
-    poisoned = [t.detach().clone() for t in clean]
-    for t in poisoned:
-        t[4:7] = torch.nan  # all of the third graph
-        t.requires_grad_()
-    elsewhere = torch.ones(int(ptr[-1]), dtype=torch.bool)
-    elsewhere[4:7] = False
-
-    def run(inputs: list[Tensor]) -> list[Tensor]:
-        log_q, log_k, v, row_shift, col_shift = inputs
-        lse = log_linear_logsumexp(log_q, log_k, col_shift, ptr)
-        out = log_linear_product(log_q, log_k, v, row_shift - lse, col_shift, ptr)
-        return [lse, out, *torch.autograd.grad(out.square().sum(), inputs)]
-
-    for mine, theirs in zip(run(poisoned), run(clean), strict=True):
-        assert mine[4:7].isnan().all()
-        assert torch.equal(mine[elsewhere], theirs[elsewhere])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_accumulates_in_float32(dtype, generator):
-    """A mean of 5 000 ones is one; a sum in bfloat16 would stop at 256, in half precision at 2 048."""
-    n = 5000
-    zero, one = torch.zeros(n, 1, FEATURES, dtype=dtype), torch.ones(n, 1, 1, dtype=dtype)
-    shift = torch.zeros(n, 1, 2, dtype=dtype)
-    lse = log_linear_logsumexp(zero, zero, shift)
-    torch.testing.assert_close(lse, torch.full((n, 1, 2), float(n * FEATURES)).log())
-    assert torch.equal(log_linear_product(zero, zero, one, -lse, shift), 2 * one)
-    edge = torch.tensor([[0], [1]])
-    torch.testing.assert_close(log_linear_entries(edge, zero[:2], zero[:2]), torch.full((1, 1), float(FEATURES)).log())
-
-
-def test_the_operations_are_once_differentiable_and_say_so(generator):
-    log_q, log_k, v, row_shift, col_shift = draw(4, generator)
-    edge_index = torch.tensor([[0, 1], [1, 2]])
-    for out in (
-        log_linear_logsumexp(log_q, log_k, col_shift),
-        log_linear_product(log_q, log_k, v, row_shift, col_shift),
-        log_linear_entries(edge_index, log_q, log_k),
-    ):
-        (grad,) = torch.autograd.grad(out.sum(), log_q, create_graph=True)
-        with pytest.raises(RuntimeError, match="once differentiable"):
-            grad.sum().backward()
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_the_registered_operations_pass_opcheck(ragged, generator):
-    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
-    log_q, log_k, v, row_shift, col_shift = draw(9, generator, dtype=torch.float32)
-    ops = torch.ops.diffusion_mp
-    for shifts in (None, row_shift):
-        torch.library.opcheck(ops.log_linear_attention.default, (log_q, shifts, log_k, col_shift, v, ptr, "auto"))
-    sums, shift = (t.detach() for t in ops.log_linear_pool(log_k, col_shift, v, "auto"))
-    torch.library.opcheck(ops.log_linear_pool.default, (log_k, col_shift, v, "auto"))
-    for shifts in (None, row_shift):
-        torch.library.opcheck(ops.log_linear_read.default, (log_q, shifts, sums.requires_grad_(), shift, "auto"))
-    edge_index = torch.randint(0, 9, (2, 20), generator=generator)
-    torch.library.opcheck(ops.log_linear_entries.default, (edge_index, log_q, log_k, "auto"))
 
 
 class Largest(TorchDispatchMode):

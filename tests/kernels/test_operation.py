@@ -1,4 +1,4 @@
-"""The declaration of an operation, by the smallest one there is: a prefix sum, whose derivative is its transpose."""
+"""The declaration of an operation, a prefix sum, whose derivative is its transpose; and the choice of a backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.errors import BackendError
-from diffusion_mp.kernels.operation import Narrow, Wide, empty_like, once_differentiable, operation
+from diffusion_mp.kernels.operation import (
+    VARIABLE,
+    Implementation,
+    Narrow,
+    Wide,
+    choose,
+    empty_like,
+    once_differentiable,
+    operation,
+    requested,
+)
 
 
 def plain(x: Tensor, transpose: bool) -> Tensor:
@@ -103,7 +113,7 @@ def test_what_torch_is_told() -> None:
     torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(x.detach())
 
 
-def test_torch_sees_a_registered_operation_where_it_looks_and_the_shortest_way_is_taken_where_it_does_not() -> None:
+def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
     """Both ways have the same formulas, so that the same derivatives come of them."""
 
     class Seen(TorchDispatchMode):
@@ -160,7 +170,7 @@ def test_precision() -> None:
     assert count.dtype == torch.float32
 
 
-def test_named_tuples_come_and_go_and_only_what_is_wanted_is_computed() -> None:
+def test_named_tuples_and_only_the_gradients_that_are_needed() -> None:
     asked.clear()
     x, left, right = randn(3).requires_grad_(), randn(3), randn(3)
     result = scale(x, Scales(left, right, 1.0))
@@ -191,3 +201,47 @@ def test_sentences() -> None:
         @operation("tests::wrong", cpu=fast)
         def wrong(v: Tensor, x: complex) -> Tensor:
             return v
+
+
+# ---------------------------------------------------------------- backends
+
+TABLE = {
+    "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),
+    "cpu": Implementation(lambda n: "cpu"),
+}
+
+
+@pytest.mark.parametrize(("backend", "n", "expected"), [("auto", 2, "triton"), ("auto", 3, "cpu"), ("cpu", 2, "cpu")])
+def test_the_first_that_does_not_decline(backend, n, expected):
+    assert choose("an operation", backend, TABLE, n)(n) == expected
+
+
+def test_a_named_backend_is_taken_or_says_why_not():
+    assert choose("an operation", "triton", TABLE, 2)(2) == "triton"
+    with pytest.raises(BackendError, match=r"'triton' declines an operation: n is odd\. Take another, or 'auto'"):
+        choose("an operation", "triton", TABLE, 3)
+
+
+@pytest.mark.parametrize(
+    ("variable", "backend", "expected"),
+    [
+        ("", "auto", "auto"),
+        ("reference", "auto", "reference"),
+        ("reference", "cpu", "cpu"),
+        ("pairwise=triton, linear_attention=cpu", "auto", "cpu"),
+        ("pairwise=triton", "auto", "auto"),
+        ("linear_attention=triton,cpu", "auto", "triton"),
+    ],
+)
+def test_the_call_comes_before_the_environment(monkeypatch, variable, backend, expected):
+    monkeypatch.setenv(VARIABLE, variable)
+    assert requested("linear_attention", backend) == expected
+
+
+def test_unknown_names(monkeypatch):
+    with pytest.raises(ValueError, match="backend must be one of"):
+        requested("linear_attention", "cuda")
+    monkeypatch.setenv(VARIABLE, "linear_attention=fast")
+    with pytest.raises(ValueError, match="DIFFUSION_MP_BACKEND must be one of"):
+        requested("linear_attention", "auto")
+    assert requested("pairwise", "auto") == "auto"

@@ -1,4 +1,4 @@
-"""Sparse flow: exact against a quadratic programme, a converged proximal run and the optimality conditions."""
+"""Sparse flow: exact against the optimality conditions and a converged proximal run; the fast path against the sort."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from scipy.optimize import nnls
-from test_kernels import BATCHES, assert_same, randn
+from kernel_cases import DOUBLE, assert_same, everything, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +19,6 @@ from diffusion_mp.kernels.sparse_flow import (
     Features,
     solve_rows,
     sparse_flow_potentials,
-    sparse_flow_product,
     support,
     tiled,
 )
@@ -32,7 +29,6 @@ from diffusion_mp.testing import tolerance
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where Python looks when it runs a script there
 proximal = importlib.import_module("proximal").proximal
 
-DOUBLE = torch.float64
 LAMBDAS = [10.0**power for power in range(-3, 4)]
 ALPHAS = [0.01, 0.1, 1.0, math.inf]
 
@@ -68,36 +64,6 @@ def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Ten
 
 
 METHODS = ["sort", "newton"]
-
-
-def quadratic_programme(r: np.ndarray, theta: np.ndarray, alpha: float) -> np.ndarray:
-    """min ½Σ r z² + Σ θz + (α/2)(Σz − 1)², z ≥ 0, by Lawson and Hanson's active-set method for least squares.
-
-    Its support is then polished: the stationary point with these entries, by one linear system with 1/α = 0 where the
-    flow is conserved. (There a large weight stands for the constraint, and the least friction is taken off all of them,
-    which changes nothing.)
-    """
-    theta = theta - theta.min() if alpha == math.inf else theta
-    weight, n = min(alpha, 1e8), r.size
-    matrix = np.concatenate([np.diag(np.sqrt(r)), np.full((1, n), np.sqrt(weight))])
-    z, _ = nnls(matrix, np.append(-theta / np.sqrt(r), np.sqrt(weight)), maxiter=100 * n)
-    on = np.flatnonzero(z)
-    one = np.ones((on.size, 1))
-    system = np.block([[np.diag(r[on]), -one], [one.T, np.full((1, 1), 1 / alpha)]])
-    z[on] = np.linalg.solve(system, np.append(-theta[on], 1.0))[:-1]
-    return z
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 40, 150])
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("method", METHODS)
-def test_rows_solve_the_quadratic_programme(n: int, alpha: float, method: str) -> None:
-    for lam in LAMBDAS:
-        s, u = scores(n, seed=n)
-        got, _ = by(method, s, u, lam / n, alpha)
-        log_c, theta = problem(s, u, lam / n)
-        expected = quadratic_programme((-log_c).exp().numpy(), theta.numpy(), alpha)
-        np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-9)
 
 
 def kkt_residual(z: Tensor, mu: Tensor, r: Tensor, theta: Tensor, alpha: float) -> float:
@@ -243,12 +209,6 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
 # ------------------------------------------------------------------ the fast path
 
 
-@pytest.fixture(params=BATCHES.values(), ids=BATCHES)
-def batch(request) -> tuple[Tensor | None, int]:
-    sizes, num_nodes = request.param
-    return None if sizes is None else torch.tensor([0, *sizes]).cumsum(0), num_nodes
-
-
 def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
     """z [H, N, N] and μ [N, H] by the sort, graph by graph."""
     bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
@@ -260,16 +220,6 @@ def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
         blocks.append(z)
         potentials.append(mu.t())
     return torch.stack([torch.block_diag(*(z[h] for z in blocks)) for h in range(q.size(1))]), torch.cat(potentials)
-
-
-def everything(q, k, fq, fk, lam, leak, v, ptr, backend="auto") -> Tensor:
-    """Product, transposed product and log-potentials side by side."""
-    rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
-    there, back = (
-        sparse_flow_product(q, k, fq, fk, v, rows.terms, ptr, transpose=transpose, backend=backend)
-        for transpose in (False, True)
-    )
-    return torch.cat([there, back, rows.log_mu.unsqueeze(2)], dim=2)
 
 
 def everything_by_sort(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
@@ -350,42 +300,3 @@ def test_low_precision_inputs(dtype, generator) -> None:
     got = everything(*low, ptr=None)
     expected = everything(*(t.double() for t in low), ptr=None)
     torch.testing.assert_close(got.double(), expected, **tolerance("product", dtype)._asdict())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("spread", [3.0, 10.0, 30.0])
-@pytest.mark.parametrize("alpha", [0.1, math.inf])
-def test_wild_scores_stay_finite_and_conserve_the_flow(dtype, spread, alpha, generator) -> None:
-    """With scores up to spread² conductances overflow, yet rows sum to one as softmax does: to the rounding of s."""
-    n = 33
-    features = [(spread * randn(n, 1, 1, generator=generator)).detach().to(dtype) for _ in range(4)]
-    lam, leak = torch.full((n, 1), 1 / n, dtype=dtype), torch.full((n, 1), 1 / alpha, dtype=dtype)
-    rows = sparse_flow_potentials(*features, lam, leak)
-    assert all(t.isfinite().all() for t in rows._replace(reach=rows.rho))
-    z = sparse_flow_product(*features, torch.eye(n, dtype=dtype).unsqueeze(1), rows.terms)
-    assert z.isfinite().all()
-    assert z.ge(0).all()
-    rounding = 10 * torch.finfo(dtype).eps * spread**2
-    assert (z.sum(2) + rows.log_mu.exp() / alpha - 1).abs().max() < 10 * rounding
-
-
-def test_a_second_derivative_is_refused(generator) -> None:
-    arguments = inputs(4, generator)
-    (grad,) = torch.autograd.grad(everything(*arguments, ptr=None).sum(), arguments[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once differentiable"):
-        grad.sum().backward()
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_registered_operations_pass_opcheck(ragged, generator) -> None:
-    ptr = torch.tensor([0, 3, 3, 9]) if ragged else None
-    *arguments, v = inputs(9, generator, dtype=torch.float32)
-    ops = torch.ops.diffusion_mp
-    torch.library.opcheck(ops.sparse_flow_potentials.default, (*arguments, ptr, "auto"))
-    rows = sparse_flow_potentials(*arguments, ptr)
-    terms = [t.detach().requires_grad_() for t in rows.terms[:4]]
-    for transpose in (False, True):
-        torch.library.opcheck(
-            ops.sparse_flow_product.default,
-            (*arguments[:4], v, *terms, *rows.terms[4:], ptr, transpose, "auto"),
-        )

@@ -51,7 +51,7 @@ def draw(n: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def all_pairs(backend: str):
-    """z by the product with the identity, and log μ; the scores are features, beside the identity."""
+    """z by the product with the identity, and log μ; the scores are features, with those of the identity."""
 
     def run(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
         one = torch.eye(len(s), dtype=s.dtype).unsqueeze(1)
@@ -156,16 +156,16 @@ def test_equal_frictions_share_by_conductance(name: str) -> None:
     torch.testing.assert_close(z.double(), s.double().softmax(1), rtol=1e-4, atol=1e-5)
 
 
-def test_a_best_conductor_that_its_friction_closes() -> None:
-    """By one unit of rounding, or by so much that the others conduct nothing beside it."""
-    for friction in (0.0, 1e-6, 1.0, 200.0):
-        s = torch.tensor([[90.0, 0.0, -3.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        u = torch.tensor([[friction, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        lam, leak = torch.full((3, 1), 1 / 3), torch.zeros(3, 1)
-        expected, _ = exact(s[0], u[0], float(lam[0]), 0.0)
-        for name in ("tiled", "edges", "reference"):
-            z, _ = SOLVERS[name][0](s, u, lam, leak)
-            torch.testing.assert_close(z[0].double(), expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])
+@pytest.mark.parametrize("friction", [0.0, 1e-6, 1.0, 200.0])
+def test_a_best_conductor_that_its_friction_closes(name: str, friction: float) -> None:
+    """By one unit of rounding, or by so much that the others conduct nothing in comparison."""
+    s, u = torch.zeros(3, 3), torch.zeros(3, 3)
+    s[0], u[0] = torch.tensor([90.0, 0.0, -3.0]), torch.tensor([friction, 0.0, 0.0])
+    lam, leak = torch.full((3, 1), 1 / 3), torch.zeros(3, 1)
+    expected, _ = exact(s[0], u[0], float(lam[0]), 0.0)
+    z, _ = SOLVERS[name][0](s, u, lam, leak)
+    torch.testing.assert_close(z[0].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tiled", "edges", "reference", "triton"])

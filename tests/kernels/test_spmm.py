@@ -1,29 +1,22 @@
-"""Sparse products in single precision, where other kernels of torch run than in double, at every order of the edges."""
+"""Sparse products at every order of the edges and in every shape, in double and in single precision."""
+
+from functools import partial
 
 import pytest
 import torch
+from kernel_cases import assert_same, randn
+from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.spmm import sddmm, spmm
+from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.kernels.spmm import at_rows, edge_softmax, row_sums, sddmm, spmm
+from diffusion_mp.layers import GATConv
 
 
 def _pattern(nodes, count, order, generator):
     edge_index = torch.randint(0, nodes, (2, count), generator=generator)
     ends = {"none": None, "by row": 1, "by column": 0}[order]
     return Graph(nodes, edge_index if ends is None else edge_index[:, edge_index[ends].argsort(stable=True)]).pattern
-
-
-def _compare(function, reference, inputs, generator):
-    """Values and gradients in single precision beside those of the reference in double."""
-    got = function(*inputs)
-    doubles = [x.detach().double().requires_grad_() for x in inputs]
-    expected = reference(*doubles)
-    direction = torch.randn(got.shape, generator=generator)
-    grads = torch.autograd.grad(got, inputs, direction)
-    truth = torch.autograd.grad(expected, doubles, direction.double())
-    for mine, theirs in zip([got, *grads], [expected, *truth], strict=True):
-        assert mine.dtype == torch.float32
-        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5 * float(theirs.detach().abs().max()))
 
 
 @pytest.mark.parametrize("order", ["none", "by row", "by column"])
@@ -37,19 +30,41 @@ def test_single_precision_agrees_with_double(nodes, count, shared, heads, channe
     )
     for at_once in (1 << 18, 2 * count, 1):  # all heads in one call, some, one by one
         monkeypatch.setattr("diffusion_mp.kernels.spmm.AT_ONCE", at_once)
-        _compare(
-            lambda w, v: spmm(pattern, w, v),
-            lambda w, v: spmm(pattern, w, v, backend="reference"),
-            [weight, b],
-            generator,
-        )
-        _compare(
-            lambda a, b: sddmm(pattern, a, b), lambda a, b: sddmm(pattern, a, b, backend="reference"), [a, b], generator
-        )
+        for run, inputs in ((spmm, [weight, b]), (sddmm, [a, b])):
+            results = []
+            for dtype, backend in ((torch.float32, "auto"), (torch.float64, "reference")):
+                leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+                out = run(pattern, *leaves, backend=backend)
+                direction = torch.arange(out.numel()).cos().view_as(out).to(dtype)
+                results.append([out, *torch.autograd.grad(out, leaves, direction)])
+            for mine, theirs in zip(*results, strict=True):
+                assert mine.dtype == torch.float32
+                atol = 1e-5 * float(theirs.detach().abs().max())
+                torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(1, 5), (3, 5), (3, 1)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "count"),
+    [(5, 12, 30), (12, 5, 30), (5, 3, 0), (1, 9, 4), (1, 1, 0), (1, 1, 2), (63, 63, 200), (500, 500, 2049)],
+)
+def test_matrices_of_any_shape(rows, cols, count, heads, channels, generator):
+    row, col = (torch.randint(0, size, (count,), generator=generator) for size in (rows, cols))
+    pattern = Pattern(Compressed(row, col, rows), Compressed(col, row, cols))
+    weight = randn(count, heads, generator=generator)
+    v, a = randn(cols, 3, channels, generator=generator), randn(rows, 3, channels, generator=generator)
+    dense = torch.zeros(rows, cols, heads, dtype=weight.dtype).index_put((row, col), weight, accumulate=True)
+    expected = dense.permute(2, 0, 1).expand(3, -1, -1) @ v.transpose(0, 1)
+    torch.testing.assert_close(spmm(pattern, weight, v).transpose(0, 1), expected)
+    for run, inputs in ((spmm, [weight, v]), (sddmm, [a, v])):
+        fast = partial(run, pattern)
+        assert_same(fast, partial(fast, backend="reference"), inputs, generator)
+        if count:
+            assert torch.autograd.gradgradcheck(fast, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_a_number_reaches_whom_it_is_sent_to_and_nobody_else(dtype, generator):
+def test_nan_reaches_its_receivers_only(dtype, generator):
     pattern = _pattern(40, 90, "none", generator)
     v = torch.randn(40, 2, 3, generator=generator, dtype=dtype)
     v[int(pattern.col[0]), 1, 2] = torch.nan
@@ -66,3 +81,95 @@ def test_views_that_are_not_contiguous_are_read_as_they_are(generator):
     a, b = (torch.randn(5, 3, 30, generator=generator).permute(2, 1, 0) for _ in range(2))
     torch.testing.assert_close(spmm(pattern, weight, b), spmm(pattern, weight, b, backend="reference"))
     torch.testing.assert_close(sddmm(pattern, a, b), sddmm(pattern, a, b, backend="reference"))
+
+
+# ---------------------------------------------------------------- softmax and sums along rows
+
+SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
+
+
+def edges(nodes: int, count: int, ordered: bool, generator: torch.Generator) -> Graph:
+    edge_index = torch.randint(nodes, (2, count), generator=generator)
+    return Graph(nodes, edge_index[:, edge_index[1].argsort(stable=True)] if ordered else edge_index)
+
+
+def one_by_one(graph: Graph, logits: Tensor, prior: Tensor) -> Tensor:
+    """The definition, row by row."""
+    out = torch.zeros_like(logits)
+    for row in range(graph.num_nodes):
+        entries = ((graph.edges[1] == row) & (prior[:, 0] != 0)).nonzero().squeeze(1)
+        weighted = logits[entries] + prior[entries].log()
+        out = out.index_put((entries,), weighted.softmax(0))
+    return out
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(("nodes", "count"), SIZES)
+def test_the_softmax_of_every_row(nodes: int, count: int, ordered: bool, generator: torch.Generator) -> None:
+    graph = edges(nodes, count, ordered, generator)
+    logits = (100 * randn(count, 3, generator=generator)).detach().requires_grad_()
+    ones = torch.ones(count, 1, dtype=torch.float64)
+    some = torch.rand(count, 1, generator=generator, dtype=torch.float64) * (torch.arange(count) % 4 > 0).unsqueeze(1)
+    weight = torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    for prior, given in ((ones, None), (ones, ones), (some, some)):
+        got, expected = edge_softmax(graph.csr, logits, given), one_by_one(graph, logits, prior)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+        grads = [torch.autograd.grad((out * weight).sum(), logits)[0] for out in (got, expected)]
+        torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+
+
+def test_the_gradient_of_weights_that_are_learned(generator: torch.Generator) -> None:
+    graph, logits = edges(5, 20, False, generator), randn(20, 2, generator=generator)
+    prior = (torch.rand(20, 1, generator=generator, dtype=torch.float64) + 0.1).requires_grad_()
+    weight = torch.randn(20, 2, generator=generator, dtype=torch.float64)
+    for leaf in (logits, prior):
+        grads = [
+            torch.autograd.grad((out * weight).sum(), leaf)[0]
+            for out in (edge_softmax(graph.csr, logits, prior), one_by_one(graph, logits, prior))
+        ]
+        torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_second_derivatives(ordered: bool, generator: torch.Generator) -> None:
+    graph = edges(4, 9, ordered, generator)
+    assert torch.autograd.gradgradcheck(
+        lambda logits: edge_softmax(graph.csr, logits), randn(9, 2, generator=generator)
+    )
+    for take in (row_sums, at_rows):
+        x = randn(9 if take is row_sums else 4, 2, generator=generator)
+        assert torch.autograd.gradcheck(lambda x, take=take: take(graph.csr, x), x)
+        assert torch.autograd.gradgradcheck(lambda x, take=take: take(graph.csr, x).pow(2), x)
+
+
+@pytest.mark.parametrize(("nodes", "count"), SIZES)
+def test_sums_along_rows_and_what_entries_get_of_them(nodes: int, count: int, generator: torch.Generator) -> None:
+    graph = edges(nodes, count, False, generator)
+    x, y = randn(count, 3, generator=generator), randn(nodes, 3, generator=generator)
+    for compressed, node in ((graph.csr, graph.edges[1]), (graph.csc, graph.edges[0])):
+        sums = torch.zeros(nodes, 3, dtype=torch.float64).index_add(0, node, x)
+        torch.testing.assert_close(row_sums(compressed, x), sums, rtol=0, atol=1e-12)
+        assert torch.equal(at_rows(compressed, y), y[node])
+
+
+def test_extreme_rows(generator: torch.Generator) -> None:
+    """A row in which nothing counts is zero; logits that overflow as exponentials, and minus infinity, are none."""
+    graph = Graph(4, torch.tensor([[0, 1, 2, 3, 0, 1], [0, 0, 0, 1, 2, 2]]))
+    logits = torch.tensor([1e4, 1e4, -torch.inf, -torch.inf, -3e38, 3e38]).unsqueeze(1)
+    expected = [0.5, 0.5, 0.0, 0.0, 0.0, 1.0]
+    assert edge_softmax(graph.csr, logits).squeeze(1).tolist() == expected
+    prior = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0]).unsqueeze(1)
+    assert edge_softmax(graph.csr, logits, prior).squeeze(1).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert edge_softmax(graph.csr, torch.zeros(6, 1), 0 * prior).abs().sum() == 0
+    half = torch.zeros(6, 1, dtype=torch.bfloat16)
+    assert edge_softmax(graph.csr, half).dtype == torch.float32  # sums are taken in float32 at least
+
+
+def test_the_order_by_source_is_found_for_a_gradient_only() -> None:
+    layer, x, graph = GATConv(4, 4), torch.rand(6, 4), Graph(6, torch.tensor([[3, 0, 2], [1, 4, 5]]))
+    looped = graph.with_self_loops(layer.diffusivity.self_loops)
+    with torch.no_grad():
+        evaluated = layer(x, graph)
+    assert not looped.csc.found
+    torch.testing.assert_close(layer(x, graph), evaluated)
+    assert looped.csc.found

@@ -74,11 +74,7 @@ class Case:
 def diffusivity(module: Any, state: State) -> dict[str, Tensor]:
     """Of the coupling that it makes a product, the row sums and the entries at the edges."""
     coupling = module(state.x, Graph(len(state.x), state.edge_index))
-    return {
-        "product": coupling @ state.values,
-        "degree": coupling.degree(),
-        "entries": coupling.at(state.edge_index),
-    }
+    return {"product": coupling @ state.values, "degree": coupling.degree(), "entries": coupling.at(state.edge_index)}
 
 
 def layer(options: dict[str, Any], module: Any, state: State) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ NOTHING = torch.zeros(2, 0, dtype=torch.long)
 def test_label_propagation(nodes: int) -> None:
     known = torch.zeros(nodes, dtype=torch.long)
     assert LabelPropagation()(known, NOTHING).shape == (nodes, 1)
-    assert LabelPropagation()(known - 1, NOTHING).tolist() == [[0.0]] * nodes  # nobody's label is known
+    assert LabelPropagation()(known - 1, NOTHING).tolist() == [[0.0]] * nodes  # no label is known
     assert LabelPropagation()(torch.zeros(nodes, 3), NOTHING).shape == (nodes, 3)
 
 

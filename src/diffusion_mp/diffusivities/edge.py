@@ -27,10 +27,9 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
-from diffusion_mp.kernels.edge_softmax import at_rows, edge_softmax, row_sums
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
-from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.kernels.spmm import at_rows, edge_softmax, row_sums, sddmm
 
 
 class GATDiffusivity(Diffusivity):

@@ -17,10 +17,9 @@ from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.log_linear_attention import reference as log_linear
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.pairwise import scores as pairwise
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
+from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
 from diffusion_mp.kernels.sparse_flow import reference as sparse_flow
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms
-from diffusion_mp.kernels.sparse_flow.segments import Support
 
 
 def batch_pointers(batch: Tensor) -> Tensor:
@@ -106,14 +105,14 @@ def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tenso
     return torch.einsum("ihf,hfd->ihd", q, torch.einsum("jhf,jhd->hfd", k, v))
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, terms: linear.Terms) -> linear.Attended:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, terms: linear.Terms) -> linear.LinearRows:
     """As a quotient of such products."""
     return linear.attention(q, k, v, terms, linear_product)
 
 
 def log_linear_attention(
     receivers: log_linear.Receivers, senders: log_linear.Senders, ptr: Tensor | None
-) -> log_linear.Attended:
+) -> log_linear.LogLinearRows:
     """The sums over the senders, and the rows that read them."""
     if ptr is None:
         return log_linear.read(receivers, log_linear.pool(senders))
@@ -122,16 +121,16 @@ def log_linear_attention(
     asking = log_linear.Receivers(stack(log_q), None if row_shift is None else stack(row_shift))
     log_k, col_shift, v = senders
     sums = log_linear.pool(log_linear.Senders(stack(log_k), stack(col_shift, -torch.inf), stack(v)))
-    return log_linear.Attended(*map(stack.back, log_linear.read(asking, sums)))
+    return log_linear.LogLinearRows(*map(stack.back, log_linear.read(asking, sums)))
 
 
-def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
     """Over all pairs of a graph."""
     if ptr is None:
         return pairwise.pairwise_attention(q, k, v, None, score)
     stack = Stacked(ptr, v.size(0), v.device)
     out, lse = pairwise.pairwise_attention(_looking(stack(q)), stack.marked(k), stack(v), None, score)
-    return Attended(stack.back(out), lse)
+    return PairwiseRows(stack.back(out), lse)
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
@@ -182,7 +181,7 @@ def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Ten
 
 def sparse_flow_support(
     s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
-) -> Support:
+) -> sparse_flow.Support:
     """The edges of every node solved by sorting: edges are to nodes what nodes are to graphs."""
     nodes, heads = lam.shape
     ptr, order, _ = compress(target, target, nodes)
@@ -197,7 +196,7 @@ def sparse_flow_support(
     best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(2)
     entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
     in_order = active.flatten(0, 1).t().unflatten(1, (nodes, heads))[stack.place, stack.graph]
-    return Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
+    return sparse_flow.Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
 
 
 def neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:

@@ -12,7 +12,6 @@ from diffusion_mp.errors import check_kind
 from diffusion_mp.export import formulas
 from diffusion_mp.graph import ops as graph_ops
 from diffusion_mp.kernels import (
-    edge_softmax,
     linear_attention,
     log_linear_attention,
     neumann,
@@ -20,17 +19,17 @@ from diffusion_mp.kernels import (
     sparse_flow,
     spmm,
 )
-from diffusion_mp.kernels.neumann import spectral
+from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.operation import Operation
-from diffusion_mp.kernels.sparse_flow import segments
+from diffusion_mp.kernels.sparse_flow import reference
 
 #: Every operation of a forward pass and its formula; ``None`` is its reference, where that looks at no values.
 FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
     spmm._spmm: None,
     spmm._sddmm: None,
-    edge_softmax._row_sums: None,
-    edge_softmax._at_rows: None,
-    edge_softmax._softmax: None,
+    spmm._row_sums: None,
+    spmm._at_rows: None,
+    spmm._softmax: None,
     linear_attention._product: formulas.linear_product,
     linear_attention._attention: formulas.linear_attention,
     log_linear_attention._attention: formulas.log_linear_attention,
@@ -40,11 +39,11 @@ FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
     pairwise._product: formulas.pairwise_product,
     sparse_flow._potentials: formulas.sparse_flow_potentials,
     sparse_flow._product: formulas.sparse_flow_product,
-    segments._support: formulas.sparse_flow_support,
+    reference._support: formulas.sparse_flow_support,
     neumann._product: None,
     neumann._inner: None,
-    spectral._transform: formulas.neumann_transform,
-    spectral._modes: spectral._modes_of_rows,
+    stencil._transform: formulas.neumann_transform,
+    stencil._modes: stencil._modes_of_rows,
 }
 
 

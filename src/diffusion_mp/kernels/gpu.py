@@ -1,30 +1,29 @@
-"""What the Triton kernels share: when they decline, and how rows are dealt out. Triton itself is not imported here."""
+"""Shared by the Triton kernels, without importing Triton: when they decline, and how rows are split into runs."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import Implementation
 
-#: The widest rows that fit into the registers of one program.
+# The widest rows that fit into the registers of one program.
 WIDEST = 256
 
 
 def kernel(module: str, function: str, widest: float = WIDEST) -> Implementation:
-    """``function`` of a module of Triton kernels, which is imported when it runs; it takes rows up to ``widest``."""
+    """Return ``function`` of a module that is imported when it runs; it supports rows up to ``widest``."""
     return Implementation(partial(_run, module, function), partial(_declines, widest))
 
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU."""
+    """Return whether kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -33,9 +32,9 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
-    """Return why the kernels cannot take these arguments, as the end of a sentence, or ``None`` if they can.
+    """Return why the kernels do not support these arguments, as the end of a sentence, or ``None``.
 
-    The interpreter is for tests: slow, and so only taken where "triton" was named.
+    The slow interpreter runs only when "triton" is named.
     """
     tensors = []
     for part in chain.from_iterable(arg if isinstance(arg, tuple) else (arg,) for arg in args):
@@ -53,26 +52,20 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
     return None if width <= widest else f"its rows have at most {widest} channels, and a tensor has {width}"
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Runs of rows that together cover every graph; a graph without rows has one that is empty."""
+class Tiles(NamedTuple):
+    """Runs of rows that together cover every graph; a graph without rows has an empty one.
+
+    Attributes:
+        table: [T, 5]: bounds of a run, bounds of its graph, number of the graph.
+        offset: [B+1]: the runs of every graph.
+    """
 
     table: Tensor
-    """[T, 5]: first and last row of the run, first and last row of its graph (last exclusive), number of the graph."""
     offset: Tensor
-    """[B+1]: the runs of every graph."""
-
-    @property
-    def graphs(self) -> int:
-        """B."""
-        return self.offset.size(0) - 1
-
-    def __len__(self) -> int:
-        return self.table.size(0)
 
 
 def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:
-    """Runs of at most ``rows`` rows. For one graph nothing is copied to the device, which a CUDA graph refuses."""
+    """Return runs of at most ``rows`` rows. For one graph nothing is copied to the device, as CUDA graphs require."""
     if ptr is None:
         first = torch.arange(0, max(num_nodes, 1), rows, device=device)
         zero, end = torch.zeros_like(first), torch.full_like(first, num_nodes)
@@ -88,24 +81,24 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
 
 
 def padded(width: int) -> int:
-    """The block that holds a row of this width: a power of two, and 16 at least, for the matrix units."""
+    """Return the block for rows of this width: a power of two, and 16 at least, for the matrix units."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How the matrix units multiply float32 tiles.
+    """Return how the matrix units multiply float32 tiles.
 
-    For float32 inputs in three products of TF32 numbers, whose sum is right to 2⁻²¹ or so: the exact product has no
-    matrix units. For half precision in one, with float16's ten bits but the range of float32.
+    For float32 inputs as three products of TF32 numbers, whose sum is right to 2⁻²¹ or so; the exact product has no
+    matrix units. For half precision as one, with float16's ten bits and the range of float32.
     """
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def row_contiguous(x: Tensor) -> Tensor:
-    """``x`` [N, H, F] with neighbouring channels side by side; an expanded head axis is not written out."""
+    """Return ``x`` [N, H, F] with contiguous rows; an expanded head axis is not written out."""
     return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()
 
 
 def contiguous(*tensors: Tensor | None) -> list[Any]:
-    """The tensors as kernels read them, row after row; what is not there stays ``None``."""
+    """Return the tensors as contiguous ones; ``None`` stays."""
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]

@@ -1,7 +1,4 @@
-"""Random numbers: dropout, and Gumbel noise as a function of an explicit state.
-
-The noise has no generator object to copy, save or trace, and no global state.
-"""
+"""Dropout, and Gumbel noise as a function of an explicit state, without generator objects or global state."""
 
 import threading
 
@@ -12,19 +9,19 @@ from torch.nn import functional
 
 from diffusion_mp.graph.cache import values_only
 
-#: An entry is dropped by the value of so many random bits.
+#: The number of random bits that decide about an entry.
 BITS = 16
 
 
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
-    """Every entry zero with probability ``rate``, the others divided by 1 − rate (Srivastava et al. 2014); in training.
+    """Set every entry to zero with probability ``rate``, and divide the others by 1 − rate (Srivastava et al. 2014).
 
-    On the CPU an entry is dropped by sixteen bits of torch's generator, in a fifth of the time that
-    ``torch.nn.functional.dropout`` takes, which draws sixty-four. So the rate is a multiple of 2⁻¹⁶ there, the nearest,
-    and the expectation is exact for that.
+    On the CPU an entry uses 16 bits of torch's generator, in a fifth of the time of torch's dropout, which uses 64.
+    There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that.
 
     Args:
-        x: of any shape; of a sparse matrix the stored entries are dropped, one by one. rate: in [0, 1).
+        x: of any shape; the stored entries of a sparse matrix are dropped.
+        rate: in [0, 1).
         training: otherwise x is returned.
     """
     if not training or not rate:
@@ -41,12 +38,12 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     return x * (drawn < kept - (1 << BITS - 1)).to(x.dtype).mul_(2**BITS / kept)
 
 
-# Nodes that one seed draws for. A run is always drawn whole, since where a generator puts its numbers may depend on how
-# many are asked for: so who has a part of the nodes gets the noise that they have in the whole graph.
+# Nodes per seed. A run is always drawn completely, since the order of a generator's numbers may depend on how many are
+# drawn: so any part of the nodes gets the noise that it has in the full graph.
 RUN = 1024
 
-# Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits that torch's generator on
-# the CPU is seeded with. Of 10⁵ runs no two share a seed within 11 702 steps; the first do at a distance of 11 703.
+# Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits of torch's seeds on the
+# CPU. Of 10⁵ runs no two share a seed within 11 702 steps; the first do at a distance of 11 703.
 STRIDE = 0x9E3779B9
 
 # Held while a state is read and advanced: no two threads may read the same one.
@@ -55,7 +52,7 @@ _ADVANCE = threading.Lock()
 
 @torch.library.custom_op("diffusion_mp::take_step", mutates_args=("state",))
 def take_step(state: Tensor) -> Tensor:
-    """The state [seed, step] as it is; it has taken a step when this returns. Threads that share one take turns."""
+    """Return a copy of the state [seed, step], and advance it by a step; safe among threads."""
     with _ADVANCE:
         now = state.clone()
         state[1] += 1
@@ -95,6 +92,6 @@ def gumbel(
         state: [seed, step]; equal states give equal noise, bit for bit, and every step fresh noise.
         like: gives N, H, dtype and device.
         samples: K.
-        first: number of the first node: the noise of nodes first … first + N − 1 is cut out of that of all nodes.
+        first: number of the first node: the noise of nodes first … first + N − 1 is part of that of all nodes.
     """
     return _gumbel(state, like.detach(), samples, first)

@@ -1,23 +1,7 @@
-"""``operation``: declares a kernel. Schema, shapes, precision, backends and derivatives stand in one place.
+"""``operation`` declares a kernel: schema, result shapes, precision, backends and derivatives in one place.
 
-    @operation(
-        "spmm",                       # its name in torch.ops.diffusion_mp
-        family="spmm",                # the name by which its backend can be chosen in the environment
-        reference=reference.spmm,     # plain torch: the truth, and what torch.func can vectorise
-        cpu=compressed.spmm,          # the fast paths, which torch does not look into
-        dtype="v",                    # the argument whose dtype the result gets
-    )
-    def _spmm(entries: Entries, weight: Wide, v: Wide) -> Tensor:
-        return empty_like(v)          # run on fake tensors: only the shape of the result matters
-
-    _spmm.derivatives({
-        "weight": lambda grad, entries, v, backend: _sddmm(entries, grad, v, backend=backend),
-        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
-    })
-
-The annotations of the function are the schema, and say what happens to tensors first (:data:`Wide`, :data:`Narrow`).
-Calling what was declared chooses a backend, brings the arguments to one dtype, and runs it without autocast: in the
-registered operation where torch has to see one, or else in a function of autograd, which costs a fifth of that.
+CONTRIBUTING.md has a worked example. The annotations of the decorated function are the schema; :data:`Wide` and
+:data:`Narrow` say how a tensor is converted first. A call picks a backend and runs it without autocast.
 """
 
 from __future__ import annotations
@@ -40,24 +24,27 @@ __all__ = ["Narrow", "Operation", "Wide", "empty_like", "once_differentiable", "
 
 Backend = Literal["auto", "reference", "cpu", "triton", "flex"]
 
-BACKENDS = ("auto", "reference", "cpu", "triton", "flex")
+BACKENDS = get_args(Backend)
 
-#: Names a backend for all operations ("reference"), or for some ("linear_attention=triton,pairwise=cpu").
+#: Environment variable that names a backend for all operations ("reference") or for some ("spmm=cpu,pairwise=triton").
 VARIABLE = "DIFFUSION_MP_BACKEND"
 
 
 class Implementation(NamedTuple):
-    """A way to compute an operation."""
+    """A way to compute an operation.
+
+    Attributes:
+        run: the computation, on the arguments of the operation.
+        declines: called with whether the backend was named, and the arguments. It returns ``None``, or why these are
+            not supported, as the end of a sentence ("q is on the CPU"). Without it everything is supported.
+    """
 
     run: Callable[..., Any]
-    """The computation, on the arguments of the operation."""
     declines: Callable[..., str | None] | None = None
-    """Called with whether it was named, and the arguments: why not on these, as the end of a sentence ("q is on the
-    CPU"), or ``None`` if it can. Without such a function it always can."""
 
 
 def requested(operation: str, backend: str) -> str:
-    """The backend that the call or else the environment names for an operation; ``"auto"`` where neither does.
+    """Return the backend that the call, or else the environment, names for an operation, or ``"auto"``.
 
     Raises:
         ValueError: it is none of the backends.
@@ -75,10 +62,10 @@ def requested(operation: str, backend: str) -> str:
 
 
 def choose(operation: str, backend: str, table: Mapping[str, Implementation], *args: Any) -> Callable[..., Any]:
-    """The implementation for these arguments; with ``"auto"`` the first of the table that does not decline.
+    """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline.
 
     Raises:
-        BackendError: the named backend declines, or does not have the operation. Nothing else is taken instead.
+        BackendError: the named backend declines, or does not have the operation. There is no fallback.
     """
     named = backend != "auto"
     if named and backend not in table:
@@ -96,13 +83,13 @@ def choose(operation: str, backend: str, table: Mapping[str, Implementation], *a
 
 T = TypeVar("T")
 
+#: An argument promoted to one dtype with all other ``Wide`` and ``Narrow`` ones, at least float32.
 Wide = Annotated[Tensor, "wide"]
-"""An argument that is brought to one dtype with all other ``Wide`` and ``Narrow`` ones, at least float32."""
 
+#: An argument that kernels accept in half precision, since they accumulate in float32; all of these share one dtype.
 Narrow = Annotated[Tensor, "narrow"]
-"""An argument that kernels may get in half precision, since they accumulate in float32: one dtype for all of these."""
 
-#: How annotations read in a schema.
+#: Schema types of the annotations.
 SCHEMA = {
     Tensor: "Tensor",
     Wide: "Tensor",
@@ -116,40 +103,29 @@ SCHEMA = {
     str: "str",
 }
 
-#: What arguments are when nobody traces: no subclasses of tensors, and no symbols.
+#: Types of arguments outside of tracing: no tensor subclasses, and no symbols.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
 
 Formula = Callable[..., Any]
 
 
 def operation(
-    name: str,
-    *,
-    family: str | None = None,
-    reference: Callable[..., Any] | None = None,
-    cpu: Callable[..., Any] | None = None,
-    triton: Implementation | None = None,
-    flex: Implementation | None = None,
-    dtype: str | None = None,
-) -> Callable[[Callable[..., T]], Operation[T]]:
-    """Declare an operation; decorates a function that makes empty results of the right shapes from its arguments.
+    name: str, *, family: str | None = None, reference: Formula | None = None, cpu: Formula | None = None,
+    triton: Implementation | None = None, flex: Implementation | None = None, dtype: str | None = None,
+) -> Callable[[Callable[..., T]], Operation[T]]:  # fmt: skip
+    """Declare an operation; decorates a function that returns empty results of the right shapes.
 
-    The function's annotations are the schema. A ``NamedTuple`` of what the schema knows (:data:`SCHEMA`) is one
-    argument. Several results are a tuple, best a ``NamedTuple``: then derivatives can ask for them by name.
+    Its annotations are the schema, and implementations take the same arguments. A ``NamedTuple`` of schema types
+    (:data:`SCHEMA`) is one argument. Several results are a tuple; derivatives can refer to the fields of a named one.
 
     Args:
         name: in ``torch.ops.diffusion_mp``, or with a namespace of its own, ``"mine::product"``.
-        family: under this name the environment chooses the backend of the operation (see `kernels.operation`).
-            ``None``: there is one implementation, ``cpu``, and nothing to choose.
-        reference: plain torch, which is differentiated by torch; taken by name, or where there is nothing else.
-        cpu: the fast path on every device, which torch does not look into.
-        triton: that on the GPU, see :func:`diffusion_mp.kernels.gpu.kernel`.
-        flex: another that torch differentiates itself, taken by name only.
-        dtype: the argument to whose dtype the result, or the first of several, is brought in the end.
-
-    Returns:
-        A decorator that makes an :class:`Operation` of the function. Every implementation takes its arguments in the
-        order of that function.
+        family: the name by which the environment selects a backend. ``None``: only ``cpu`` exists.
+        reference: plain torch, differentiated by torch; used when named, or when there is nothing else.
+        cpu: the fast path on every device, opaque to torch.
+        triton: the GPU path, see :func:`diffusion_mp.kernels.gpu.kernel`.
+        flex: another path that torch differentiates, used when named only.
+        dtype: the argument whose dtype the (first) result is cast to.
     """
     rows = {
         "triton": triton,
@@ -158,15 +134,11 @@ def operation(
         "reference": reference and Implementation(reference),
     }
     table = {backend: row for backend, row in rows.items() if row is not None}
-
-    def declare(shapes: Callable[..., T]) -> Operation[T]:
-        return Operation(shapes, name, family, table, dtype)
-
-    return declare
+    return lambda shapes: Operation(shapes, name, family, table, dtype)
 
 
 def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
-    """Derivatives for a backward operation without any: raise an error that says what to do instead."""
+    """Derivatives of a backward operation that has none: raise an error that says what to do instead."""
 
     def refuse() -> NoReturn:
         raise RuntimeError(
@@ -178,7 +150,7 @@ def once_differentiable(name: str, instead: str) -> Mapping[str, Formula]:
 
 
 def empty_like(*tensors: Tensor) -> Any:
-    """A contiguous result shaped like the tensor, or like every one of several."""
+    """Return an uninitialised contiguous tensor shaped like the tensor, or a tuple of them."""
     first, *others = tensors
     found = torch.empty_like(first, memory_format=torch.contiguous_format)
     return (found, *map(empty_like, others)) if others else found
@@ -206,7 +178,7 @@ class Signature:
         if unknown:
             raise TypeError(f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}.")
         self.several = returned is not Tensor
-        # Results have the names of their fields; "out" is the only one, or all of them.
+        # Results are named after their fields; "out" is the only result, or the tuple of all.
         self.results = ["out"]
         if self.several:
             self.results = [*getattr(returned, "_fields", [f"out_{place}" for place in range(len(get_args(returned)))])]
@@ -222,13 +194,13 @@ class Signature:
         self._either = [*self._wide, *self._narrow]
 
     def schema(self, *more: str) -> str:
-        """That of the flat operation, with ``more`` arguments at the end."""
+        """Return the schema of the flat operation, with ``more`` arguments at the end."""
         arguments = [f"{SCHEMA[kind]} {name.replace('.', '_')}" for name, kind in self.flat.items()]
         results = f"({', '.join('Tensor' for _ in self.results)})" if self.several else "Tensor"
         return f"({', '.join([*arguments, *more])}) -> {results}"
 
     def flatten(self, args: Sequence[Any]) -> list[Any]:
-        """The parts of arguments."""
+        """Replace every named tuple by its fields."""
         flat: list[Any] = []
         for (make, *_), arg in zip(self._places, args, strict=True):
             if make is None:
@@ -238,11 +210,11 @@ class Signature:
         return flat
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
-        """Arguments from their parts; what comes after them is left out."""
+        """Invert :meth:`flatten`; further entries are ignored."""
         return [flat[first] if make is None else make(*flat[first:end]) for make, first, end in self._places]
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> bool:
-        """In place, and whether there is anything to do; with ``narrow`` half precision stays where kernels take it."""
+        """Promote ``flat`` in place and return whether anything changed; with ``narrow``, keep half precision there."""
         found = None
         for place in self._either:
             if flat[place] is None or flat[place].dtype is found:
@@ -264,6 +236,10 @@ class Signature:
             flat[place] = flat[place].to(short if narrow else wide)
         return True
 
+    def plain(self, out: Any) -> Any:
+        """Return results as the tensor or plain tuple that torch expects of an operation."""
+        return tuple(out) if self.several else out
+
 
 def _plain_tuple(*results: Tensor) -> tuple[Tensor, ...]:
     return results
@@ -273,23 +249,19 @@ class Operation(Generic[T]):
     """An operation declared by :func:`operation`: a function of its arguments and ``backend``."""
 
     def __init__(
-        self,
-        shapes: Callable[..., T],
-        name: str,
-        family: str | None,
-        table: Mapping[str, Implementation],
+        self, shapes: Callable[..., T], name: str, family: str | None, table: Mapping[str, Implementation],
         dtype: str | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.__doc__ = shapes.__doc__
-        self.name = name
-        self.family, self._table, self._shapes = family, table, shapes
+        self.name, self.family, self._table, self._shapes = name, family, table, shapes
         self._signature = signature = Signature(shapes)
-        # What has no reference is a part of another operation, such as its derivative, and gets its backend from there.
+        # Without a reference it is part of another operation, such as its derivative, which passes its own backend.
         self._asks_environment = family is not None and "reference" in table
-        # The first that does not decline there: kernels for the GPU do, unless they were named.
+        # The first that does not decline on the CPU: GPU kernels do unless they are named.
         self._on_cpu = table["cpu"].run if "cpu" in table else None
-        # Plain torch runs outside of the registered operation, where torch sees it.
+        # Plain torch runs outside of the registered operation, so that torch differentiates it.
         self._plain = [backend for backend in ("reference", "flex") if backend in table]
+        self._always_plain = len(self._plain) == len(table)
         self._tensor = next(place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor")
         self._like = None if dtype is None else list(signature.flat).index(dtype)
         self._registered = torch.library.custom_op(
@@ -298,50 +270,44 @@ class Operation(Generic[T]):
             mutates_args=(),
             schema=signature.schema("str backend") if family else signature.schema(),
         )
-        self._registered.register_fake(self._fake)
+        self._registered.register_fake(lambda *flat: signature.plain(shapes(*signature.unflatten(flat))))
         self._function: type[torch.autograd.Function] | None = None
         self._for_func: type[torch.autograd.Function] | None = None
 
     def __call__(self, *args: Any, backend: str = "auto") -> T:
-        """The result, by the backend that was named, or the environment names, or the first that does not decline.
+        """Run the backend that is named here or by the environment, or the first that does not decline.
 
         Raises:
             BackendError: the named backend declines these arguments, or does not have the operation.
         """
-        if self.family is not None and self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
-            backend = requested(self.family, backend)
-        flat = self._signature.flatten(args) if self._signature.tuples else [*args]
+        signature = self._signature
+        if self._asks_environment and (backend != "auto" or VARIABLE in os.environ):
+            backend = requested(str(self.family), backend)
+        flat = signature.flatten(args) if signature.tuples else [*args]
         dtype = None if self._like is None else flat[self._like].dtype
-        if self._signature.to_one_dtype(flat, narrow=backend != "reference"):
-            args = tuple(self._signature.unflatten(flat))
-        tensor = flat[self._tensor]
-        # Plain torch is differentiated by torch; else what torch has to see is the registered operation.
-        plain = backend in self._plain or len(self._plain) == len(self._table)
-        seen = not plain and (not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta)
-        derived = not (plain or seen) and torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)
-        function, out = self._function, None
-        if seen and function and _differentiated_by_func(flat):
-            function, derived, seen = self._for_func, True, False
-        if seen or (derived and function is None):
-            out = self._registered(*flat) if self.family is None else self._registered(*flat, backend)
-        elif derived and function:
-            out = function.apply(*flat, backend, args)
-        else:
-            out = self._compute(args, tensor, backend)
-        if not self._signature.several:
+        if signature.to_one_dtype(flat, narrow=backend != "reference"):
+            args = tuple(signature.unflatten(flat))
+        out = self._dispatch(flat, args, backend)
+        if not signature.several:
             return out if dtype in (None, out.dtype) else out.to(dtype)
-        out = out if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
-        result: T = self._signature.returned(*out)
+        result: T = signature.returned(*_cast_first(out, dtype))
         return result
 
-    def _run(self, *flat: Any) -> Any:
-        """In the registered operation, on flat arguments."""
-        backend = "auto" if self.family is None else flat[-1]
-        out = self._compute(self._signature.unflatten(flat), flat[self._tensor], backend)
-        return tuple(out) if self._signature.several else out
+    def _dispatch(self, flat: list[Any], args: Sequence[Any], backend: str) -> Any:
+        """Compute directly, by an autograd function, or, where torch has to see it, by the registered operation."""
+        tensor = flat[self._tensor]
+        if self._always_plain or backend in self._plain:
+            return self._compute(args, tensor, backend)
+        if _observed(flat, tensor):
+            if self._for_func and _differentiated_by_func(flat):
+                return self._for_func.apply(*flat, backend, args)
+        elif not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
+            return self._compute(args, tensor, backend)
+        elif self._function:  # a fifth of the overhead of the registered operation
+            return self._function.apply(*flat, backend, args)
+        return self._registered(*flat) if self.family is None else self._registered(*flat, backend)
 
     def _compute(self, args: Sequence[Any], tensor: Tensor, backend: str) -> Any:
-        """The implementation that is chosen, without autocast."""
         run = self._on_cpu if backend == "auto" and tensor.is_cpu else None
         run = run or choose(self.family or "the operation", backend, self._table, *args)
         if not torch._C._is_any_autocast_enabled():
@@ -349,28 +315,25 @@ class Operation(Generic[T]):
         with without_autocast(tensor):
             return run(*args)
 
-    def _fake(self, *flat: Any) -> Any:
-        """Results without values, when torch traces."""
-        out: Any = self._shapes(*self._signature.unflatten(flat))
-        return tuple(out) if self._signature.several else out
+    def _run(self, *flat: Any) -> Any:
+        """Run as the registered operation does, on flat arguments and the backend."""
+        backend = "auto" if self.family is None else flat[-1]
+        return self._signature.plain(self._compute(self._signature.unflatten(flat), flat[self._tensor], backend))
 
     def written_out(self, formula: Callable[..., Any] | None = None) -> tuple[OpOverload[Any, Any], Callable[..., Any]]:
-        """The registered operation, and as a function of its flat arguments a formula that torch looks into.
+        """Return the registered operation, and a function of its flat arguments that torch can trace.
 
         Args:
             formula: in plain torch, with the arguments of the operation; ``None`` is its reference.
         """
-        compute = formula or self._table["reference"].run
-        count = len(self._signature.flat)
+        signature, compute = self._signature, formula or self._table["reference"].run
 
         def run(*flat: Any) -> Any:
-            wide = list(flat[:count])
-            self._signature.to_one_dtype(wide, narrow=False)
-            out = compute(*self._signature.unflatten(wide))
+            wide = list(flat[: len(signature.flat)])
+            signature.to_one_dtype(wide, narrow=False)
+            out = compute(*signature.unflatten(wide))
             dtype = None if self._like is None else flat[self._like].dtype
-            if not self._signature.several:
-                return out if dtype is None else out.to(dtype)
-            return tuple(out) if dtype is None else (out[0].to(dtype), *out[1:])
+            return _cast_first(out, dtype) if signature.several else out if dtype is None else out.to(dtype)
 
         return self._registered._opoverload, run
 
@@ -378,36 +341,36 @@ class Operation(Generic[T]):
         """Declare the derivatives; without them the operation has none.
 
         Args:
-            formulas: "q k" (arguments; all fields of one, or ``rows.a``) → a function that returns their gradients,
-                one or a tuple. Its parameters say by name what it wants: arguments, ``out`` (or a field of several
-                results), ``grad`` (or ``grad_field``), ``backend``. Only what is asked for is kept, and a formula runs
-                where one of its gradients is wanted. Results whose gradient no formula asks for have none.
+            formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function that
+                returns their gradients. Its parameters are named after what it needs: arguments, ``out`` (or a field
+                of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved, and a formula runs
+                only if one of its gradients is needed. A result whose gradient no formula uses is not differentiable.
                 A formula may be an operation, whose arguments have such names. See also :func:`once_differentiable`.
         """
-        flat, results, self._formulas = list(self._signature.flat), self._signature.results, []
+        signature = self._signature
+        flat, results, self._formulas = list(signature.flat), signature.results, []
         for arguments, formula in formulas.items():
             names = flat if arguments == "*" else arguments.split()
-            places = [flat.index(part) for name in names for part in self._signature.parts.get(name, [name])]
-            self._formulas.append((places, formula, _wanted(formula)))
+            places = [flat.index(part) for name in names for part in signature.parts.get(name, [name])]
+            self._formulas.append((places, *_by_position(formula)))
         asked = {name for *_, names in self._formulas for name in names}
-        kept = {part for name in asked for part in self._signature.parts.get(name, ())}
+        kept = {part for name in asked for part in signature.parts.get(name, ())}
         self._kept = [(place, part) for place, part in enumerate([*flat, *results]) if part in kept]
-        self._grads = [f"grad_{result}" for result in results] if self._signature.several else ["grad"]
+        self._grads = [f"grad_{result}" for result in results] if signature.several else ["grad"]
         unasked = [place for place, grad in enumerate(self._grads) if not asked & {grad, "grad"}]
-        self._without_grad = unasked if len(unasked) < len(self._grads) else []  # who refuses asks for none
+        self._without_grad = unasked if len(unasked) < len(self._grads) else []  # a refusal asks for no gradient
         self._registered.register_autograd(self._backward, setup_context=self._keep)
 
-        # Where one gradient comes it is there, and zeros for the results that have none are not to be made.
+        # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results.
         materialize = len(self._grads) - len(self._without_grad) > 1
-
-        def computed(*inputs: Any) -> Any:
-            *flat, backend, args = inputs
-            output = self._compute(args, flat[self._tensor], backend)
-            return tuple(output) if self._signature.several else output
 
         def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             self._keep(ctx, inputs, output)
             ctx.set_materialize_grads(materialize)
+
+        def computed(*inputs: Any) -> Any:
+            *flat, backend, args = inputs
+            return signature.plain(self._compute(args, flat[self._tensor], backend))
 
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = computed(*inputs)
@@ -418,12 +381,12 @@ class Operation(Generic[T]):
             static = {name: staticmethod(method) for name, method in methods.items()}
             return type(self._shapes.__name__.strip("_"), (torch.autograd.Function,), static)
 
-        # The form that torch.func takes binds its arguments anew in every call, which small graphs would feel.
+        # Two classes: with ``setup_context``, which torch.func needs, every call binds its arguments again.
         self._function = function(forward=forward, backward=self._backward)
         self._for_func = function(forward=computed, setup_context=keep, backward=self._backward)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what the formulas ask for: tensors where autograd wants them, the rest as it is."""
+        """Save what the formulas need, tensors by ``save_for_backward``."""
         results, count = output if self._signature.several else (output,), len(self._signature.flat)
         values = (*inputs[:count], *results)
         tensors: dict[str, Tensor] = {}
@@ -436,24 +399,29 @@ class Operation(Generic[T]):
             ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
 
     def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients that are wanted, by the formulas."""
+        """Evaluate the formulas whose gradients are needed."""
+        out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
+            return tuple(out)
+        signature = self._signature
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
         values |= zip(self._grads, grads, strict=True)
-        if self._signature.several:
-            values.setdefault("grad", self._signature.returned(*grads))
-        out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if signature.several:
+            values.setdefault("grad", signature.returned(*grads))
         for places, formula, names in self._formulas:
             if not any(ctx.needs_input_grad[place] for place in places):
                 continue
-            for name in names:
-                if name in self._signature.tuples:
-                    values[name] = self._signature.tuples[name](*(values[part] for part in self._signature.parts[name]))
-            found = _call(formula, [values[name] for name in names])
+            for name in signature.tuples.keys() & set(names):
+                values[name] = signature.tuples[name](*(values[part] for part in signature.parts[name]))
+            found = formula(*(values[name] for name in names))
             for place, grad in zip(places, found if isinstance(found, tuple) else (found,), strict=True):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
+
+
+def _observed(flat: Sequence[Any], tensor: Tensor) -> bool:
+    """Whether torch traces, watches or transforms, or the arguments are not plain values."""
+    return not values_only() or not PLAIN.issuperset(map(type, flat)) or tensor.is_meta
 
 
 def _differentiated_by_func(flat: Sequence[Any]) -> bool:
@@ -462,12 +430,13 @@ def _differentiated_by_func(flat: Sequence[Any]) -> bool:
     return transforming and torch._C._any_requires_grad(*flat)
 
 
-def _wanted(formula: Formula) -> list[str]:
-    """The names of the arguments of a formula."""
-    if isinstance(formula, Operation):
-        return [*formula._signature.arguments, "backend"]
-    return list(inspect.signature(formula).parameters)
+def _cast_first(out: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+    return tuple(out) if dtype in (None, out[0].dtype) else (out[0].to(dtype), *out[1:])
 
 
-def _call(formula: Formula, values: list[Any]) -> Any:
-    return formula(*values[:-1], backend=values[-1]) if isinstance(formula, Operation) else formula(*values)
+def _by_position(formula: Formula) -> tuple[Formula, list[str]]:
+    """Return a formula as a function of positional arguments, and the names of these."""
+    if not isinstance(formula, Operation):
+        return formula, list(inspect.signature(formula).parameters)
+    call: Operation[Any] = formula
+    return lambda *values: call(*values[:-1], backend=values[-1]), [*call._signature.arguments, "backend"]

@@ -1,7 +1,7 @@
-"""Weighted sparse products over observed edges: out_i = Σ_e w_e v_source(e), and their derivative.
+"""Products, sums and softmax over observed edges: out_i = Σ_e w_e v_source(e), its derivatives, attention on edges.
 
-The product and the sampled product are each other's derivatives. The reference writes one message per edge; the fast
-path uses torch's products with compressed rows, and its inner products at their entries.
+The product and the sampled product are each other's derivatives, and so are row sums and their broadcast. References
+write one message per edge; the fast paths use torch's products with compressed rows.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import Pattern, compress
-from diffusion_mp.kernels.operation import Backend, Wide, operation
+from diffusion_mp.graph.ops import compress
+from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
+from diffusion_mp.kernels.precision import accumulating, quotient
 
 __all__ = ["sddmm", "spmm"]
 
-# Entries of several heads that are multiplied at once, by an index of their own: 12 MiB.
+# Entries of all heads that are multiplied at once, by an index of their own: 12 MiB.
 AT_ONCE = 1 << 20
 
 
 class Entries(NamedTuple):
-    """The shape; row and column of every entry; and compressed forms by both, where a product is expected.
-
-    A compressed form is that of `Compressed`: boundaries, the entry that stands at every place (``None`` where nothing
-    moves), and its other end.
-    """
+    """The shape; row and column of every entry; and the forms of `Compressed` by row and by column if needed."""
 
     rows: int
     cols: int
@@ -45,7 +43,6 @@ class Entries(NamedTuple):
 
     @classmethod
     def of(cls, pattern: Pattern, *, by_row: bool, by_col: bool) -> Entries:
-        """A pattern's entries, compressed only in the forms that will be needed."""
         rows, cols = pattern
         unknown = None, None, None
         forms = *(rows.parts if by_row else unknown), *(cols.parts if by_col else unknown)
@@ -53,28 +50,23 @@ class Entries(NamedTuple):
 
     @property
     def T(self) -> Entries:
-        """The entries of the transpose."""
         return Entries(self.cols, self.rows, self.col, self.row, *self[7:], *self[4:7])
 
 
 def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
-    """out_i = Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [C, H, D]."""
+    """Return Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [C, H, D]."""
     messages = weight.unsqueeze(2) * v[entries.col]
     return v.new_zeros(messages.shape[1:]).expand(entries.rows, -1, -1).index_add(0, entries.row, messages)
 
 
 def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
-    """s_e = a_row(e)·b_col(e), [E, H]."""
     return (a[entries.row] * b[entries.col]).sum(2)
 
 
 def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
-    """Compressed rows times dense; one weight for all heads is one product over all channels.
-
-    A weight for every channel leaves nothing to share: the messages are added up as they are.
-    """
+    """Multiply compressed rows; one weight for all heads is one product over all channels."""
     _, heads, channels = v.shape
-    if channels == 1 and heads > 1 and weight.size(1) > 1:
+    if channels == 1 and heads > 1 and weight.size(1) > 1:  # a weight per channel: messages are added up directly
         sums = v.new_zeros(entries.rows, heads)
         return sums.index_add_(0, entries.row, v.squeeze(2)[entries.col].mul_(weight)).unsqueeze(2)
     if v.numel() == 0 or entries.row.numel() == 0:
@@ -84,9 +76,8 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
         return _product(ptr, other, _in_order(weight[:, 0], moved), v.flatten(1)).view(-1, heads, channels)
     if _few(entries, heads):
         ptr, place, other = _by_row_and_head(entries, heads)
-        return _product(ptr, other, weight.flatten().index_select(0, place), v.reshape(-1, channels)).view(
-            -1, heads, channels
-        )
+        out = _product(ptr, other, weight.flatten().index_select(0, place), v.reshape(-1, channels))
+        return out.view(-1, heads, channels)
     ptr, moved, other = _by_row(entries)
     out = v.new_empty(entries.rows, heads, channels)
     for head in range(heads):
@@ -95,10 +86,7 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
 
 
 def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
-    """a_row·b_col per entry and head, along compressed rows: no message is written.
-
-    Torch takes no more entries than a matrix has places; parallel edges of so small a graph are multiplied one by one.
-    """
+    """Return a_row·b_col per entry and head along compressed rows; torch allows rows × cols entries at most."""
     _, heads, channels = a.shape
     count = entries.row.numel()
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
@@ -111,12 +99,12 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _few(entries: Entries, heads: int) -> bool:
-    """Whether all heads are multiplied at once; otherwise one after the other, with the index by row."""
+    """Return whether all heads are multiplied at once, not one after the other."""
     return heads > 1 and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
 
 
 def _by_row_and_head(entries: Entries, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The compressed form of the matrix whose rows and columns are pairs of a node and a head, kept with that by row.
+    """Return the compressed matrix whose rows and columns are pairs of a node and a head; cached with that by row.
 
     Bounds [N H + 1]; the place in [E, H] of every entry [E H]; its column.
     """
@@ -128,7 +116,7 @@ def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) ->
     head = torch.arange(heads, dtype=ptr.dtype, device=ptr.device)
     count, first, entry = ptr.diff(), ptr[:-1], torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
     row = torch.repeat_interleave(count)
-    # Rows have their heads one after the other, each with all entries of the row.
+    # The heads of a row follow each other, each with all entries of the row.
     at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(1) + count.index_select(0, row).outer(head)
     at, places = at.flatten().long(), torch.empty(at.numel(), dtype=torch.long, device=ptr.device)
     columns = torch.empty_like(at, dtype=ptr.dtype)
@@ -139,7 +127,7 @@ def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) ->
 
 
 def _by_row(entries: Entries) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the compressed form by row, computed here if it was not passed."""
+    """Return the compressed form by row, computed if it was not passed."""
     if entries.row_ptr is None or entries.row_other is None:
         return compress(entries.row, entries.col, entries.rows)
     return entries.row_ptr, entries.row_moved, entries.row_other
@@ -150,37 +138,35 @@ def _in_order(weight: Tensor, moved: Tensor | None) -> Tensor:
 
 
 def _put(values: Tensor, moved: Tensor | None) -> Tensor:
-    """The opposite: values of entries in order, each where it came from."""
+    """Invert :func:`_in_order`."""
     return values if moved is None else torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
 def _inner(ptr: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a_row·b_column of the entries of every row."""
     products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
     torch.sparse.sampled_addmm(products, a, b.t(), out=products)
     return products.values()
 
 
 def _product(ptr: Tensor, columns: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """Σ_e w_e v_column(e) over the entries e of every row.
+    """Return Σ_e w_e v_column(e) over the entries e of every row.
 
-    In single precision on a CPU torch is fastest with weighted bags of rows, whose kernel fetches rows ahead.
+    In float32 on a CPU torch is fastest with weighted bags of rows, whose kernel prefetches rows.
     """
     if v.dtype == torch.float32 and v.device.type == "cpu":
-        v = v.detach()  # of what requires a gradient the bags would be numbered
+        v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
     return matrix(ptr, columns, weight, len(v)) @ v
 
 
 def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
-    """Torch's matrix of compressed rows."""
     _let_torch_warn()
     return torch.sparse_csr_tensor(ptr, columns, values, size=(len(ptr) - 1, width), check_invariants=False)
 
 
 @cache
 def _let_torch_warn() -> None:
-    """Suppress torch's warning, once per process, that CSR tensors are in beta. The products used here are tested."""
+    """Suppress torch's warning, given once per process, that CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
@@ -200,12 +186,11 @@ def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backen
     return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)  # one weight for all heads, or one each
 
 
-_spmm.derivatives(
-    {
-        "weight": _by_weight,
-        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
-    }
-)
+def _by_values(grad: Tensor, entries: Entries, weight: Tensor, backend: str) -> Tensor:
+    return _spmm(entries.T, weight, grad, backend=backend)
+
+
+_spmm.derivatives({"weight": _by_weight, "v": _by_values})
 _sddmm.derivatives(
     {
         "a": lambda grad, entries, b, backend: _spmm(entries, grad, b, backend=backend),
@@ -221,12 +206,8 @@ def spmm(
 
     Args:
         pattern: where the E entries are, in N rows and C columns.
-        weight: w [E, H] or [E, 1].
-        v: [C, H, D].
+        weight, v: w [E, H] or [E, 1], and values [C, H, D].
         backend: how it is computed; see `kernels.operation`.
-
-    Returns:
-        [N, H, D].
 
     Examples:
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
@@ -239,15 +220,11 @@ def spmm(
 def sddmm(
     pattern: Pattern, a: Float[Tensor, "N H D"], b: Float[Tensor, "C H D"], *, backend: Backend = "auto"
 ) -> Float[Tensor, "E H"]:
-    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry. O(E H D).
+    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry [E, H]. O(E H D).
 
     Args:
-        pattern: where the E entries are, in N rows and C columns.
+        pattern, backend: as in :func:`spmm`.
         a, b: [N, H, D] and [C, H, D].
-        backend: how it is computed; see `kernels.operation`.
-
-    Returns:
-        [E, H].
 
     Examples:
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
@@ -258,5 +235,110 @@ def sddmm(
 
 
 def trained(x: Tensor) -> bool:
-    """Whether a gradient may be needed, whose product needs sorted entries; always true under ``torch.jit.trace``."""
+    """Return whether a gradient, which needs sorted entries, may be required; true under ``torch.jit.trace``."""
     return (x.requires_grad and torch.is_grad_enabled()) or torch._C._get_tracing_state() is not None
+
+
+class Rows(NamedTuple):
+    """The row of every entry [E]; bounds [N+1] and order [E] of the entries by row, those of a `Compressed`."""
+
+    node: Tensor
+    ptr: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, rows: Compressed) -> Rows:
+        return cls(rows.node, rows.ptr, rows.order)
+
+    def matrix(self, like: Tensor) -> Tensor:
+        count = self.order.numel()
+        return matrix(self.ptr, self.order, like.new_ones(count), count)
+
+
+def _sums_along(rows: Rows, x: Tensor) -> Tensor:
+    return x.new_zeros(rows.ptr.numel() - 1, x.size(1)).index_add(0, rows.node, x)
+
+
+def _sums_by_product(rows: Rows, x: Tensor) -> Tensor:
+    return rows.matrix(x) @ x if x.numel() else _sums_along(rows, x)
+
+
+def _given(rows: Rows, x: Tensor) -> Tensor:
+    return x.index_select(0, rows.node)
+
+
+@operation("row_sums", family="spmm", reference=_sums_along, cpu=_sums_by_product)
+def _row_sums(rows: Rows, x: Wide) -> Tensor:
+    return x.new_empty(rows.ptr.size(0) - 1, x.size(1))
+
+
+@operation("at_rows", family="spmm", reference=_given, cpu=_given)
+def _at_rows(rows: Rows, x: Wide) -> Tensor:
+    return x.new_empty(rows.node.size(0), x.size(1))
+
+
+_row_sums.derivatives({"x": lambda grad, rows, backend: _at_rows(rows, grad, backend=backend)})
+_at_rows.derivatives({"x": lambda grad, rows, backend: _row_sums(rows, grad, backend=backend)})
+
+
+def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
+    lowest = torch.finfo(logits.dtype).min
+    none = torch.zeros_like(logits, dtype=torch.bool) if prior is None else (prior == 0).expand_as(logits)
+    top = logits.new_full((rows.ptr.numel() - 1, logits.size(1)), lowest)
+    index = rows.node.unsqueeze(1).expand_as(logits)
+    top = top.scatter_reduce(0, index, logits.detach().masked_fill(none, lowest), "amax")
+    weight = torch.exp((logits - _given(rows, top)).masked_fill(none, 0.0))
+    weight = weight if prior is None else prior * weight
+    return quotient(weight, _given(rows, _sums_along(rows, weight)))
+
+
+def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
+    """Return the softmax along compressed rows, in as few passes over [E, H] as torch allows."""
+    if not logits.numel() or logits.device.type != "cpu":
+        return _softmax_along(rows, logits, prior)
+    if prior is not None:
+        logits = logits.masked_fill(prior == 0, -torch.inf)
+    ones = rows.matrix(logits)
+    top = torch.sparse.mm(ones, logits, "amax").clamp_(min=torch.finfo(logits.dtype).min)
+    weight = logits.sub(_given(rows, top)).exp_()
+    if prior is not None:
+        weight *= prior
+    total = ones @ weight
+    return weight.mul_(_given(rows, quotient(torch.ones_like(total), total)))
+
+
+@operation("edge_softmax", family="spmm", reference=_softmax_along, cpu=_softmax_in_place)
+def _softmax(rows: Rows, logits: Wide, prior: Wide | None) -> Tensor:
+    return empty_like(logits)
+
+
+def _by_logits(grad: Tensor, rows: Rows, out: Tensor, backend: str) -> Tensor:
+    moved = out * grad
+    return moved - out * _at_rows(rows, _row_sums(rows, moved, backend=backend), backend=backend)
+
+
+_softmax.derivatives({"logits": _by_logits})
+
+
+def row_sums(rows: Compressed, x: Float[Tensor, "E H"]) -> Float[Tensor, "N H"]:
+    """Return the sum over the entries of every row, in O(E H)."""
+    return _row_sums(Rows.of(rows), x)
+
+
+def at_rows(rows: Compressed, x: Float[Tensor, "N H"]) -> Float[Tensor, "E H"]:
+    """Return the value of its row for every entry, in at least float32 and O(E H)."""
+    if trained(x):
+        return _at_rows(Rows.of(rows), x)
+    (x,), _ = accumulating(x)  # only gradients, sums along the rows, need the order of entries
+    return x.index_select(0, rows.node)
+
+
+def edge_softmax(
+    rows: Compressed, logits: Float[Tensor, "E H"], prior: Float[Tensor, "E one"] | None = None
+) -> Float[Tensor, "E H"]:
+    """Return prior · exp(logit) over its sum along the row, in at least float32 and O(E H); ``None`` is a prior of one.
+
+    Edges of prior zero are ignored, also in the maximum.
+    """
+    learned = prior is not None and trained(prior)
+    return _softmax(Rows.of(rows), logits, prior, backend="reference" if learned else "auto")

@@ -1,7 +1,4 @@
-"""Shared by Triton kernels over pairs of rows: which rows a program has, and how rows are read and written.
-
-A grid has one program for every run of rows (``gpu.tiles``) and head.
-"""
+"""Shared by Triton kernels, one program per run of ``gpu.tiles`` and head: the rows of a program, loads and stores."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from diffusion_mp.kernels.gpu import interpreted, precision
 
 
 def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
-    """The bytes of a number in a tile that is multiplied, and what kernels are told about such tiles.
+    """Return the bytes per number in a tile that is multiplied, and the options of kernels for such tiles.
 
-    Weights and flows are rounded to bfloat16 beside bfloat16 values. Float16 has not the range for them, and the
-    interpreter cannot multiply bfloat16.
+    Weights and flows are rounded to bfloat16 with bfloat16 values. Float16 lacks the range, and the interpreter cannot
+    multiply bfloat16.
     """
     short = dtype == torch.bfloat16 and not interpreted()
     options = {"PRECISION": precision(dtype), "OPERAND": tl.bfloat16 if short else tl.float32}
@@ -28,7 +25,7 @@ def operands(dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
 @triton.jit
 @no_type_check
 def own_rows(table, H, BLOCK_M: tl.constexpr):
-    """The program's head, its rows and which of them exist, and where their graph begins and ends."""
+    """Return the program's head, its rows and which of them exist, and the bounds of their graph."""
     program = tl.program_id(0).to(tl.int64)
     head, run = program % H, table + 5 * (program // H)
     row = tl.load(run) + tl.arange(0, BLOCK_M)

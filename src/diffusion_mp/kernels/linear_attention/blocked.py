@@ -8,18 +8,9 @@ Backward, with g_i = ∂out_i / d_i and h_i = −g_i·out_i, the sums are G = Σ
 
     ∂q̃_i = K g_i + h_i κ,  ∂k̃_j = G v_j + γ,  ∂v_j = Gᵀk̃_j + b + a g_j,
 
-and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, which needs no
-product of rows: K and κ are what d_i and out_i were made of. ∂k_j likewise, but for that.
-
-Either direction pools, then reads: a pass over the blocks of the senders (of the receivers, backward) that adds up,
-and one over those of the receivers (the senders) that multiplies by the sums.
-
-What a block costs is memory that is written, and calls. Unit vectors are written once, for the sums of the senders;
-else the norms weigh the other factor of a product, which is written anyway. Products land in the result itself where
-that can hold them, and what follows a product is done to it in place; other memory is used again by every block.
-
-Graphs of a batch are stacked with others of nearly one size, which makes one block. Small graphs are done by their
-pairs (``pairs.py``).
+and ∂q_i = (∂q̃_i − (q̃_i·∂q̃_i) q̃_i) / ‖q_i‖ with q̃_i·∂q̃_i = −(c σ + a v_i)·g_i − (c n + a) h_i, without another
+product of rows; ∂k_j likewise, with one. Products are written to the result itself where dtypes allow it, norms are
+applied to the other factor of a product, and all other memory is reused by every block.
 """
 
 from __future__ import annotations
@@ -31,43 +22,39 @@ from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention import pairs
 from diffusion_mp.kernels.linear_attention.pairs import Vectors, reciprocal, store_tangential, vectors
-from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
+from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import Buffers, largest, stacks
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20
 
-# Entries of a block that are worth starting it, also where there are few nodes.
+# The least entries of a block, also where there are few nodes.
 SMALL = 1 << 18
 
-# Some rows, or all.
-Block = slice | None
+Block = slice | None  # some rows, or all
 
 
 class _Sums(NamedTuple):
-    """Over the senders of b graphs and heads: K, κ and σ; or backward G, γ and b."""
+    """K [b, F, D], κ [b, F, 1] and σ [b, 1, D] over the senders of b graphs and heads; or backward G, γ and b."""
 
     outer: Tensor
-    """[b, F, D]."""
     left: Tensor
-    """[b, F, 1]."""
     right: Tensor
-    """[b, 1, D]."""
 
     @classmethod
-    def parts(cls, whole: Tensor) -> _Sums:
-        """Those that ``whole(n)`` put together; κ is copied, for a column with gaps slows down all that reads it."""
-        return cls(whole[:, :-1, :-1], whole[:, :-1, -1:].contiguous(), whole[:, -1:, :-1])
+    def split(cls, state: Tensor) -> _Sums:
+        """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
+        return cls(state[:, :-1, :-1], state[:, :-1, -1:].contiguous(), state[:, -1:, :-1])
 
-    def whole(self, nodes: float) -> Tensor:
-        """[[K, κ], [σ, n]]."""
+    def state(self, nodes: float) -> Tensor:
+        """Return [[K, κ], [σ, n]]."""
         last = self.right.new_full((self.right.size(0), 1, 1), nodes)
         return torch.cat([torch.cat([self.outer, self.left], 2), torch.cat([self.right, last], 2)], 1)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
-    """Every graph of a batch: by its pairs, or pooled, then read."""
+def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
+    """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values, den = _empty_results(v)
     kept = None
     for mask, (out, out_den), (qs, ks, vs) in stacks(terms.ptr, _rows_at_once(k, v), (values, den), (q, k, v)):
@@ -79,22 +66,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
         blockwise.read(out, out_den, qs, vs, sums, blockwise.nodes)
         if terms.ptr is None:
             kept = sums
-    return Attended(values, den.squeeze(2), *(kept or _no_sums(den, k.size(1) if terms.ptr is None else 0, k, v)))
+    return LinearRows(values, den.squeeze(2), *(kept or _no_sums(den, k.size(1) if terms.ptr is None else 0, k, v)))
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
     gradients, inputs = empty_like(q, k, v), [q, k, v, grad]
-    if not _by_pairs(largest(terms.ptr, k.size(0)), k, v):  # pairs find these on their way
+    if not _by_pairs(largest(terms.ptr, k.size(0)), k, v):  # pairs recompute these
         inputs += [out.values, out.den.unsqueeze(2)]
     for mask, (dq, dk, dv), (qs, ks, vs, grads, *rows) in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
         if _by_pairs(ks.size(1), ks, vs):
             pairs.backward(dq, dk, dv, grads, qs, ks, vs, terms, mask)
             continue
         blockwise, (values, den) = _Blockwise(ks, vs, terms, mask), rows
-        # In a batch they are pooled again: the sums of many small graphs may be more than their nodes.
+        # A batch is pooled again: the sums of many small graphs may be larger than their nodes.
         sums = _Sums(*out[2:]) if terms.ptr is None else blockwise.pool(ks, vs)
         by_sums = blockwise.read_backward(dq, grads, qs, vs, values, den, sums, blockwise.nodes)
         blockwise.pool_backward(dk, dv, by_sums, ks, vs, (grads, den))
@@ -102,57 +88,54 @@ def backward(
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    """The sums of one graph, [[Σ_j k̃_j v_jᵀ, Σ_j k̃_j], [Σ_j v_j, n]]: [H, F + 1, D + 1]."""
+    """Return the sums of one graph, [[K, κ], [σ, n]]: [H, F + 1, D + 1]."""
     k, v = k.transpose(0, 1), v.transpose(0, 1)
-    return _Blockwise(k, v, terms).pool(k, v).whole(k.size(1))
+    return _Blockwise(k, v, terms).pool(k, v).state(k.size(1))
 
 
 def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v."""
     dk, dv = gradients = empty_like(k, v)
     dk, dv, k, v = (x.transpose(0, 1) for x in (dk, dv, k, v))
-    _Blockwise(k, v, terms).pool_backward(dk, dv, _Sums.parts(grad), k, v)
+    _Blockwise(k, v, terms).pool_backward(dk, dv, _Sums.split(grad), k, v)
     return gradients
 
 
-def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
-    """The rows from such sums, which may be those of more nodes."""
+def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
+    """Return rows from such sums, which may be those of more nodes."""
     values, den = _empty_results(v)
     out, out_den, queries, own = (x.transpose(0, 1) for x in (values, den, q, v))
-    _Blockwise(queries, own, terms).read(out, out_den, queries, own, _Sums.parts(sums), float(sums[0, -1, -1]))
-    return Attended(values, den.squeeze(2), *_no_sums(sums, 0, q, v))
+    _Blockwise(queries, own, terms).read(out, out_den, queries, own, _Sums.split(sums), float(sums[0, -1, -1]))
+    return LinearRows(values, den.squeeze(2), *_no_sums(sums, 0, q, v))
 
 
 def read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
+    grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
+    """Return the gradients of q, of v if ``own`` is not zero (else no entry), and of the sums, zero for n."""
     dq, dv = empty_like(q), empty_like(v) if terms.own else v.new_empty(0)
     by_queries, gradient, queries, own, values, den = (
         x.transpose(0, 1) for x in (dq, grad, q, v, out.values, out.den.unsqueeze(2))
     )
     blockwise, nodes = _Blockwise(queries, gradient, terms), float(sums[0, -1, -1])
-    by_sums = blockwise.read_backward(by_queries, gradient, queries, own, values, den, _Sums.parts(sums), nodes)
+    by_sums = blockwise.read_backward(by_queries, gradient, queries, own, values, den, _Sums.split(sums), nodes)
     for rows in blockwise.blocks if terms.own else ():
         own = blockwise.own_gradient(gradient, den, rows, nodes)
         _some(dv.transpose(0, 1), rows).copy_(own)
-    return dq, dv, by_sums.whole(0.0)
+    return dq, dv, by_sums.state(0.0)
 
 
 def _empty_results(v: Tensor) -> tuple[Tensor, Tensor]:
-    """The values, and the denominators [N, H, 1]."""
     nodes, heads, _ = v.shape
     return v.new_empty(v.shape), v.new_empty(nodes, heads, 1, dtype=torch.promote_types(v.dtype, torch.float32))
 
 
 def _no_sums(like: Tensor, heads: int, k: Tensor, v: Tensor) -> _Sums:
-    """Where nobody will read them."""
     features, channels = k.size(2), v.size(2)
     return _Sums(*[like.new_zeros(heads, *shape) for shape in ((features, channels), (features, 1), (1, channels))])
 
 
 def _by_pairs(size: int, k: Tensor, v: Tensor) -> bool:
-    """Whether all pairs cost at most twice the steps of the sums; pairs need fewer calls and write less."""
+    """Return whether all pairs cost at most twice the steps of the sums; pairs need fewer calls and write less."""
     return size * (k.size(2) + v.size(2)) <= 4 * k.size(2) * v.size(2)
 
 
@@ -167,7 +150,7 @@ class _Blockwise:
         self.terms, self.mask = terms, mask
         self.nodes: Tensor | float = k.size(1) if mask is None else mask.sum(1, keepdim=True)
         self.wide = torch.promote_types(v.dtype, torch.float32)
-        # A block has an eighth of all nodes, so that it is small beside the result, within the limits above.
+        # A block has an eighth of all nodes, to be small compared to the result, within the limits above.
         width = max(1, k.size(0) * max(k.size(2), v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, k.size(1) * width // 8)) // width)
         self.blocks: list[Block] = [None]
@@ -176,10 +159,7 @@ class _Blockwise:
             self.blocks = [slice(first, first + height) for first in range(0, k.size(1), height)]
             self.buffer = Buffers(v, self.wide)
 
-    # ---------------------------------------------------------------- the two halves, and their gradients
-
     def pool(self, k: Tensor, v: Tensor) -> _Sums:
-        """The sums over the senders."""
         sums = []
         for rows in self.blocks:
             keys, values = self._vectors(k, rows), self._load(v, rows)
@@ -191,7 +171,7 @@ class _Blockwise:
         return _added(sums)
 
     def read(self, out: Tensor, den: Tensor, q: Tensor, v: Tensor, sums: _Sums, nodes: Tensor | float) -> None:
-        """Writes the result and the denominators, from the sums of so many senders."""
+        """Write the result and the denominators, from the sums of ``nodes`` senders."""
         own = self.terms.own * nodes
         constant = self.terms.constant
         least, bias = constant * nodes + own, sums.right if constant == 1 else constant * sums.right
@@ -206,17 +186,10 @@ class _Blockwise:
             torch.mul(total, inverse, out=_some(out, rows))
 
     def read_backward(
-        self,
-        dq: Tensor,
-        grad: Tensor,
-        q: Tensor,
-        v: Tensor,
-        out: Tensor,
-        den: Tensor,
-        sums: _Sums,
+        self, dq: Tensor, grad: Tensor, q: Tensor, v: Tensor, out: Tensor, den: Tensor, sums: _Sums,
         nodes: Tensor | float,
-    ) -> _Sums:
-        """Writes ∂q, from the sums of so many senders; returns G, γ and b."""
+    ) -> _Sums:  # fmt: skip
+        """Write ∂q, from the sums of ``nodes`` senders; return G, γ and b."""
         constant, own = self.terms.constant, self.terms.own * nodes
         by_sums, turned, left = [], sums.outer.transpose(1, 2), sums.left.transpose(1, 2)
         for rows in self.blocks:
@@ -240,7 +213,7 @@ class _Blockwise:
     def pool_backward(
         self, dk: Tensor, dv: Tensor, by_sums: _Sums, k: Tensor, v: Tensor, own: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Writes ∂k and ∂v from G, γ and b; own values get their part of the gradient, given with denominators."""
+        """Write ∂k and ∂v from G, γ and b; ``own`` are grad and denominators, for the gradient of own values."""
         turned, left = by_sums.outer.transpose(1, 2), by_sums.left.transpose(1, 2)
         for rows in self.blocks:
             keys = self._vectors(k, rows)
@@ -254,13 +227,9 @@ class _Blockwise:
                 _some(dv, rows).add_(self.own_gradient(*own, rows, self.nodes))
 
     def own_gradient(self, grad: Tensor, den: Tensor, rows: Block, nodes: Tensor | float) -> Tensor:
-        """a g of a block: what its own values get."""
         return self._load(grad, rows) * reciprocal(_some(den, rows)).mul_(self.terms.own * nodes)
 
-    # ---------------------------------------------------------------- what these do with a block
-
     def _load(self, x: Tensor, rows: Block) -> Tensor:
-        """A block in the precision of sums."""
         block = x if rows is None else x[:, rows]
         return block if block.dtype == self.wide else block.to(self.wide)
 
@@ -268,14 +237,13 @@ class _Blockwise:
         return vectors(self._load(x, rows), self.terms.unit)
 
     def _of_nodes(self, x: Tensor, rows: Block) -> Tensor:
-        """A number for every row, zero for those that are no node."""
         return x if self.mask is None else x * _some(self.mask, rows)
 
     def _times(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
         return x * factor if self.buffer is None else torch.mul(x, factor, out=self.buffer(name, *x.shape))
 
     def _product(self, x: Tensor, y: Tensor, out: Tensor, rows: Block) -> Tensor:
-        """x y, at its place in ``out`` where that is of its dtype."""
+        """Return x y, written to ``out`` if that has its dtype."""
         if out.dtype == x.dtype:
             return torch.bmm(x, y, out=out if rows is None else out[:, rows])
         if self.buffer is None:
@@ -283,11 +251,9 @@ class _Blockwise:
         return torch.bmm(x, y, out=self.buffer("product", x.size(0), x.size(1), y.size(2)))
 
     def _inner(self, x: Tensor, y: Tensor) -> Tensor:
-        """x·y of every row."""
         return self._times("inner", x, y).sum(2, keepdim=True)
 
     def _store_tangential(self, out: Tensor, rows: Block, gradient: Tensor, cosine: Tensor | None, x: Vectors) -> None:
-        """Write ∂x from ∂x̃ / ‖x‖ and x̃·∂x̃, which is ``None`` where vectors stay as they are."""
         along = None if cosine is None else cosine.mul_(x.scale).mul_(x.scale)
         store_tangential(_some(out, rows), gradient, along, x)
 
@@ -297,7 +263,6 @@ def _some(x: Tensor, rows: Block) -> Tensor:
 
 
 def _added(sums: list[_Sums]) -> _Sums:
-    """Into the first."""
     for more in sums[1:]:
         for mine, its in zip(sums[0], more, strict=True):
             mine.add_(its)
@@ -305,7 +270,7 @@ def _added(sums: list[_Sums]) -> _Sums:
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
-    """xᵀy; a single one in two halves, for a product is not divided among threads along its sum."""
+    """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
     if x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024 or torch.get_num_threads() == 1:
         return torch.bmm(x.transpose(1, 2), y)
     halves = torch.bmm(x.reshape(2, -1, x.size(2)).transpose(1, 2), y.reshape(2, -1, y.size(2)))
@@ -313,16 +278,12 @@ def _contract(x: Tensor, y: Tensor) -> Tensor:
 
 
 def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
-    """q(kᵀv) for large graphs and (qkᵀ)v for small ones: whichever is cheaper, so that memory never exceeds the
-    values'.
-
-    A graph of n nodes costs 2nFD one way and n²(F + D) the other; the intermediate is F×D or n×n.
-    """
+    """Return q(kᵀv), or (qkᵀ)v for small graphs: whichever is cheaper, 2nFD or n²(F + D)."""
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     heads, features, channels = v.size(1), q.size(2), v.size(2)
     rows = BLOCK // max(1, heads * max(features, channels))
     for mask, (result,), (qs, ks, vs) in stacks(ptr, rows, [out], [q, k, v]):
-        senders = ks if mask is None else ks * mask  # below the end of a graph nothing is sent
+        senders = ks if mask is None else ks * mask  # padding sends nothing
         if qs.size(1) * (features + channels) < 2 * features * channels:
             torch.bmm(torch.bmm(qs, senders.transpose(1, 2)), vs, out=result)
         else:

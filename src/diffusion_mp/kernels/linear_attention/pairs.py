@@ -1,15 +1,12 @@
-"""Small graphs by all their pairs: a graph of n nodes takes n²(F + D) steps so, and 2 n F D by sums over its senders.
+"""Linear attention of small graphs by all pairs: n²(F + D) steps instead of 2 n F D, and fewer calls.
 
-With C = QKᵀ, norms ‖q_i‖ = 1/α_i and ‖k_j‖ = 1/β_j, or α = β = 1, and A = diag(1/d) S, d the row sums of
+With C = QKᵀ, α_i = 1/‖q_i‖ and β_j = 1/‖k_j‖ (or 1), and A = diag(1/d) S, d the row sums of S,
 
-    S = own n I + c 11ᵀ + diag(α) C diag(β),   out = A v.
+    S = own n I + c 11ᵀ + diag(α) C diag(β),   out = A v,
+    P = diag(α/d) (T − ((A∘T) 1) 1ᵀ) diag(β),   T = grad vᵀ,
+    ∂v = Aᵀ grad,   ∂q = P k − diag(α² (P∘C) 1) q,   ∂k = Pᵀ q − diag(β² (P∘C)ᵀ 1) k,
 
-Backward, with T = grad vᵀ and P = diag(α/d) (T − ((A∘T) 1) 1ᵀ) diag(β), the gradients by S times α and β,
-
-    ∂v = Aᵀ grad,   ∂q = P k − diag(α² (P∘C) 1) q,   ∂k = Pᵀ q − diag(β² (P∘C)ᵀ 1) k;
-
-the second terms only where there are norms. A row below the end of a graph, a copy of another, sends nothing, so that
-c and β are zero there, and gets nothing back: 1/d is zero.
+the second terms only with norms. Padding sends nothing, c = β = 0, and receives no gradient, 1/d = 0.
 """
 
 from typing import NamedTuple
@@ -24,18 +21,15 @@ LEAST, MOST = 1e-10, 1e10
 
 
 class Vectors(NamedTuple):
-    """Vectors x; multiplied by ``scale`` they are x̃, unit vectors or as they were."""
+    """Vectors x; multiplied by ``scale`` they are x̃, unit vectors or unchanged."""
 
-    entries: Tensor
-    """[b, n, F]."""
-    scale: Tensor
-    """1/‖x‖, [b, n, 1]; one, [1, 1, 1], where vectors stay as they are."""
-    size: Tensor | None = None
-    """What the entries were divided by before, [b, n, 1]; ``None``: by nothing."""
+    entries: Tensor  # [b, n, F]
+    scale: Tensor  # 1/‖x‖, [b, n, 1]; one, [1, 1, 1], where vectors are unchanged
+    size: Tensor | None = None  # what the entries were divided by before, [b, n, 1]; None is one
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    """Vectors and their norms; each is divided by its largest entry first where a square would over- or underflow.
+    """Return vectors and inverse norms; where squares would over- or underflow, divide by the largest entry first.
 
     A vector whose entries are all below the smallest normal number becomes zero, divided by infinity.
     """
@@ -43,7 +37,7 @@ def vectors(x: Tensor, unit: bool) -> Vectors:
         return Vectors(x, x.new_ones(1, 1, 1))
     norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
     shortest, longest = norm.aminmax() if x.numel() else (1.0, 1.0)
-    if float(shortest) > LEAST and float(longest) < MOST:  # nearly always, and then the rows need not be written
+    if float(shortest) > LEAST and float(longest) < MOST:  # nearly always, and nothing is copied
         return Vectors(x, norm.reciprocal_())
     size = x.abs().amax(2, keepdim=True)
     size.masked_fill_(size < torch.finfo(size.dtype).tiny, torch.inf)
@@ -53,10 +47,7 @@ def vectors(x: Tensor, unit: bool) -> Vectors:
 
 
 def store_tangential(out: Tensor, gradient: Tensor, along: Tensor | None, x: Vectors) -> None:
-    """Write what is left of a gradient by x̃, divided by ‖x‖, behind that division: (gradient·x) / ‖x‖² is ``along``.
-
-    ``None`` where vectors stay as they are.
-    """
+    """Write ∂x from ∂x̃ / ‖x‖ and ``along``, (gradient·x) / ‖x‖², which is ``None`` for unchanged vectors."""
     if along is None:
         if out is not gradient:
             out.copy_(gradient)
@@ -67,25 +58,22 @@ def store_tangential(out: Tensor, gradient: Tensor, along: Tensor | None, x: Vec
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """1/x, and 0 for 0, as which every number counts whose reciprocal is beyond the range."""
+    """Return 1/x, and 0 where that overflows."""
     return x.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0)
 
 
 class _Scores(NamedTuple):
-    """Of receivers and senders; S as long as rows have not been divided by their sums."""
+    """Scores of receivers and senders before rows are normalised: C and S [b, n, n], and d [b, n, 1]."""
 
     q: Vectors
     k: Vectors
     inner: Tensor
-    """C, [b, n, n]."""
     scores: Tensor
-    """S."""
     den: Tensor
-    """d, [b, n, 1]."""
 
 
 def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None) -> None:
-    """Writes the result and the denominators; ``mask`` [b, n, 1] is one for nodes and zero below the end of a graph."""
+    """Write the result and the denominators; ``mask`` [b, n, 1] is one for nodes and zero for padding."""
     if v.dtype != den.dtype:
         q, k, v = (x.to(den.dtype) for x in (q, k, v))
     rows = _scores(q, k, terms, mask)
@@ -94,17 +82,8 @@ def forward(out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Te
 
 
 def backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    mask: Tensor | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
 ) -> None:
-    """Writes the gradients."""
     grad, q, k, v = (x.to(torch.promote_types(v.dtype, torch.float32)) for x in (grad, q, k, v))
     rows = _scores(q, k, terms, mask)
     inverse = reciprocal(rows.den)
@@ -141,14 +120,13 @@ def _scores(q: Tensor, k: Tensor, terms: Terms, mask: Tensor | None) -> _Scores:
 
 
 def _of_senders(scale: Tensor, terms: Terms, mask: Tensor | None) -> Tensor | None:
-    """β, zero below the ends of graphs, [b, 1, n]; ``None``: 1."""
+    """Return β, zero for padding, [b, 1, n]; ``None`` is one."""
     if mask is None and not terms.unit:
         return None
     return (scale if mask is None else scale * mask).transpose(1, 2)
 
 
 def _store_product(out: Tensor, x: Tensor, y: Tensor) -> None:
-    """Write x y, in another dtype where that is the one of ``out``."""
     if out.dtype == x.dtype:
         torch.bmm(x, y, out=out)
     else:

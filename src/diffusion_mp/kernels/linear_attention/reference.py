@@ -1,7 +1,7 @@
-"""The operation in plain torch: the bare product pair by pair, and attention as a quotient of such products.
+"""Linear attention in plain torch: the bare product pair by pair, and attention as a quotient of such products.
 
-With one more feature, q′_i = [q_i, c] and k′_j = [k_j, 1], a score c + q_i·k_j is an inner product; with one more
-channel, v′_j = [v_j, 1], the last of Σ_j (q′_i·k′_j) v′_j is the sum of the scores of row i.
+With q′_i = [q_i, c], k′_j = [k_j, 1] and v′_j = [v_j, 1], the last channel of Σ_j (q′_i·k′_j) v′_j is the sum of the
+scores c + q_i·k_j of row i.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,13 @@ from diffusion_mp.kernels.precision import quotient, unit_vectors
 
 
 class Terms(NamedTuple):
-    """What a row sums: s_ij = c + q_i·k_j over the nodes j of i's graph, and own n beside s_ii.
+    """The options of a row, which sums s_ij = c + q_i·k_j over the nodes j of i's graph and weighs itself own n more.
+
+    Attributes:
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
+        constant: c.
+        own: the weight of a node in its own row beyond s_ii, as a multiple of the number n of nodes of its graph.
+        unit: whether every q_i and k_j is divided by its norm.
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
@@ -28,47 +34,35 @@ class Terms(NamedTuple):
     """
 
     ptr: Tensor | None = None
-    """Row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph."""
     constant: float = 0.0
-    """c."""
     own: float = 0.0
-    """What a node weighs in its own row beyond s_ii, as a multiple of the number n of nodes of its graph."""
     unit: bool = False
-    """Whether every q_i and k_j is divided by its norm."""
 
 
-class Attended(NamedTuple):
-    """The result of attention; all but the values serves the gradients of fast paths, and is empty here."""
+class LinearRows(NamedTuple):
+    """The result of attention, and what gradients of the fast paths need; the reference leaves that empty."""
 
-    values: Tensor
-    """[N, H, D]."""
-    den: Tensor
-    """Denominators [N, H]."""
-    outer: Tensor
-    """Σ_j k_j v_jᵀ [H, F, D] of one whole graph, with unit vectors where the terms say so; of a batch no entry."""
-    left: Tensor
-    """Σ_j k_j [H, F, 1], likewise."""
-    right: Tensor
-    """Σ_j v_j [H, 1, D], likewise."""
+    values: Tensor  # [N, H, D]
+    den: Tensor  # denominators [N, H]
+    outer: Tensor  # Σ_j k_j v_jᵀ [H, F, D] of a single graph, normalised as the terms say; of a batch no entry
+    left: Tensor  # Σ_j k_j [H, F, 1], likewise
+    right: Tensor  # Σ_j v_j [H, 1, D], likewise
 
 
 def linear_product(
     q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None
 ) -> Float[Tensor, "N H D"]:
-    """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph; O(n²) per graph."""
+    """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(n²) per graph."""
     bounds = [0, q.size(0)] if ptr is None else ptr.tolist()
     parts = [torch.einsum("ihf,jhf,jhd->ihd", q[a:b], k[a:b], v[a:b]) for a, b in pairwise(bounds)]
     return torch.cat(parts) if parts else torch.zeros_like(v)
 
 
 def attention(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    terms: Terms,
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms,
     product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = linear_product,
-) -> Attended:
-    """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as the bare ``product`` is."""
+) -> LinearRows:  # fmt: skip
+    """out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), as differentiable as ``product`` is."""
     one = torch.ones_like(v[:, :, :1])
     size = product(one, one, one, terms.ptr)
     return _normalized(product(_queries(q, terms), _keys(k, terms), _with_one(v), terms.ptr), v, terms.own * size)
@@ -80,12 +74,9 @@ def pool(k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms) -> 
 
 
 def read(
-    q: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    sums: Float[Tensor, "H F_and_one D_and_one"],
-    terms: Terms,
-) -> Attended:
-    """The rows of attention from the sums over all senders."""
+    q: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], sums: Float[Tensor, "H F_and_one D_and_one"], terms: Terms
+) -> LinearRows:
+    """Return the rows of attention from the sums over all senders."""
     total = torch.einsum("ihf,hfd->ihd", _queries(q, terms), sums)
     return _normalized(total, v, terms.own * sums[0, -1, -1])
 
@@ -102,7 +93,6 @@ def _with_one(x: Tensor) -> Tensor:
     return pad(x, (0, 1), value=1.0)
 
 
-def _normalized(total: Tensor, v: Tensor, own: Tensor) -> Attended:
-    """The sums with a node's own values ``own`` times more, over the sums of the scores: the last channel."""
+def _normalized(total: Tensor, v: Tensor, own: Tensor) -> LinearRows:
     nothing = total.new_empty(0)
-    return Attended(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *[nothing] * 4)
+    return LinearRows(quotient(total[..., :-1] + own * v, total[..., -1:] + own), *[nothing] * 4)

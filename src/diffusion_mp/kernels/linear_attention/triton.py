@@ -1,9 +1,8 @@
 """The GPU path: a sum over senders, and a pass over receivers, each reading its rows once.
 
-Per graph the state of n rows x̃ (k, or k/‖k‖) and y is [[M, m], [rᵀ, n]], [F + 1, D + 1], with M = Σ x̃ yᵀ, m = Σ w x̃ and
-r = Σ y; runs of rows are summed by one program each, and the sums of a graph by another: always in one order, without
-atomics. Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and h_i = −grad_i·out_i/d_i for the
-denominators d, the state of q and g (w = h) meets k, and the first state, computed anew in a batch, meets q.
+The state of n rows x̃ (k, or k/‖k‖) and y is [[M, m], [rᵀ, n]], [F + 1, D + 1], with M = Σ x̃ yᵀ, m = Σ w x̃ and r = Σ y,
+summed in a fixed order without atomics. Forward the state of k and v meets q. Backward, with g_i = grad_i/d_i and
+h_i = −grad_i·out_i/d_i, the state of q and g (w = h) meets k, and the first state, recomputed in a batch, meets q.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.gpu import Tiles, padded, precision, row_contiguous, tiles
-from diffusion_mp.kernels.linear_attention.reference import Attended, Terms
+from diffusion_mp.kernels.gpu import padded, precision, row_contiguous, tiles
+from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.triton_rows import load, store
 
 # The smallest normal number: a vector whose entries are all below it counts as zero.
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
-# Programs that a sum over all rows is dealt to: some for each of a large GPU's processors.
+# Programs that share a sum over all rows: some for each processor of a large GPU.
 PROGRAMS = 1024
 
 
@@ -97,7 +96,7 @@ def _meet(
     OWN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out = Mᵀx̃ + c r + own n y for a run of rows; where ``den`` is wanted, divided by it: m·x̃ + (c + own) n."""
+    """out = Mᵀx̃ + c r + own n y for a run of rows; with ``den`` divided by it, m·x̃ + (c + own) n."""
     program = tl.program_id(0).to(tl.int64)
     part, head, tile = program % PARTS, program // PARTS % H, program // (PARTS * H)
     f, d = tl.arange(0, BLOCK_F), part * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -183,15 +182,16 @@ def _row_terms(
 
 
 class _Launch:
-    """The sizes of one operation: [N, H, F] and [N, H, D], how rows are dealt out, and what all kernels are told."""
+    """The sizes [N, H, F] and [N, H, D] of one operation, its runs of rows, and the options of all kernels."""
 
     def __init__(self, x: Tensor, y: Tensor, terms: Terms) -> None:
         self.nodes, self.heads, self.features = x.shape
         self.channels = y.size(2)
-        # Enough rows for a state to be small beside them, so that the states of all runs are small beside the inputs.
+        # Enough rows for the states of all runs to be small compared to the inputs.
         least = max(256, 4 * padded(self.features), 4 * padded(self.channels))
         rows = max(least, 1 << (triton.cdiv(self.nodes * self.heads, PROGRAMS) - 1).bit_length())
-        self.tiles: Tiles = tiles(terms.ptr, self.nodes, rows, x.device)
+        self.table, self.offset = tiles(terms.ptr, self.nodes, rows, x.device)
+        self.runs, self.graphs = len(self.table), len(self.offset) - 1
         wide = padded(self.features)
         block = min(64 if wide <= 64 else 32, padded(self.channels))
         self.parts = max(1, triton.cdiv(self.channels, block))  # denominators also where there is no channel
@@ -207,29 +207,27 @@ class _Launch:
         }
 
     def state(self, x: Tensor, y: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """The state of every graph and head, [B, H, F + 1, D + 1] in float32."""
+        """Return the state of every graph and head, [B, H, F + 1, D + 1] in float32."""
         shape = (self.heads, self.features + 1, self.channels + 1)
-        runs = torch.empty(len(self.tiles), *shape, dtype=torch.float32, device=x.device)
-        _sum_rows[(len(self.tiles) * self.heads * self.parts,)](
-            x, y, scale, weight, self.tiles.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+        runs = torch.empty(self.runs, *shape, dtype=torch.float32, device=x.device)
+        _sum_rows[(self.runs * self.heads * self.parts,)](
+            x, y, scale, weight, self.table, runs, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             PARTS=self.parts, **self.options,
         )  # fmt: skip
-        if len(self.tiles) == self.tiles.graphs:
+        if self.runs == self.graphs:
             return runs
-        state, size = runs.new_empty(self.tiles.graphs, *shape), runs[0].numel()
+        state, size = runs.new_empty(self.graphs, *shape), runs[0].numel()
         blocks = triton.cdiv(size, 64)
-        _sum_runs[(self.tiles.graphs * blocks,)](
-            runs, self.tiles.offset, state, size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4
-        )
+        _sum_runs[(self.graphs * blocks,)](runs, self.offset, state, size, blocks, BLOCK_T=64, BLOCK_S=64, num_warps=4)
         return state
 
     def meet(
         self, x: Tensor, y: Tensor, scale: Tensor | None, state: Tensor, den: Tensor | None, constant: float, own: float
     ) -> Tensor:
-        """Mᵀx̃ + c r + own n y of every row, divided by the denominators where these are wanted."""
+        """Return Mᵀx̃ + c r + own n y of every row, divided by denominators if these are requested."""
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
-        _meet[(len(self.tiles) * self.heads * self.parts,)](
-            x, y, scale, state, self.tiles.table, out, den, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+        _meet[(self.runs * self.heads * self.parts,)](
+            x, y, scale, state, self.table, out, den, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             constant, own, OWN=own != 0, PARTS=self.parts, **self.options,
         )  # fmt: skip
         return out
@@ -237,30 +235,29 @@ class _Launch:
     def feature_gradient(
         self, x: Tensor, y: Tensor, state: Tensor, scale: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
-        """M y + w m of every row, through the norm of x."""
+        """Return M y + w m of every row, through the norm of x."""
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _feature_gradient[(len(self.tiles) * self.heads,)](
-            x, y, scale, weight, state, self.tiles.table, dx, *x.stride()[:2], *y.stride()[:2], *self.sizes,
+        _feature_gradient[(self.runs * self.heads,)](
+            x, y, scale, weight, state, self.table, dx, *x.stride()[:2], *y.stride()[:2], *self.sizes,
             **self.options,
         )  # fmt: skip
         return dx
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Attended:
-    """The result in the dtype of v, and in float32 the denominators, and the state of a single graph."""
+def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
+    """Return the result in the dtype of v, and in float32 the denominators and the state of a single graph."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state = launch.state(k, v)
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = launch.meet(q, v, None, state, den, terms.constant, terms.own)
-        return Attended(out, den, *_apart(state.squeeze(0) if terms.ptr is None else state[0, :0]))
+        return LinearRows(out, den, *_apart(state.squeeze(0) if terms.ptr is None else state[0, :0]))
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Attended, terms: Terms
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each in its dtype."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     with torch.cuda.device_of(q):
         factors = _row_factors(grad, out)
@@ -273,33 +270,30 @@ def backward(
 
 
 def pool(k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    """The state of k and v in one graph, [H, F + 1, D + 1]."""
     k, v = row_contiguous(k), row_contiguous(v)
     with torch.cuda.device_of(k):
         return _Launch(k, v, terms).state(k, v).squeeze(0)
 
 
 def pool_backward(grad: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v."""
     k, v, grad = row_contiguous(k), row_contiguous(v), grad.contiguous()
     with torch.cuda.device_of(k):
         launch = _Launch(k, v, terms)
         return launch.feature_gradient(k, v, grad), launch.meet(k, v, None, grad, None, 1.0, 0.0)
 
 
-def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> Attended:
-    """The rows from such a state, which may be that of more nodes."""
+def read(q: Tensor, v: Tensor, sums: Tensor, terms: Terms) -> LinearRows:
+    """Return rows from such a state, which may be that of more nodes."""
     q, v = row_contiguous(q), row_contiguous(v)
     with torch.cuda.device_of(q):
         den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
         out = _Launch(q, v, terms).meet(q, v, None, sums.contiguous(), den, terms.constant, terms.own)
-        return Attended(out, den, *_apart(sums[:0]))
+        return LinearRows(out, den, *_apart(sums[:0]))
 
 
 def read_backward(
-    grad: Tensor, q: Tensor, v: Tensor, out: Attended, sums: Tensor, terms: Terms
+    grad: Tensor, q: Tensor, v: Tensor, out: LinearRows, sums: Tensor, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, of v where a node reads its own (else no entry), and of the sums, n's being zero."""
     grad, q = row_contiguous(grad), row_contiguous(q)
     with torch.cuda.device_of(q):
         scale, weight = _row_factors(grad, out)
@@ -313,19 +307,20 @@ def read_backward(
 
 
 def _apart(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of which a state consists, but for the number of nodes."""
+    """Split a state into its sums."""
     parts = state[:, :-1, :-1], state[:, :-1, -1:], state[:, -1:, :-1]
-    outer, left, right = (part.clone(memory_format=torch.contiguous_format) for part in parts)  # results share nothing
+    outer, left, right = (
+        part.clone(memory_format=torch.contiguous_format) for part in parts
+    )  # results of an operation share no memory
     return outer, left, right
 
 
 def _together(outer: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """And back, with zero for the number, which no gradient reads."""
+    """Invert :func:`_apart`, with zero for the number of nodes, which gradients do not need."""
     return torch.cat([torch.cat([outer, left], 2), pad(right, (0, 1))], 1)
 
 
-def _row_factors(grad: Tensor, out: Attended) -> tuple[Tensor, Tensor]:
-    """1/d_i and h_i of every row and head."""
+def _row_factors(grad: Tensor, out: LinearRows) -> tuple[Tensor, Tensor]:
     values, den = out.values.contiguous(), out.den.contiguous()
     scale, weight = torch.empty_like(den), torch.empty_like(den)
     _row_terms[(triton.cdiv(den.numel(), 32),)](

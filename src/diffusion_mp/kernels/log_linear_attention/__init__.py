@@ -5,45 +5,35 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.kernels.log_linear_attention import blocked, reference
-from diffusion_mp.kernels.log_linear_attention.reference import Attended, Pooled, Receivers, Senders
+from diffusion_mp.kernels.log_linear_attention.reference import LogLinearRows, Pooled, Receivers, Senders
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, once_differentiable, operation
 
 __all__ = [
-    "Pooled",
-    "Receivers",
-    "Senders",
-    "log_linear_entries",
-    "log_linear_logsumexp",
-    "log_linear_pool",
-    "log_linear_product",
-    "log_linear_read",
-]
-
+    "Pooled", "Receivers", "Senders", "log_linear_entries", "log_linear_logsumexp", "log_linear_pool",
+    "log_linear_product", "log_linear_read",
+]  # fmt: skip
 
 FAMILY = "log_linear_attention"
 
 
 @operation(FAMILY, family=FAMILY, reference=reference.attention, cpu=blocked.attention)
-def _attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> Attended:
+def _attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
     return blocked.empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
 
 
 @operation(f"{FAMILY}_backward", family=FAMILY, cpu=blocked.attention_backward)
 def _attention_backward(
-    grad: Attended, receivers: Receivers, senders: Senders, ptr: Tensor | None
+    grad: LogLinearRows, receivers: Receivers, senders: Senders, ptr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (*blocked.empty_gradients(receivers, senders.col_shift.size(2)), *empty_like(*senders))
 
 
 @operation("log_linear_pool", family=FAMILY, reference=reference.pool, cpu=blocked.pool)
 def log_linear_pool(senders: Senders) -> Pooled:
-    """What all rows of attention read, for one graph or a part of it; once differentiable.
+    """Return the sums that all rows of attention read, for one graph or a part of it; once differentiable.
 
     Args:
         senders: log features, log weights and values; see :class:`Senders`.
-
-    Returns:
-        The sums and their shift, :class:`Pooled`.
 
     Examples:
         >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
@@ -61,17 +51,15 @@ def _pool_backward(grad_sums: Tensor, senders: Senders) -> tuple[Tensor, Tensor,
 
 
 @operation("log_linear_read", family=FAMILY, reference=reference.read, cpu=blocked.read)
-def log_linear_read(receivers: Receivers, pooled: Pooled) -> Attended:
-    """``log_linear_product`` for some receivers, from the sums over all senders, in at least float32.
-
-    Without given shifts their log-normalisers too. Once differentiable.
+def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
+    """Return the rows of :func:`log_linear_product` for some receivers; at least float32, once differentiable.
 
     Args:
         receivers: what rows depend on.
-        pooled: what :func:`log_linear_pool` gives for the senders.
+        pooled: the result of :func:`log_linear_pool` for all senders.
 
     Returns:
-        A named tuple whose ``values`` are the rows [n, H, D].
+        A named tuple of the rows, ``values`` [n, H, D], and without given shifts their log-normalisers.
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -84,7 +72,7 @@ def log_linear_read(receivers: Receivers, pooled: Pooled) -> Attended:
 
 
 @operation("log_linear_read_backward", family=FAMILY, cpu=blocked.read_backward)
-def _read_backward(grad: Attended, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
+def _read_backward(grad: LogLinearRows, receivers: Receivers, pooled: Pooled) -> tuple[Tensor, Tensor, Tensor]:
     return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
 
 
@@ -111,32 +99,23 @@ for _backward in (_attention_backward, _pool_backward, _read_backward, _entries_
 
 
 def log_linear_product(
-    log_q: Float[Tensor, "N H F"],
-    log_k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H K"] | None,
-    col_shift: Float[Tensor, "N H K"],
-    ptr: Tensor | None = None,
-    *,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
+    log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H K"] | None, col_shift: Float[Tensor, "N H K"], ptr: Tensor | None = None,
+    *, backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
 
     Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
-    (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its transpose. Nothing
-    leaves log space before the largest exponent of every feature and sample is subtracted.
+    (Algorithm 1 of the slides, with Gumbel noise b = g/τ); with q and k exchanged, and a and b, its transpose. All is
+    done in log space until the largest exponent of a feature and sample is subtracted. O(N K F D) time and
+    O(N (K + F + D)) memory, also in the backward pass; once differentiable.
 
     Args:
-        log_q, log_k: logarithms of the positive features of receivers and senders.
-        v: values.
+        log_q, log_k, v: logarithms of the positive features of receivers and senders, and values.
         row_shift: a, one number per node, head and sample; ``None`` divides each row of each sample by its sum.
         col_shift: b, likewise, of the senders.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
         backend: how it is computed; see `kernels.operation`.
-
-    Returns:
-        The result in the dtype of ``v``, in O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass: the
-        [N, H, K F] factors exist for a block of nodes at a time. Once differentiable.
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -149,20 +128,15 @@ def log_linear_product(
 
 
 def log_linear_logsumexp(
-    log_q: Float[Tensor, "N H F"],
-    log_k: Float[Tensor, "N H F"],
-    col_shift: Float[Tensor, "N H K"],
-    ptr: Tensor | None = None,
-    *,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H K"]:
+    log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"], col_shift: Float[Tensor, "N H K"],
+    ptr: Tensor | None = None, *, backend: Backend = "auto",
+) -> Float[Tensor, "N H K"]:  # fmt: skip
     """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
 
-    The log-normaliser of a row, always in at least float32: attention without any channel of values. O(N K F) time,
-    O(N (K + F)) memory, also in the backward pass; once differentiable.
+    The log-normaliser of a row, in at least float32; once differentiable. O(N K F) time.
 
     Args:
-        log_q, log_k, col_shift, ptr, backend: as of :func:`log_linear_product`.
+        log_q, log_k, col_shift, ptr, backend: as in :func:`log_linear_product`.
 
     Examples:
         >>> found = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
@@ -173,20 +147,16 @@ def log_linear_logsumexp(
 
 
 def log_linear_entries(
-    edge_index: Int[Tensor, "two E"],
-    log_q: Float[Tensor, "N H F"],
-    log_k: Float[Tensor, "N H F"],
-    *,
-    backend: Backend = "auto",
-) -> Float[Tensor, "E H"]:
+    edge_index: Int[Tensor, "two E"], log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"],
+    *, backend: Backend = "auto",
+) -> Float[Tensor, "E H"]:  # fmt: skip
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
     In at least float32; once differentiable.
 
     Args:
         edge_index: [2, E], source and target.
-        log_q, log_k: logarithms of the positive features of receivers and senders.
-        backend: how it is computed; see `kernels.operation`.
+        log_q, log_k, backend: as in :func:`log_linear_product`.
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head

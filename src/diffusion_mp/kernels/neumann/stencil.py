@@ -1,10 +1,11 @@
-"""Neighbours in sequences, and the sums over them.
+"""Neighbours in sequences, the sums over them, and functions of −Σ_k α_k Δ_{h_k} by fast transforms.
 
-Every boundary condition is two index maps: the left and the right neighbour of each row at stride h. The reference
-indexes by them; the fast path sums bags of rows, which are found once for a length or a batch.
+A boundary condition is two index maps, the left and the right neighbour at stride h. The reference indexes by them; the
+fast path sums bags of rows, cached by length or batch. All strides are diagonal in one basis, of cosines or of Hartley.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -15,10 +16,12 @@ from torch.nn.functional import one_hot
 
 from diffusion_mp.graph.cache import persistent
 from diffusion_mp.graph.ops import compress
-from diffusion_mp.kernels.segments import batch_plan
+from diffusion_mp.kernels.operation import empty_like, operation
+from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.kernels.segments import batch_cache, by_size, gather
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
-"""How a sequence goes on beyond its two ends: see :func:`neighbours`.
+"""How a sequence is extended beyond its ends: see :func:`neighbours`.
 
 Examples:
     >>> from typing import get_args
@@ -34,7 +37,7 @@ Examples:
 
 
 class Stencil(NamedTuple):
-    """The neighbours of all rows: the strides h_k, the boundary condition, and the bounds of the sequences."""
+    """The strides h_k, the boundary condition, and the row boundaries of the sequences."""
 
     strides: Sequence[int]
     boundary: str
@@ -42,7 +45,7 @@ class Stencil(NamedTuple):
 
 
 def positions(ptr: Tensor | None, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor | int]:
-    """The place of every row in its sequence, 0 … n − 1, and n: one number, or [N] for a ragged batch."""
+    """Return the place of every row in its sequence, 0 … n − 1, and n: one number, or [N] for a ragged batch."""
     row = torch.arange(num_nodes, device=device)
     if ptr is None:
         return row, max(num_nodes, 1)
@@ -52,17 +55,17 @@ def positions(ptr: Tensor | None, num_nodes: int, device: torch.device) -> tuple
 
 
 def column(strides: Sequence[int], like: Tensor) -> Int[Tensor, "K one"]:
-    """The strides below each other; made without ``torch.tensor``, which operations cannot be written out with."""
+    """Return the strides as a column, without ``torch.tensor``, which cannot be traced."""
     return torch.cat([like.new_zeros(0, 1), *(like.new_full((1, 1), stride) for stride in strides)])
 
 
 def neighbours(
     num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, device: torch.device
 ) -> tuple[Int[Tensor, "K N"], Int[Tensor, "K N"]]:
-    """The rows of the left and the right neighbours at every stride, in the same sequence.
+    """Return the rows of the left and the right neighbours at every stride, in the same sequence, each [K, N].
 
     ``"symmetric"`` reflects with the end repeated (x₀ = x₁, x₋₁ = x₂, …), ``"replicate"`` stops at the end, ``"drop"``
-    puts the node itself where a neighbour is missing, ``"periodic"`` goes round, ``"causal"`` drops on the left and
+    takes the node itself where a neighbour is missing, ``"periodic"`` wraps around, ``"causal"`` drops on the left and
     has the node itself for its right neighbour.
 
     Args:
@@ -71,9 +74,6 @@ def neighbours(
         boundary: one of `Boundary`.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one sequence.
         device: of the result.
-
-    Returns:
-        Left and right, each [K, N].
 
     Examples:
         >>> left, right = neighbours(6, (1, 2), "symmetric", None, torch.device("cpu"))
@@ -100,7 +100,7 @@ def neighbours(
 def stencils(
     num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, like: Tensor
 ) -> Float[Tensor, "K N N"]:
-    """A_h of every stride h, with A_h x = x_left + x_right; row sums are 2, and Δ_h = A_h − 2I."""
+    """Return A_h of every stride h, with A_h x = x_left + x_right; row sums are 2, and Δ_h = A_h − 2I."""
     left, right = neighbours(num_nodes, strides, boundary, ptr, like.device)
     if num_nodes == 0:
         return like.new_zeros(len(strides), 0, 0)
@@ -110,7 +110,7 @@ def stencils(
 def reference_product(
     v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K H"], stencil: Stencil, transpose: bool = False
 ) -> Float[Tensor, "N H D"]:
-    """Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
+    """Return Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
     left, right = neighbours(v.size(0), *stencil, v.device)
     if not transpose:
         return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
@@ -119,20 +119,18 @@ def reference_product(
 
 
 def reference_inner(g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil) -> Float[Tensor, "K H"]:
-    """⟨g, A_{h_k} v⟩ of every stride and head."""
     left, right = neighbours(v.size(0), *stencil, v.device)
     return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
 
 
-# Rows of the longest single sequence whose neighbours are kept: beyond, finding them takes less than reading them.
+# Rows of the longest single sequence whose neighbours are cached: beyond, finding them is cheaper than reading them.
 KEPT = 1 << 16
 
+# Bounds [N+1] of the entries of every row, and the rows that are summed.
 Bags = tuple[Tensor, Tensor]
-"""Bounds [N+1] of the entries of every row, and the rows that these stand for."""
 
 
 def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
-    """Σ_k α_k A_{h_k} v, or with the transposed A."""
     out: Tensor | None = None
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2).unbind(), strict=True):
         moved = _sums(v, stride, stencil, transpose)
@@ -141,16 +139,14 @@ def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
 
 
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
-    """⟨g, A_{h_k} v⟩ of every stride and head, [K, H]."""
     return torch.stack([_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides])
 
 
 def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
-    """A_h v, or with the transposed A."""
     if v.numel() == 0:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
-    # Of what requires a gradient torch would number the bags.
+    # Detached, since torch would number the bags for a gradient.
     flat = v.detach().reshape(v.size(0), -1)
     return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(v)
 
@@ -161,7 +157,7 @@ def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device
     what = stride, boundary, turned, device
     if ptr is None:
         return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
-    known = batch_plan(ptr).stencils
+    known = batch_cache(ptr)
     if what not in known:
         known[what] = _find(num_nodes, *what, ptr)
     return known[what]
@@ -170,7 +166,7 @@ def _bags(num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device
 def _find(
     num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device, ptr: Tensor | None = None
 ) -> Bags:
-    """Return the neighbours of every row or, if ``turned``, the rows that it is a neighbour of."""
+    """Return the neighbours of every row or, if ``turned``, the rows it is a neighbour of."""
     left, right = neighbours(num_nodes, (stride,), boundary, ptr, device)
     if turned:
         row = torch.arange(num_nodes, device=device).repeat(2)
@@ -184,3 +180,86 @@ def _find(
 def _known(num_nodes: int, stride: int, boundary: str, turned: bool, device: torch.device) -> Bags:
     """Cached :func:`_find` for one sequence."""
     return persistent(lambda: _find(num_nodes, stride, boundary, turned, device))
+
+
+def dct(v: Tensor) -> Tensor:
+    """Return the orthonormal DCT-II along the third axis, by the Fourier transform of the even extension."""
+    n = v.size(2)
+    return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / _turn(n, v)).real
+
+
+def inverse_dct(v: Tensor) -> Tensor:
+    """Return the inverse of :func:`dct`, its transpose."""
+    n = v.size(2)
+    return torch.fft.irfft(_turn(n, v) * v, n=2 * n, dim=2)[:, :, :n]
+
+
+def _turn(n: int, like: Tensor) -> Tensor:
+    """Return √(2n) e^{iπm/2n}, √2 times that for m = 0: a shift of the cosines by ½, and their norm."""
+    mode = torch.arange(n, dtype=like.dtype, device=like.device)
+    size = torch.full_like(mode, math.sqrt(2 * n))
+    size[0] = math.sqrt(4 * n)
+    return torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
+
+
+def hartley(v: Tensor) -> Tensor:
+    """Return the orthonormal Hartley transform along the third axis, Σ_i v_i (cos + sin)(2πmi/n)/√n; an involution."""
+    spectrum = torch.fft.fft(v, dim=2, norm="ortho")
+    return spectrum.real - spectrum.imag
+
+
+def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+    apply = hartley if periodic else inverse_dct if inverse else dct
+    out = empty_like(v)
+    for rows in by_size(ptr, v.size(0), v.device) if v.numel() else ():
+        found = apply(gather(v, rows)).transpose(1, 2)
+        out[rows] = found.squeeze(0) if isinstance(rows, slice) else found
+    return out
+
+
+@operation("neumann_transform", cpu=_transform_rows)
+def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+    return empty_like(v)
+
+
+# It is orthogonal.
+_transform.derivatives({"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)})
+
+
+def _modes_of_rows(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
+    place, length = positions(ptr, v.size(0), v.device)
+    period = length if periodic else 2 * length
+    phase = (place * column(strides, place) % period).to(v.dtype) / period
+    return 4 * (math.pi * phase).sin().square()
+
+
+@operation("neumann_modes", cpu=_modes_of_rows)
+def _modes(v: Tensor, strides: Sequence[int], periodic: bool, ptr: Tensor | None) -> Tensor:
+    return v.new_empty(len(strides), v.size(0))
+
+
+def neumann_function(
+    function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"], alpha: Float[Tensor, "K heads"],
+    strides: Sequence[int], ptr: Tensor | None = None, *, periodic: bool = False,
+) -> Float[Tensor, "N H D"]:  # fmt: skip
+    r"""f(−Σ_k α_k Δ_{h_k}) v for the symmetric extension, or for periodic sequences, in O(N D log n).
+
+    The m-th eigenvalue of a sequence of length n is λ_m = Σ_k α_k 4 sin²(πmh_k/2n), m = 0 … n − 1, in the DCT-II basis;
+    with period n it is Σ_k α_k 4 sin²(πmh_k/n), in that of the Hartley transform. Computed in at least float32; the
+    result has the dtype of ``v``. As differentiable as f.
+
+    Args:
+        function: f, from eigenvalues [N, H] to factors of the same shape, element by element.
+        v, alpha, strides, ptr: as in :func:`neumann_product`; one head of ``alpha`` serves all.
+        periodic: whether sequences are periodic, not extended symmetrically.
+
+    Examples:
+        >>> v = torch.rand(6, 1, 4)
+        >>> torch.allclose(neumann_function(torch.ones_like, v, torch.full((1, 1), 0.25), (1,)), v, atol=1e-6)
+        True
+    """
+    (alpha, v), dtype = accumulating(alpha, v)
+    table = _modes(v.detach(), list(strides), periodic, ptr).unsqueeze(2)
+    eigenvalues = sum((mode * weight for mode, weight in zip(table, alpha, strict=True)), torch.zeros_like(alpha[0]))
+    factors = function(eigenvalues).unsqueeze(2)
+    return _transform(factors * _transform(v, periodic, False, ptr), periodic, True, ptr).to(dtype)

@@ -1,6 +1,6 @@
 """The GPU path: a run of rows computes where its neighbours are and reads them, for all strides at once.
 
-No index exists in memory, and a row that several strides touch comes from cache after the first.
+No index exists in memory, and a row that several strides read is cached after the first.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def _neighbours(v, row, inside, begin, end, stride, channel, channels, BOUNDARY:
 def _receivers(v, row, inside, begin, end, stride, channel, channels, BOUNDARY: tl.constexpr, ROWS: tl.constexpr):
     """The transpose, for the two boundaries that are not symmetric: the sum over those whose neighbour a row is.
 
-    For whoever stands on the right it is the left neighbour. Where that was missing, an end took its place, or the
-    row itself.
+    A row is the left neighbour of the one on its right. Where that was missing, an end or the row itself replaced it.
     """
     result = _read(v, row + stride, inside & (row + stride < end), channel, channels)
     if BOUNDARY == "causal":
@@ -121,7 +120,6 @@ def _inner(
 
 
 def _plan(v: Tensor, stencil: Stencil) -> tuple[Tensor, tuple[int], dict[str, Any]]:
-    """Runs of rows, the number of programs, and what both kernels are told."""
     channels = v.size(1) * v.size(2)
     block = min(64, padded(channels))
     parts = triton.cdiv(channels, block)
@@ -131,7 +129,6 @@ def _plan(v: Tensor, stencil: Stencil) -> tuple[Tensor, tuple[int], dict[str, An
 
 
 def product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
-    """Σ_k α_k A_{h_k} v, or with the transposed A."""
     v, alpha = v.contiguous(), alpha.contiguous()
     out = torch.empty_like(v)
     with torch.cuda.device_of(v):
@@ -142,7 +139,7 @@ def product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tens
 
 
 def inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
-    """⟨g, A_{h_k} v⟩ of every stride and head, [K, H]: runs first, then over the runs and the channels of a head."""
+    """Return ⟨g, A_{h_k} v⟩ of every stride and head, [K, H], summed over runs, then over the channels of a head."""
     g, v = g.contiguous(), v.contiguous()
     with torch.cuda.device_of(v):
         table, grid, options = _plan(v, stencil)

@@ -1,7 +1,6 @@
-"""All-pair attention with a nonlinear score, tile by tile: O(N²) time, O(N) memory.
+"""All-pair attention with a nonlinear score, tile by tile: O(N²) time, O(N) memory, also in the backward pass."""
 
-All operations share one backward pass, which recomputes the weights tile by tile.
-"""
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -9,89 +8,65 @@ from torch import Tensor
 
 from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.operation import (
-    Backend,
-    Implementation,
-    Narrow,
-    Wide,
-    empty_like,
-    once_differentiable,
-    operation,
-    requested,
-)
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation, requested
 from diffusion_mp.kernels.pairwise import fused, scores, tiled
-from diffusion_mp.kernels.pairwise.scores import SCORES, Attended, Weighting, log_score
+from diffusion_mp.kernels.pairwise.scores import SCORES, PairwiseRows, Weighting, log_score
 from diffusion_mp.kernels.precision import accumulating
 
 __all__ = ["SCORES", "log_score", "pairwise_attention", "pairwise_logsumexp", "pairwise_product"]
 
 
-TRITON = "diffusion_mp.kernels.pairwise.triton"
+FAMILY = "pairwise"
+on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
 
 
-@operation(
-    "pairwise_attention",
-    family="pairwise",
-    reference=scores.pairwise_attention,
-    cpu=tiled.attention,
-    triton=gpu.kernel(TRITON, "attention"),
-    flex=Implementation(fused.flex, fused.flex_declines),
-    dtype="v",
-)
-def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> Attended:
-    return Attended(empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)))
-
-
-@operation(
-    "pairwise_logsumexp",
-    family="pairwise",
-    reference=scores.pairwise_logsumexp,
-    cpu=tiled.logsumexp,
-    triton=gpu.kernel(TRITON, "logsumexp"),
-)
-def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
+def _empty_lse(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @operation(
-    "pairwise_product",
-    family="pairwise",
-    reference=scores.pairwise_product,
-    cpu=tiled.product,
-    triton=gpu.kernel(TRITON, "product"),
-    dtype="v",
-)
+    "pairwise_attention", family=FAMILY, reference=scores.pairwise_attention, cpu=tiled.attention,
+    triton=on_gpu("attention"), flex=fused.FLEX, dtype="v",
+)  # fmt: skip
+def _attention(q: Narrow, k: Narrow, v: Narrow, ptr: Tensor | None, score: str) -> PairwiseRows:
+    return PairwiseRows(empty_like(v), _empty_lse(q))
+
+
+@operation(
+    "pairwise_logsumexp", family=FAMILY, reference=scores.pairwise_logsumexp, cpu=tiled.logsumexp,
+    triton=on_gpu("logsumexp"),
+)  # fmt: skip
+def _logsumexp(q: Wide, k: Wide, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
+    return _empty_lse(q)
+
+
+@operation(
+    "pairwise_product", family=FAMILY, reference=scores.pairwise_product, cpu=tiled.product,
+    triton=on_gpu("product"), dtype="v",
+)  # fmt: skip
 def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     return empty_like(v)
 
 
-@operation("pairwise_backward", family="pairwise", cpu=tiled.backward, triton=gpu.kernel(TRITON, "backward"))
+@operation("pairwise_backward", family=FAMILY, cpu=tiled.backward, triton=on_gpu("backward"))
 def _backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, from Σ_j w_ij (grad_i·v_j − δ_i)."""
     return empty_like(q, k, v)
 
 
 def _of_attention(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    out: Tensor,
-    lse: Tensor,
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, out: Tensor, lse: Tensor,
     backend: str,
-) -> tuple[Tensor, ...]:
-    # Of p_ij = f_ij exp(−lse_i): Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
+) -> tuple[Tensor, ...]:  # fmt: skip
+    # With p_ij = f_ij exp(−lse_i), Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
     return _backward(grad_out, _inner(grad_out, out), q, k, v, Weighting(-lse, None, ptr, score), backend=backend)
 
 
 def _of_logsumexp(
     grad: Tensor, q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool, out: Tensor, backend: str
 ) -> tuple[Tensor, ...]:
-    # p is the derivative of lse by log f; there are no values. An empty row, without a pair, is −∞ and stays zero.
+    # p is the derivative of lse by log f; there are no values. A row without a pair, −∞, has zero gradient.
     nothing = q.new_empty(*q.shape[:2], 0)
     weighting = Weighting(-out.masked_fill(out == -torch.inf, 0.0), None, ptr, score, loops)
     return _backward(nothing, -grad, q, k, nothing, weighting, backend=backend)[:2]
@@ -100,7 +75,7 @@ def _of_logsumexp(
 def _of_product(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
 ) -> tuple[Tensor, ...]:
-    # Of g_ij = w_ij (grad_i·v_j): the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
+    # With g_ij = w_ij (grad_i·v_j), the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
     dq, dk, dv = _backward(grad, weighting.row_shift.new_zeros(q.shape[:2]), q, k, v, weighting, backend=backend)
     return dq, dk, dv, _inner(grad, out).to(weighting.row_shift), _inner(v, dv).to(weighting.row_shift)
 
@@ -117,7 +92,7 @@ _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_produ
 
 @operation("pairwise_gradient", cpu=torch.clone)
 def _gradient(grad: Tensor) -> Tensor:
-    """A gradient that torch's fused kernel found."""
+    """Mark a gradient of torch's fused kernel as once differentiable."""
     return empty_like(grad)
 
 
@@ -127,24 +102,18 @@ _gradient.derivatives(ONCE)
 
 
 def pairwise_attention(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], ptr: Tensor | None = None,
+    *, score: str = "exp", backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:  # fmt: skip
     r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
 
+    No score overflows, and no row vanishes. Once differentiable; the result has the dtype of ``v``.
+
     Args:
-        q, k: features of receivers and senders. v: values.
+        q, k, v: features of receivers and senders, and values.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
         score: ``"exp"`` (f = exp) or ``"sigmoid"``.
         backend: how it is computed; see `kernels.operation`.
-
-    No score can overflow, nor all of a row vanish. O(N²) time, O(N) memory, also in the backward pass, which
-    recomputes the scores; once differentiable; the result has the dtype of ``v``.
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
@@ -153,30 +122,20 @@ def pairwise_attention(
         True
     """
     check_choice(score, "score", SCORES)
-    if fused.fits(q, k, v, ptr, score) and requested("pairwise", backend) in ("auto", "cpu"):
+    if fused.fits(q, k, v, ptr, score) and requested(FAMILY, backend) in ("auto", "cpu"):
         return fused.attention(q, k, v, once=_gradient)
     return _attention(q, k, v, ptr, score, backend=backend).out
 
 
 def pairwise_logsumexp(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H"]:
-    """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row; always in at least float32.
-
-    Without ``loops`` over the nodes j ≠ i, and −∞ for a node alone in its graph.
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], ptr: Tensor | None = None,
+    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+) -> Float[Tensor, "N H"]:  # fmt: skip
+    """log Σ_j f(q_i·k_j) over the nodes j of i's graph, the log-normaliser of a row, in at least float32.
 
     Args:
-        q, k: features of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        score: ``"exp"`` or ``"sigmoid"``.
-        loops: whether a node is among the j of its own row.
-        backend: how it is computed; see `kernels.operation`.
+        q, k, ptr, score, backend: as in :func:`pairwise_attention`.
+        loops: whether j = i counts; if not, the result is −∞ for a node alone in its graph.
 
     Examples:
         >>> scores = torch.einsum("ihf,jhf->ihj", q, k)
@@ -188,31 +147,18 @@ def pairwise_logsumexp(
 
 
 def pairwise_product(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    row_shift: Float[Tensor, "N H"],
-    col_shift: Float[Tensor, "N H"],
-    ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"],
+    row_shift: Float[Tensor, "N H"], col_shift: Float[Tensor, "N H"], ptr: Tensor | None = None,
+    *, score: str = "exp", loops: bool = True, backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:  # fmt: skip
+    r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph; once differentiable.
 
-    The shifts keep every exponent in log space: with a = 0 and b = −logsumexp, and q and k exchanged, it is the
-    transpose of :func:`pairwise_attention`.
+    With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`.
 
     Args:
-        q, k: features of receivers and senders. v: values.
-        row_shift, col_shift: a and b.
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        score: ``"exp"`` (f = exp) or ``"sigmoid"``.
-        loops: whether i is one of the nodes j.
-        backend: how it is computed; see `kernels.operation`.
-
-    O(N²) time, O(N) memory, also in the backward pass; once differentiable.
+        q, k, v, ptr, score, backend: as in :func:`pairwise_attention`.
+        row_shift, col_shift: a and b, added in log space.
+        loops: whether j = i counts.
 
     Examples:
         >>> zero = torch.zeros(6, 2)

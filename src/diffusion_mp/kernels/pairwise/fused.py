@@ -1,7 +1,6 @@
-"""Attention by kernels of torch: the fused one on the CPU, and FlexAttention.
+"""Attention by kernels of torch: the fused softmax attention on the CPU, and FlexAttention.
 
-The fused kernel computes softmax attention of one graph whose features are about as wide as its values. FlexAttention
-takes every score: rows divided by their sums are a softmax of log f for any f > 0 (D11 of docs/errata.md).
+FlexAttention takes every score: normalised rows are a softmax of log f for any f > 0 (D11 of docs/errata.md).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad
 
-from diffusion_mp.graph.cache import values_only
-from diffusion_mp.kernels.operation import PLAIN
-from diffusion_mp.kernels.pairwise.scores import Attended, log_score
+from diffusion_mp.graph.ops import values_only
+from diffusion_mp.kernels.operation import PLAIN, Implementation
+from diffusion_mp.kernels.pairwise.scores import PairwiseRows, log_score
 from diffusion_mp.kernels.precision import accumulating
 
-# Columns of zeros that features or values may get, until they are as wide as the others: with more, tiles are faster.
+# Columns of zeros that may be added to features or values to make them equally wide: with more, tiles are faster.
 PADDING = 8
 
 
@@ -35,7 +34,7 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, once: Callable[[Tensor], Tensor]) -> Tensor:
-    """Σ_j p_ij v_j, [N, H, D], in the dtype of v; a gradient that may be differentiated goes through ``once``."""
+    """Return Σ_j p_ij v_j, [N, H, D], in the dtype of v; gradients that require a gradient go through ``once``."""
     (q, k, wide), dtype = accumulating(q, k, v)
     width = max(q.size(2), v.size(2))
     inputs = _by_head(q, width), _by_head(k, width), _by_head(wide, width)
@@ -54,7 +53,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, once: Callable[[Tensor], Tensor])
 
 
 def _by_head(x: Tensor, width: int) -> Tensor:
-    """[N, H, F] → [1, H, N, width], zero beyond F; the kernel reads a row as numbers that lie side by side."""
+    """[N, H, F] → [1, H, N, width], zero beyond F, with contiguous rows as the kernel needs them."""
     x = x if x.size(2) == width else pad(x, (0, width - x.size(2)))
     x = x if x.stride(2) == 1 else x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
@@ -74,8 +73,8 @@ def flex_declines(named: bool, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | No
     return None
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
-    """Σ_j p_ij v_j, [N, H, D]; differentiated by torch. Graphs of a batch are masked, not skipped."""
+def flex(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
+    """Return Σ_j p_ij v_j, [N, H, D], differentiable by torch. Graphs of a batch are masked, not skipped."""
     graph = None if ptr is None else torch.repeat_interleave(ptr.diff()).to(q.device)
 
     def log_weight(s: Tensor, batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
@@ -84,7 +83,10 @@ def flex(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Att
 
     queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     out = _compiled()(queries, keys, values, score_mod=log_weight, scale=1.0)
-    return Attended(out.squeeze(0).transpose(0, 1), out.new_empty(0))
+    return PairwiseRows(out.squeeze(0).transpose(0, 1), out.new_empty(0))
+
+
+FLEX = Implementation(flex, flex_declines)
 
 
 @cache

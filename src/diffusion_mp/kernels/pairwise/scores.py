@@ -1,5 +1,6 @@
-"""The weights of pairs in log space, and the operations with every graph's score matrix written out."""
+"""The weights of pairs in log space, and the operations with the score matrix of every graph written out."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,37 @@ from torch.nn.functional import logsigmoid
 from diffusion_mp.kernels.operation import Wide
 from diffusion_mp.kernels.segments import slices
 
-SCORES = ("exp", "sigmoid")
+# Beyond this −s, σ(−s) is one in every dtype.
+SURE = 50.0
+
+
+def _times_sigmoid_slope(g: Tensor, s: Tensor) -> None:
+    # g σ(−s) by the derivative of softplus: one minus a rounded σ(s) has lost its digits.
+    torch.ops.aten.softplus_backward.grad_input(g, s, -1, SURE, grad_input=g)
+
+
+class Kernel(NamedTuple):
+    """A positive function f of scores.
+
+    Attributes:
+        log: log f(s).
+        weight: f(s), possibly written over s.
+        times_slope: multiplies g in place by (log f)′(s); ``None`` where that is one, and s is not needed.
+        triton: the compile-time options that select f in ``triton.py``.
+    """
+
+    log: Callable[[Tensor], Tensor]
+    weight: Callable[[Tensor], Tensor]
+    times_slope: Callable[[Tensor, Tensor], None] | None
+    triton: dict[str, bool]
+
+
+KERNELS = {
+    "exp": Kernel(lambda s: s, Tensor.exp_, None, {"SIGMOID": False}),
+    "sigmoid": Kernel(logsigmoid, torch.sigmoid, _times_sigmoid_slope, {"SIGMOID": True}),
+}
+
+SCORES = tuple(KERNELS)
 """``"exp"`` is the softmax's score (with distance features, the Gaussian's); ``"sigmoid"`` is DIFFormer-a's.
 
 Examples:
@@ -19,61 +50,49 @@ Examples:
 
 
 class Weighting(NamedTuple):
-    """w_ij = f(q_i·k_j) e^{a_i + b_j} for nodes i and j of the same graph: all but the features."""
+    """w_ij = f(q_i·k_j) e^{a_i + b_j} for nodes i and j of the same graph, apart from the features."""
 
-    row_shift: Wide
-    """a [N, H]."""
-    col_shift: Wide | None
-    """b [N, H]; ``None`` is zero."""
+    row_shift: Wide  # a [N, H]
+    col_shift: Wide | None  # b [N, H]; None is zero
     ptr: Tensor | None
     score: str
-    loops: bool = True
-    """Whether i and j may be the same node; otherwise w_ii = 0."""
+    loops: bool = True  # whether i and j may be the same node; otherwise w_ii = 0
 
 
-class Attended(NamedTuple):
-    """Σ_j p_ij v_j [N, H, D]; and log Σ_j f(q_i·k_j) [N, H] if a kernel needs it for its derivative, else nothing."""
+class PairwiseRows(NamedTuple):
+    """Σ_j p_ij v_j [N, H, D], and log Σ_j f(q_i·k_j) [N, H], empty where the derivative does not need it."""
 
     out: Tensor
     lse: Tensor
 
 
 def log_score(s: Tensor, score: str) -> Tensor:
-    """log f(s).
-
-    Args:
-        s: inner products.
-        score: one of `SCORES`.
+    """Return log f(s) of inner products s, for one of `SCORES`.
 
     Examples:
         >>> torch.allclose(log_score(x, "sigmoid"), x.sigmoid().log())
         True
     """
-    return logsigmoid(s) if score == "sigmoid" else s
+    return KERNELS[score].log(s)
 
 
 def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
-    """log f(q_i·k_j), [H, n, n], for one graph; −∞ for i = j without ``loops``."""
+    """Return log f(q_i·k_j), [H, n, n], for one graph; −∞ for i = j without ``loops``."""
     s = log_score(torch.einsum("ihf,jhf->hij", q, k), score)
     return s if loops else s.masked_fill(torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf)
 
 
-def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> Attended:
+def pairwise_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
-    parts = [
-        torch.einsum("hij,jhd->ihd", log_scores(q[rows], k[rows], score).softmax(2), v[rows])
-        for rows in slices(ptr, q.size(0))
-    ]
-    return Attended(torch.cat(parts), q.new_empty(0))
+    weights = ((log_scores(q[rows], k[rows], score).softmax(2), v[rows]) for rows in slices(ptr, q.size(0)))
+    return PairwiseRows(torch.cat([torch.einsum("hij,jhd->ihd", *of) for of in weights]), q.new_empty(0))
 
 
 def pairwise_logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    """log Σ_j f(q_i·k_j), [N, H]."""
     return torch.cat([log_scores(q[rows], k[rows], score, loops).logsumexp(2).t() for rows in slices(ptr, q.size(0))])
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    """Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j, [N, H, D]."""
     row_shift, col_shift, ptr, score, loops = weighting
     parts = []
     for rows in slices(ptr, q.size(0)):

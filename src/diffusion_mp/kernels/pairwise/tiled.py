@@ -1,10 +1,7 @@
 """The fast path: tiles of rows by columns of one graph that stay in cache, or of many small graphs at once.
 
-With a level ℓ a tile has the weights w_ij = f(s_ij) e^{−ℓ}. The level is subtracted before anything is exponentiated,
-so no weight overflows where ℓ is the logarithm of the row's largest score or of its sum. Most rows need no level.
-
-Graphs lie in stacks [B, n, F], one for every graph and head. Short ones are filled up with copies of their first row,
-whose scores are in no other range; a mask [B, n, 1] is zero there.
+A tile has the weights w_ij = f(s_ij) e^{−ℓ} at a level ℓ, subtracted before anything is exponentiated: none overflows
+where ℓ is the logarithm of the row's largest score or of its sum. Most rows need no level.
 """
 
 import math
@@ -14,82 +11,70 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting, log_score
+from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import at_once, by_stacks, even, joined, plus_product, side_by_side
 
 # Entries of a tile: 1 MiB in float32, so that it stays in cache from one pass over it to the next.
 TILE = 1 << 18
-# Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what vanished is nothing beside that.
+# Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
-# Rows or columns of a stack that is a single tile.
+# All rows or columns of a stack.
 ALL = slice(None)
-# Beyond this −s, σ(−s) is one in every dtype.
-SURE = 50.0
-# g σ(−s) of g, s, −1 and SURE: the derivative of softplus, of which that of log σ is made.
-_times_slope = torch.ops.aten.softplus_backward.grad_input
 
 
 class _Weights:
-    """How weights are made of scores."""
+    """How weights are computed from scores."""
 
     def __init__(self, score: str, loops: bool) -> None:
-        self.score, self.loops = score, loops
-        self.far = False
-        """Whether some row needed a level, and so will others."""
+        self.kernel, self.loops = KERNELS[score], loops
+        self.far = False  # whether some row needed a level, and so probably will others
 
     def tile(
         self, left: Tensor, right: Tensor, shift: Tensor | None, rows: slice, cols: slice, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """w [b, n, m] at the level −shift, for left [b, n, F] and right [b, m, F], which are rows and cols of graphs.
+        """Return w [b, n, m] at the level −shift for left [b, n, F] and right [b, m, F], rows and cols of graphs.
 
-        And the scores, unless they are overwritten, which those of "exp" are.
+        Also the scores, which are overwritten where no slope depends on them.
         """
         s = torch.bmm(left, right.transpose(1, 2))
-        if shift is None:
-            w = s.sigmoid() if self.score == "sigmoid" else s.exp_()
-        else:
-            w = log_score(s, self.score).add_(shift).exp_()
-        if self.loops:  # weights of copies are some node's own, and finite where that one's are
+        w = self.kernel.weight(s) if shift is None else self.kernel.log(s).add_(shift).exp_()
+        if self.loops:  # padding repeats a node, so its weights are finite where that node's are
             return w if mask is None else w.mul_(_cut(mask, cols).transpose(1, 2)), s
         if mask is not None:
             w.masked_fill_(_cut(mask, rows) == 0, 0.0)
         return self.without_loops(w, rows, cols, mask, 0.0), s
 
     def top(self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None) -> Tensor:
-        """The largest log f(s_ij) of every row [b, n, 1], finite even where there is none."""
+        """Return the largest log f(s_ij) of every row [b, n, 1], finite even without any pair."""
         s = torch.bmm(left, right.transpose(1, 2))
         s = s if self.loops else self.without_loops(s, rows, cols, mask, -torch.inf)
-        return log_score(s.amax(2, keepdim=True), self.score).clamp_(min=torch.finfo(s.dtype).min)
+        return self.kernel.log(s.amax(2, keepdim=True)).clamp_(min=torch.finfo(s.dtype).min)
 
     def without_loops(self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float) -> Tensor:
-        """A tile with another number for loops, and where a copy is met, which might be one's own."""
+        """Fill loops, and columns of padding, which may repeat the node of the row."""
         if mask is not None:
             tile.masked_fill_(_cut(mask, cols).transpose(1, 2) == 0, fill)
         tile.diagonal((rows.start or 0) - (cols.start or 0), 1, 2).fill_(fill)
         return tile
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
     weights = _Weights(score, loops)
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        out, lse = side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
-        if mask is not None:
-            out.mul_(mask)
-            lse.masked_fill_(mask == 0, 0.0)
-        return out, lse
+    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+        return side_by_side([_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)], 1)
 
     out, lse = by_stacks(compute, ptr, (q, k, v), TILE)
-    return Attended(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
+    return PairwiseRows(out if out.dtype is dtype else out.to(dtype), lse.squeeze(2))
 
 
 def _attended(
     weights: _Weights, q: Tensor, rows: slice, k: Tensor, v: Tensor, blocks: list[slice], mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The result for rows; where they need a level it is their largest log f(s_ij)."""
+    """Return out and lse of rows; their level, where they need one, is their largest log f(s_ij)."""
     queries = _cut(q, rows)
     shift: Tensor | None = None
     while True:
@@ -102,7 +87,7 @@ def _attended(
             w = weights.tile(queries, _cut(k, cols), shift, rows, cols, mask)[0]
             totals.append(w.sum(2, keepdim=True))
             sums = plus_product(sums, w, _cut(v, cols))
-            del w  # so that the next tile takes its place in the cache
+            del w  # the next tile reuses its place in the cache
         total = totals[0] if len(totals) == 1 else torch.cat(totals, 2).sum(2, keepdim=True)
         lse = total.log()
         if weights.far or _near(lse):
@@ -118,7 +103,6 @@ def _near(lse: Tensor) -> bool:
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
     return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
@@ -139,19 +123,17 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
                 w, _ = weights.tile(_cut(q, rows), _cut(k, cols), shift, rows, cols, mask)
                 sums = plus_product(sums, w, _cut(v, cols))
             out.append(sums)
-        found = joined(out, 1)
-        return (found if mask is None else found.mul_(mask),)
+        return (joined(out, 1),)
 
     return by_stacks(compute, ptr, (q, k, v, *shifts), TILE)[0].to(dtype)
 
 
 def _columns(weighting: Weighting) -> list[Tensor]:
-    """a, and b if there is one, [N, H, 1]."""
     return [shift.unsqueeze(2) for shift in weighting[:2] if shift is not None]
 
 
 def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
-    """a_i, a_i + b_j, or nothing."""
+    """Return a_i or a_i + b_j of a tile, ``None`` without shifts."""
     if not shifts:
         return None
     a = _cut(shifts[0], rows)
@@ -161,14 +143,14 @@ def _shift(shifts: Sequence[Tensor], rows: slice, cols: slice) -> Tensor | None:
 def backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each in its dtype; every tile is computed anew, nothing of size N² is kept.
+    """Return the gradients of q, k and v, each in its dtype; every tile is recomputed.
 
     With g_ij = w_ij (grad_i·v_j − δ_i) and φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid:
     dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
     row_shift, col_shift, ptr, score, loops = weighting
     (grad, k, v, delta, *shifts, q), dtype = accumulating(grad, k, v, delta.unsqueeze(2), *_columns(weighting), q)
-    if col_shift is None and _near(row_shift):  # rows sum to one once they are scaled, and scores need no level
+    if col_shift is None and _near(row_shift):  # scaled rows sum to one, and scores need no level
         scale = shifts.pop().exp()
         grad, delta = grad * scale, delta * scale
     weights = _Weights(score, loops)
@@ -190,8 +172,8 @@ def backward(
                 w, s = weights.tile(queries, keys, _shift(shifts, rows, cols), rows, cols, mask)
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
                 g = torch.baddbmm(deltas, grads, _cut(v, cols).transpose(1, 2), beta=-1).mul_(w)
-                if score == "sigmoid":  # times σ(−s), which one minus a rounded σ(s) is not
-                    _times_slope(g, s, -1, SURE, grad_input=g)
+                if weights.kernel.times_slope is not None:
+                    weights.kernel.times_slope(g, s)
                 of_queries = plus_product(of_queries, g, keys)
                 dk[place] = plus_product(dk[place], g.transpose(1, 2), queries)
             dq.append(of_queries)
@@ -203,7 +185,7 @@ def backward(
 
 
 def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
-    """Rows of the graphs of a stack, and the blocks of their columns, until every pair of nodes was met once."""
+    """Return runs of rows, each with the blocks of columns that cover all pairs of nodes of a stack."""
     size, entries = x.size(1), at_once(TILE, x)
     if size * size <= entries:
         return [(ALL, [ALL])]
@@ -212,5 +194,4 @@ def _grid(x: Tensor) -> list[tuple[slice, list[slice]]]:
 
 
 def _cut(x: Tensor, rows: slice) -> Tensor:
-    """Rows of a stack, which are often all of them."""
     return x if rows is ALL else x[:, rows]

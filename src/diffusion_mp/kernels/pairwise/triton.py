@@ -1,8 +1,7 @@
 """The GPU path: one program per run of rows meets all columns of its graph; scores never leave the registers.
 
-As in ``tiled.py`` a tile has the weights w_ij = f(s_ij) e^{−ℓ_ij}, and the level ℓ is subtracted before anything is
-exponentiated. In the backward pass receivers and senders are gathered by a program each, with the roles exchanged, so
-that no sum needs atomics and every one has a fixed order.
+Weights and levels are those of ``tiled.py``. In the backward pass receivers and senders have a program each, with the
+roles exchanged, so that sums need no atomics and have a fixed order.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import contiguous, padded, row_contiguous, tiles
-from diffusion_mp.kernels.pairwise.scores import Attended, Weighting
+from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 
@@ -26,7 +25,7 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 @triton.jit
 @no_type_check
 def _pairs(row, col, end, LOOPS: tl.constexpr):
-    """Which pairs of a tile count: columns of the graph, and without loops no node with itself."""
+    """Return which pairs of a tile count: columns of the graph, without loops no node with itself."""
     inside = col[None, :] < end
     if not LOOPS:
         inside = inside & (row[:, None] != col[None, :])
@@ -118,7 +117,7 @@ def _gradient(
     SIGMOID: tl.constexpr, LOOPS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, where it is wanted, product_i = Σ_j w_ij right_j."""
+    """dx_i = Σ_j w_ij φ_ij (left_i·right_j − δ_i − δ_j) y_j and, if requested, product_i = Σ_j w_ij right_j."""
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
@@ -155,13 +154,11 @@ def _gradient(
 def _plan(
     q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool
 ) -> tuple[Tensor, tuple[int], dict[str, Any]]:
-    """Runs of rows, the number of programs, and what all kernels are told."""
     features, channels = padded(q.size(2)), padded(v.size(2))
     size, options = operands(q.dtype)
     wide = max(features, channels) * size  # bytes of a row; tiles of rows have to fit into shared memory
     height = 64 if wide <= 256 else 32 if wide <= 512 else 16
-    options |= {
-        "SIGMOID": score == "sigmoid",
+    options |= KERNELS[score].triton | {
         "LOOPS": loops,
         "BLOCK_M": height,
         "BLOCK_N": 64 if wide <= 128 else 32 if wide <= 512 else 16,
@@ -179,7 +176,7 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:2]]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> Attended:
+def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool = True) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -188,16 +185,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, l
         table, grid, options = _plan(q, v, ptr, score, loops)
         sizes = (q.size(1), q.size(2), v.size(2))
         _attention[grid](q, k, v, table, out, lse, *_strides(q, k, v), *sizes, VALUES=v.size(2) > 0, **options)
-    return Attended(out, lse)
+    return PairwiseRows(out, lse)
 
 
 def logsumexp(q: Tensor, k: Tensor, ptr: Tensor | None, score: str, loops: bool) -> Tensor:
-    """log Σ_j f(s_ij), [N, H]: attention to values without a channel."""
     return attention(q, k, q.new_empty(*q.shape[:2], 0), ptr, score, loops).lse
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    """Σ_j exp(log f(s_ij) + a_i + b_j) v_j, [N, H, D], in the dtype of v."""
     q, k, v = (row_contiguous(x) for x in (q, k, v))
     row_shift, col_shift = contiguous(*weighting[:2])
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -211,7 +206,6 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
 def backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each in its dtype; see ``tiled.backward``."""
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -1,86 +1,56 @@
 """Sparse flow: every row of attention is the solution of a small convex problem, exactly (SFi-Former)."""
 
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, once_differentiable, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
-from diffusion_mp.kernels.sparse_flow.reference import entries, log_entries, solve_rows
+from diffusion_mp.kernels.sparse_flow.reference import EdgeFlow, entries, log_entries, solve_rows, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, empty_potentials
-from diffusion_mp.kernels.sparse_flow.segments import EdgeFlow, sparse_flow_edges
 from diffusion_mp.kernels.sparse_flow.tiled import support
 
 __all__ = [
-    "EdgeFlow",
-    "Features",
-    "RowPotentials",
-    "RowTerms",
-    "entries",
-    "log_entries",
-    "solve_rows",
-    "sparse_flow_edges",
-    "sparse_flow_potentials",
-    "sparse_flow_product",
-    "support",
-]
+    "EdgeFlow", "Features", "RowPotentials", "RowTerms", "entries", "log_entries", "solve_rows", "sparse_flow_edges",
+    "sparse_flow_potentials", "sparse_flow_product", "support",
+]  # fmt: skip
 
-
-TRITON = "diffusion_mp.kernels.sparse_flow.triton"
-# The gradient's program holds tiles of all three kinds of features: wider ones do not fit into shared memory.
+FAMILY = "sparse_flow"
+# Wider features do not fit into shared memory: the gradient's program holds tiles of all three kinds.
 WIDEST = 128
+on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.sparse_flow.triton", widest=WIDEST)
 
 
 @operation(
-    "sparse_flow_potentials",
-    family="sparse_flow",
-    reference=reference.sparse_flow_potentials,
-    cpu=tiled.potentials,
-    triton=gpu.kernel(TRITON, "potentials", WIDEST),
-)
+    "sparse_flow_potentials", family=FAMILY, reference=reference.sparse_flow_potentials, cpu=tiled.potentials,
+    triton=on_gpu("potentials"),
+)  # fmt: skip
 def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
     return empty_potentials(lam)
 
 
 @operation(
-    "sparse_flow_potentials_backward",
-    family="sparse_flow",
-    cpu=tiled.potentials_backward,
-    triton=gpu.kernel(TRITON, "potentials_backward", WIDEST),
-)
+    "sparse_flow_potentials_backward", family=FAMILY, cpu=tiled.potentials_backward,
+    triton=on_gpu("potentials_backward"),
+)  # fmt: skip
 def _potentials_backward(
-    grad_a: Tensor,
-    grad_w: Tensor,
-    grad_rho: Tensor,
-    grad_nu: Tensor,
-    grad_log_mu: Tensor,
-    features: Features,
-    lam: Tensor,
-    leak: Tensor,
-    out: RowPotentials,
-    ptr: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_log_mu: Tensor,
+    features: Features, lam: Tensor, leak: Tensor, out: RowPotentials, ptr: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return empty_like(*features, lam, leak)
 
 
 @operation(
-    "sparse_flow_product",
-    family="sparse_flow",
-    reference=reference.sparse_flow_product,
-    cpu=tiled.product,
-    triton=gpu.kernel(TRITON, "product", WIDEST),
-    dtype="v",
-)
+    "sparse_flow_product", family=FAMILY, reference=reference.sparse_flow_product, cpu=tiled.product,
+    triton=on_gpu("product"), dtype="v",
+)  # fmt: skip
 def _product(features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@operation(
-    "sparse_flow_product_backward",
-    family="sparse_flow",
-    cpu=tiled.product_backward,
-    triton=gpu.kernel(TRITON, "product_backward", WIDEST),
-)
+@operation("sparse_flow_product_backward", family=FAMILY, cpu=tiled.product_backward, triton=on_gpu("product_backward"))
 def _product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -99,29 +69,21 @@ for backward in (_potentials_backward, _product_backward):
 
 
 def sparse_flow_potentials(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    friction_q: Float[Tensor, "N H G"],
-    friction_k: Float[Tensor, "N H G"],
-    lam: Float[Tensor, "N H"],
-    leak: Float[Tensor, "N H"],
-    ptr: Tensor | None = None,
-    *,
-    backend: Backend = "auto",
-) -> RowPotentials:
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"],
+    friction_q: Float[Tensor, "N H G"], friction_k: Float[Tensor, "N H G"],
+    lam: Float[Tensor, "N H"], leak: Float[Tensor, "N H"], ptr: Tensor | None = None, *, backend: Backend = "auto",
+) -> RowPotentials:  # fmt: skip
     r"""Solve min ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² for every row i (SFi-Former, Eqs. 6, 8, 9).
 
     Resistances r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j) over the nodes j of i's graph; with no
-    friction features (G = 0) f = 1/n. Exact, by Newton's method on the potential: there is a closed form, which
-    the paper denies (S3 of docs/errata.md).
+    friction features (G = 0) f = 1/n. Exact, by Newton's method on the potential (S3 of docs/errata.md). O(N²) time,
+    O(N) memory, also in the backward pass; in at least float32; once differentiable.
 
     Args:
-        q, k: features of receivers and senders. friction_q, friction_k: those of the frictions.
-        lam: λ ≥ 0 of every row. leak: 1/α, 0 for exact conservation.
+        q, k, friction_q, friction_k: features of receivers and senders, and those of the frictions.
+        lam, leak: λ ≥ 0 of every row, and 1/α, 0 for exact conservation.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
         backend: how it is computed; see `kernels.operation`.
-
-    O(N²) time, O(N) memory, also in the backward pass; at least float32; once differentiable in all but ``ptr``.
 
     Examples:
         >>> lam, leak = torch.ones(6, 2), torch.zeros(6, 2)  # frictions of one, and conservation: every row sums to one
@@ -130,40 +92,29 @@ def sparse_flow_potentials(
         >>> torch.allclose(one, torch.ones(6, 2, 1))
         True
     """
-    features = Features(q, k, friction_q, friction_k)
-    return _potentials(features, lam, leak, ptr, backend=backend)
+    return _potentials(Features(q, k, friction_q, friction_k), lam, leak, ptr, backend=backend)
 
 
 def sparse_flow_product(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    friction_q: Float[Tensor, "N H G"],
-    friction_k: Float[Tensor, "N H G"],
-    v: Float[Tensor, "N H D"],
-    terms: RowTerms,
-    ptr: Tensor | None = None,
-    *,
-    transpose: bool = False,
-    backend: Backend = "auto",
-) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j z_ij v_j, with z_ij from the scores q_i·k_j and q̃_i·k̃_j and the ``terms`` of row i: `RowTerms`.
-
-    ``transpose``: out_i = Σ_j z_ji v_j; the terms still belong to the rows of z. O(N²) time, O(N) memory, also in the
-    backward pass; once differentiable; the result has the dtype of ``v``.
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"],
+    friction_q: Float[Tensor, "N H G"], friction_k: Float[Tensor, "N H G"],
+    v: Float[Tensor, "N H D"], terms: RowTerms, ptr: Tensor | None = None,
+    *, transpose: bool = False, backend: Backend = "auto",
+) -> Float[Tensor, "N H D"]:  # fmt: skip
+    r"""out_i = Σ_j z_ij v_j, with z_ij from the scores q_i·k_j and q̃_i·k̃_j and the terms of row i: `RowTerms`.
 
     Args:
-        q, k, friction_q, friction_k, ptr, backend: as of :func:`sparse_flow_potentials`.
-        v: values.
-        terms: what that gives, ``.terms``.
+        q, k, friction_q, friction_k, ptr, backend: as in :func:`sparse_flow_potentials`.
+        v: values, whose dtype the result has.
+        terms: ``.terms`` of the solved rows.
         transpose: out_i = Σ_j z_ji v_j; the terms still belong to the rows of z.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
         >>> v = torch.rand(6, 2, 4)
-        >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)  # what is left without frictions and leak
+        >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)  # the limit without frictions and leak
         >>> found = sparse_flow_product(q, k, q, k, v, rows.terms)
         >>> torch.allclose(found, torch.einsum("hij,jhd->ihd", softmax, v), atol=1e-5)
         True
     """
-    features = Features(q, k, friction_q, friction_k)
-    return _product(features, v, terms, ptr, transpose, backend=backend)
+    return _product(Features(q, k, friction_q, friction_k), v, terms, ptr, transpose, backend=backend)

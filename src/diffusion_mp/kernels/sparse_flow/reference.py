@@ -1,23 +1,32 @@
-"""The plain truth: one row, exact by a sort and differentiable on the support; every graph's rows, written out."""
+"""Sparse flow in plain torch: rows solved by a sort, every graph's matrix written out, and the row problem on edges."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.kernels.operation import operation
+from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.kernels.sparse_flow.rows import Features, RowPotentials, RowTerms, unit_limit, units
+from diffusion_mp.kernels.sparse_flow.rows import (
+    Dense,
+    Features,
+    RowPotentials,
+    RowTerms,
+    or_still,
+    solve,
+    unit_limit,
+    units,
+)
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
-    """Return which entries flow, i.e. where Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed without cancellation.
-
-    In logarithms, since conductances and thresholds leave the range.
-    """
+    """Return which entries flow: Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed in logarithms without cancellation."""
     closed, log_leak = log_conductance == -math.inf, inverse.log()
     log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
@@ -31,11 +40,11 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
 def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     r"""argmin_z ½Σ_j z_j²/c_j + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)², exactly, by one sort (SFi-Former, Eqs. 6 and 9).
 
-    z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. Returns the flow z [..., n] and the
-    potential μ [...]; a row without an entry that conducts (log c = −∞) flows nowhere and has μ = α, or 0 for α = ∞.
+    z_j = c_j max(μ − θ_j, 0) with Σ_j z_j + μ/α = 1; α = ∞ is exact conservation. In a row without an entry that
+    conducts (log c = −∞) nothing flows, and μ = α, or 0 for α = ∞.
 
     Args:
-        log_conductance: log c [..., n] with c = 1/r. threshold: θ = λf ≥ 0, [..., n].
+        log_conductance, threshold: log c with c = 1/r, and θ = λf ≥ 0, [..., n].
         alpha: α > 0, a number or a tensor that broadcasts over rows [..., 1].
 
     Returns:
@@ -43,8 +52,7 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
     Examples:
         >>> conductance, friction = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0.0, 0.5, 9.0])
-        >>> flow, potential = solve_rows(conductance.log(), friction, alpha=float("inf"))
-        >>> flow, potential  # nothing through what is worth more than the potential
+        >>> solve_rows(conductance.log(), friction, alpha=float("inf"))  # no flow where friction exceeds the potential
         (tensor([0.7500, 0.2500, 0.0000]), tensor(0.7500))
     """
     inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
@@ -55,14 +63,14 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
     with torch.no_grad():
         active = flowing(log_conductance, threshold.log(), inverse)
     idle = ~active.any(-1, keepdim=True)
-    # A row in which nothing flows is solved as one of zeros, and its solution not used: its gradient is finite.
+    # Where nothing flows a row of zeros is solved, whose gradient is finite, and its solution is not used.
     log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(~active & ~idle, -math.inf)
-    # Linear on the support. As in ``rows.py``, but thresholds may be 0: no logarithm of them is taken.
+    # Linear on the support, as in ``rows.solve``, but without logarithms of thresholds, which may be 0.
     best = log_c.argmax(-1, keepdim=True)
     log_best, theta = log_c.gather(-1, best), threshold.gather(-1, best)
     share = (log_c - log_best).exp()
     above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
-    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above  # who conducts more has equal thresholds
+    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above  # conductors beyond the limit have equal thresholds
     slope = share.sum(-1, keepdim=True) + inverse * (-log_best).exp()
     zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
     flow = (share * zeta - dammed).masked_fill(~active, 0.0)
@@ -70,7 +78,7 @@ def solve_rows(log_conductance: Tensor, threshold: Tensor, alpha: float | Tensor
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """z of listed pairs, from their scores, the terms of their rows and which pairs are the best of their row.
+    """Return z of listed pairs, from their scores and the terms of their rows.
 
     Args:
         s, u: scores of resistances and frictions [..., H].
@@ -81,7 +89,6 @@ def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
         >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
         >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-
         >>> z = entries(s, s, terms, terms.best == node.view(1, 6, 1))
         >>> torch.allclose(z.sum(1), torch.ones(6, 2))
         True
@@ -90,16 +97,12 @@ def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
 
 
 def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """log z, −∞ where nothing flows: see :class:`RowTerms`.
-
-    Args:
-        s, u, terms, is_best: as of :func:`entries`.
+    """Return log z, −∞ where nothing flows; arguments as in :func:`entries`.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
-        >>> s = torch.einsum("ihf,jhf->ijh", q, k)  # here the scores of resistances and of frictions
+        >>> s = torch.einsum("ihf,jhf->ijh", q, k)
         >>> terms = RowTerms(*(part.unsqueeze(1) for part in rows.terms))
-
         >>> log_entries(s, s, terms, terms.best == node.view(1, 6, 1)).shape
         torch.Size([6, 6, 2])
     """
@@ -107,18 +110,17 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
     above = (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
-    # Nobody who flows conducts more than the best, however an s that is computed anew is rounded.
+    # No entry that flows conducts more than the best, however a recomputed s is rounded.
     log_through = (s + terms.a + terms.lift * (above < 0)).clamp(max=unit_limit(s.dtype))
     return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
-    """Inner products of the rows of one graph, [H, n, n]."""
     return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
 
 
 def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
-    """Every row solved by sorting."""
+    """Solve every row by sorting."""
     q, k, fq, fk = features
     parts = []
     for rows in slices(ptr, q.size(0)):
@@ -127,17 +129,17 @@ def sparse_flow_potentials(features: Features, lam: Tensor, leak: Tensor, ptr: T
 
 
 def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
-    """The rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is none."""
+    """Solve the rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is absent."""
     none, limit = s == -math.inf, exp_limit(s.dtype)
     resistance, friction = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True), u.logsumexp(2, keepdim=True)
-    # Not s + M and u − U, of which nothing is left where the scores are large.
+    # Not s + M and u − U, which cancel where the scores are large.
     log_c = -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
     log_f = u.log_softmax(2).masked_fill(none, -math.inf)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
     thetas = lam * log_f.exp()
     with torch.no_grad():
         active = flowing(log_c, lam.log() + log_f, leak)
-        # With a closed entry more, since there is no largest of none.
+        # Padded with a closed entry, since an empty row has no largest.
         best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2, keepdim=True)
     idle = ~active.any(2, keepdim=True)
     theta, w, log_c, log_f = (x.gather(2, best) for x in (thetas, u, log_c, log_f))
@@ -162,26 +164,12 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
         reach = torch.where(opened, (last + after) / 2, math.inf)
     height = (rho * (-lift).exp() + nu).masked_fill(idle, 1.0)  # of μ, in units of e^{h + lift}/c_o
 
-    def known(x: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-        """``otherwise`` where nothing flows."""
-        return torch.where(idle, otherwise, x)
-
-    return RowPotentials(
-        a=known(a),
-        w=known(w, friction),
-        rho=known(rho),
-        nu=known(nu),
-        lift=known(lift),
-        reach=known(reach, math.inf),
-        best=best.masked_fill(idle, 0) + first,
-        log_mu=torch.where(idle, -leak.masked_fill(~idle, 1.0).log(), unit + lift - log_c + height.log()),
-        resistance=resistance.detach(),
-        friction=friction.detach(),
-        slope=slope.detach(),
-        drag=known(drag),
-        work=known(work),
-        support=active.sum(2, keepdim=True).to(s),
-    )
+    solved = RowPotentials(
+        a, w, rho, nu, lift, reach, best + first, unit + lift - log_c + height.log(),
+        resistance.detach(), friction.detach(), slope.detach(), drag, work, active.sum(2, keepdim=True).to(s),
+    )  # fmt: skip
+    rows = or_still(solved, ~idle, leak)
+    return rows._replace(best=rows.best.masked_fill(idle, first))
 
 
 def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
@@ -194,3 +182,136 @@ def sparse_flow_product(features: Features, v: Tensor, terms: RowTerms, ptr: Ten
         z = entries(_scores(q, k, rows), _scores(fq, fk, rows), of_rows, is_best)
         parts.append(torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows]))
     return torch.cat(parts)
+
+
+class EdgeFlow(NamedTuple):
+    """The flow z of every edge [E, H] and the potential μ of every node [N, H].
+
+    Examples:
+        >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)
+        >>> found = sparse_flow_edges(score, score, ones, torch.zeros(6, 1), torch.zeros(6, 1), edge_index[1])
+        >>> isinstance(found, EdgeFlow), found.flow.shape, found.potential.shape
+        (True, torch.Size([12, 1]), torch.Size([6, 1]))
+    """
+
+    flow: Tensor
+    potential: Tensor
+
+
+class Segments(Dense):
+    """Entries [E, H] of the rows in ``target``; a number per row is [N, H], 0 where a row has no entry."""
+
+    def __init__(self, target: Tensor, like: Tensor) -> None:
+        self.target, self.zeros = target, torch.zeros_like(like)
+
+    def add(self, entries: Tensor) -> Tensor:
+        return self.zeros.index_add(0, self.target, entries)
+
+    def top(self, entries: Tensor) -> Tensor:
+        return self._reduce(entries, "amax")
+
+    def best(self, entries: Tensor) -> Tensor:
+        number = torch.arange(entries.size(0), device=entries.device).unsqueeze(1)
+        largest = entries == self.spread(self.top(entries))
+        return self._reduce(number.where(largest, entries.size(0) - 1), "amin")  # a row of NaN has no largest entry
+
+    def at(self, entries: Tensor, place: Tensor) -> Tensor:
+        # Padded, since there may be no entry; torch.compile may not know the number.
+        return pad(entries, (0, 0, 0, 1)).gather(0, place)
+
+    def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        return entries.masked_fill(self.is_at(place), 0.0)
+
+    def spread(self, row: Tensor) -> Tensor:
+        return row.index_select(0, self.target)
+
+    def some(self, *entries: Tensor) -> list[Tensor]:
+        return []
+
+    def is_at(self, place: Tensor) -> Tensor:
+        """Return which entries stand at the place of their row."""
+        return self.spread(place) == torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
+
+    def _reduce(self, entries: Tensor, how: str) -> Tensor:
+        index = self.target.unsqueeze(1).expand_as(entries)
+        return self.zeros.to(entries).scatter_reduce(0, index, entries, how, include_self=False)
+
+
+class Support(NamedTuple):
+    """Whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
+
+    active: Tensor
+    best: Tensor
+
+
+def _edge_support(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> Support:
+    rows = Segments(target, lam)
+    solution = solve(s, u, resistance, friction, lam, leak, rows)
+    terms = RowTerms(*map(rows.spread, solution.terms))
+    return Support(log_entries(s, u, terms, rows.is_at(solution.best)) > -torch.inf, solution.best)
+
+
+# An operation, because torch.compile cannot trace a loop that ends by values.
+@operation("sparse_flow_support", cpu=_edge_support)
+def _support(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> Support:
+    return Support(torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long))
+
+
+def _log_sum(x: Tensor, prior: Tensor, rows: Segments) -> Tensor:
+    """Return log Σ_e a_e e^{x_e} of every row, 0 where a row has no weight."""
+    closed = prior == 0
+    with torch.no_grad():
+        top = rows.top(x.masked_fill(closed, torch.finfo(x.dtype).min))
+    total = rows.add(prior * (x - rows.spread(top)).masked_fill(closed, 0.0).exp())
+    return torch.where(total == 0, 0.0, (total + (total == 0)).log() + top)
+
+
+def sparse_flow_edges(
+    s: Float[Tensor, "E H"], u: Float[Tensor, "E H"], prior: Float[Tensor, "E one"],
+    lam: Float[Tensor, "N H"], leak: Float[Tensor, "N H"], target: Int[Tensor, " E"],
+) -> EdgeFlow:  # fmt: skip
+    r"""The flow of least energy over the edges that end at each node (SFi-Former, Eqs. 6 and 9, on a given graph).
+
+    An edge of weight a counts as a parallel ones: r_e = e^{−s_e}/Σ_l a_l e^{−s_l}, f_e = e^{u_e}/Σ_l a_l e^{u_l} over
+    the edges l with the same target, and z_e = a_e max(μ − λf_e, 0)/r_e with Σ_e z_e + μ/α = 1. With λ = 0 and α = ∞ it
+    is the softmax of s with prior a. A node without edges, or without weight on any, receives nothing: μ = α, or 0.
+    O(E H) time and memory, in at least float32.
+
+    Args:
+        s, u, prior: scores of resistances and frictions, and a ≥ 0.
+        lam, leak: λ ≥ 0, and 1/α, 0 for conservation.
+        target: the node that each edge ends at.
+
+    Examples:
+        >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)  # a ring: two equal edges end at every node
+        >>> flow, _ = sparse_flow_edges(score, score, ones, torch.ones(6, 1), torch.zeros(6, 1), edge_index[1])
+        >>> bool((flow == 0.5).all())
+        True
+    """
+    (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
+    rows = Segments(target, lam)
+    resistance, friction = _log_sum(-s, prior, rows), _log_sum(u, prior, rows)
+    with torch.no_grad():
+        active, best = _support(s + prior.log(), u, resistance, friction, lam, leak, target)
+        idle, off = rows.add(active.to(lam.dtype)) == 0, ~active
+        best = best.masked_fill(idle, 0)
+    # Linear on the support, as in ``rows.solve`` with o the best conductor (but for its weight).
+    # A row where nothing flows is zero in the end, and has to be finite on the way.
+    s_best, w = torch.where(idle, -resistance, rows.at(s, best)), torch.where(idle, friction, rows.at(u, best))
+    log_c, f = resistance + s_best, (w - friction).exp()
+    share = (prior * (s - rows.spread(s_best)).masked_fill(off, 0.0).exp()).masked_fill(off, 0.0)
+    # c(θ − θ_o) is −e^p(1 − e^x) or, if it is large, e^{p + x}(1 − e^−x).
+    above, limit = (u - rows.spread(w)).masked_fill(off | rows.is_at(best), 0.0), unit_limit(s.dtype)
+    more, less = above.masked_fill(above <= 0, 0.0), above.masked_fill(above > 0, 0.0)
+    at_best = (s + rows.spread(resistance + w - friction)).masked_fill(off, 0.0)  # log of c θ_o/λ
+    dammed = at_best.clamp(max=limit).exp() * less.expm1() - (at_best + more).clamp(max=limit).exp() * (-more).expm1()
+    dammed = rows.spread(lam) * prior * dammed
+    slope = rows.add(share) + leak * (-log_c).exp()
+    height = (1 - leak * lam * f + rows.add(dammed)) / slope.masked_fill(idle, 1.0)  # c_o(μ − θ_o)
+    flow = (share * rows.spread(height) - dammed).clamp_min(0)
+    alone = 1 / leak.masked_fill(leak == 0, torch.inf)
+    return EdgeFlow(flow, torch.where(idle, alone, lam * f + height * (-log_c).exp()))

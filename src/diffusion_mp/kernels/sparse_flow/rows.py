@@ -1,22 +1,12 @@
-"""The row problem of sparse flow in floating point, for rows of a tile and for segments of edges.
+"""The row problem of sparse flow (SFi-Former, Eqs. 6 and 9) in floating point, by Newton's method.
 
-In logarithms, with M = log Σ e^{−s} and U = log Σ e^{u}, sender j conducts c = e^{s + M} and asks for θ = λe^{u − U}:
-
-    z_j = c_j max(μ − θ_j, 0),   Σ_j z_j + μ/α = 1.
-
-Where a good conductor o flows, μ exceeds θ_o by as little as 1/c_o: a μ that stands by itself has no digits left of it,
-and the rounding of it, times c_o, is the error of the row. So the potential is measured from θ_o, for the best
-conductor o among those that flow: with ζ = c_o(μ − θ_o) and γ = c_oθ_o
-
-    z_j = e^{s_j − s_o} max(ζ + γ(1 − e^{u_j − u_o}), 0),
-
-where nothing cancels but frictions that are almost equal. No conductance, which may overflow, is ever formed.
+Solved for dense rows of a tile and for segments of edges, a few passes over the entries; derivation at :func:`solve`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,20 +31,18 @@ class Features(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """With the scores of a row it gives z_ij = e^{s_ij + a_i} max(ρ_i + ν_i(1 − e^{u_ij − w_i}), 0); [N, H].
+    """z_ij = e^{s_ij + a_i} max(ρ_i + ν_i(1 − e^{u_ij − w_i}), 0) in terms of row i, each [N, H]; see :func:`solve`.
 
-    The potential is measured from the threshold of the best conductor o among the senders that flow (``best``):
-    w = u_io, ν is its friction and ρ the potential above it, so a potential that hardly exceeds the friction of a good
-    conductor keeps all its digits. At o itself 1 − e^{u − w} is zero, however u is rounded. The unit of ρ and ν is free
-    and such that neither leaves the range; where it has no such unit, a is larger by ``lift`` for senders with u < w.
-    Where u is so large that its rounding hides a threshold, ``reach`` says who is closed.
+    The potential is measured from the threshold of ``best``, the best conductor o among the senders that flow, so that
+    it keeps all its digits. At o itself 1 − e^{u − w} counts as zero, however u is rounded.
 
     Attributes:
         a: log of the scale of the row.
         w: log of the threshold of o, u_io.
-        rho, nu: the potential above that threshold, and the friction of o, in one unit.
-        lift: what a is larger by for senders with u < w.
-        reach: senders with u ≥ reach are closed; ∞ where ρ and ν say it of all.
+        rho, nu: the potential above that threshold and the friction of o, in a unit in which neither overflows.
+        lift: what a is larger by for senders with u < w, where there is no such unit.
+        reach: senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞.
+        best: o, the number of a node.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
@@ -69,13 +57,21 @@ class RowTerms(NamedTuple):
     lift: Wide
     reach: Wide
     best: Tensor
-    """o, the number of a node."""
 
 
 class RowPotentials(NamedTuple):
     """The solved problem of every row, [N, H]; the first seven are its :class:`RowTerms`.
 
-    ``lift``, ``reach``, ``best`` and what comes after ``log_mu`` have no gradient.
+    Only a, w, ρ, ν and log μ have a gradient. J are the entries that flow.
+
+    Attributes:
+        log_mu: log μ, of the potential.
+        resistance: M = log Σ_j e^{−s_ij}.
+        friction: U = log Σ_j e^{u_ij}.
+        slope: Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ.
+        drag: Σ_J ν e^{s + a + u − w} without o.
+        work: Σ_j θ_ij z_ij, the work of the frictions.
+        support: the size of J.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.full((6, 2), 100.0), torch.ones(6, 2))
@@ -91,65 +87,46 @@ class RowPotentials(NamedTuple):
     reach: Tensor
     best: Tensor
     log_mu: Tensor
-    """log μ, of the potential."""
     resistance: Tensor
-    """M = log Σ_j e^{−s_ij}."""
     friction: Tensor
-    """U = log Σ_j e^{u_ij}."""
     slope: Tensor
-    """Σ_J e^{s + a} + e^{a − M}/α over the entries J that flow: what ρ is divided by."""
     drag: Tensor
-    """Σ_J ν e^{s + a + u − w} over those beside o."""
     work: Tensor
-    """Σ_j θ_ij z_ij, the work of the frictions."""
     support: Tensor
-    """The size of J."""
 
     @property
     def terms(self) -> RowTerms:
-        """The terms from which the entries are computed."""
+        """The terms that determine the entries."""
         return RowTerms(*self[:7])
 
 
 def empty_potentials(lam: Tensor) -> RowPotentials:
     """Return uninitialised potentials for rows with λ [N, H]."""
-    return RowPotentials(*empty_like(*14 * [lam]))._replace(
-        best=torch.empty(lam.shape, dtype=torch.long, device=lam.device)
+    best = torch.empty(lam.shape, dtype=torch.long, device=lam.device)
+    return RowPotentials(*empty_like(*14 * [lam]))._replace(best=best)
+
+
+def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotentials:
+    """Replace rows in which nothing flows: μ is α, and the terms give zero entries."""
+    nothing = torch.zeros_like(solved.rho)
+    still = RowPotentials(*14 * [nothing])._replace(
+        w=solved.friction,
+        reach=nothing + torch.inf,
+        best=solved.best.new_zeros(()),
+        log_mu=-leak.masked_fill(flows, 1.0).log(),
+        resistance=solved.resistance,
+        friction=solved.friction,
+        slope=nothing + 1,
     )
+    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
 
 
 # Newton needs three to six steps on random rows; no row needs more than it has entries.
 MAX_STEPS = 100
 
 
-@runtime_checkable
-class Layout(Protocol):
-    """How entries lie in rows."""
-
-    def add(self, entries: Tensor) -> Tensor:
-        """The sum of every row."""
-
-    def top(self, entries: Tensor) -> Tensor:
-        """The largest entry of every row."""
-
-    def best(self, entries: Tensor) -> Tensor:
-        """The place of the largest entry of every row."""
-
-    def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        """One entry of every row."""
-
-    def without(self, entries: Tensor, place: Tensor) -> Tensor:
-        """The entries, with a zero at one place of every row; may write over them."""
-
-    def spread(self, row: Tensor) -> Tensor:
-        """The number of its row beside every entry."""
-
-    def some(self, *entries: Tensor) -> list[Tensor]:
-        """Samples of every row; none where rows are short."""
-
-
 class Dense:
-    """Rows along the last dimension, [..., n]; their numbers are [..., 1]."""
+    """Operations on rows along the last dimension, [..., n]; a number per row is [..., 1]."""
 
     def add(self, entries: Tensor) -> Tensor:
         return entries.sum(-1, keepdim=True)
@@ -158,21 +135,25 @@ class Dense:
         return entries.amax(-1, keepdim=True)
 
     def best(self, entries: Tensor) -> Tensor:
-        n = entries.size(-1)  # the first of the largest, in a third of the time of max and argmax
+        """Return the first place of the largest entry of every row, in a third of the time of argmax."""
+        n = entries.size(-1)
         last = torch.arange(n, 0, -1, dtype=entries.dtype, device=entries.device)
         largest = torch.eq(entries, self.top(entries), out=torch.empty_like(entries)).mul_(last).amax(-1, keepdim=True)
-        return (n - largest).long().clamp_max(n - 1)  # of NaN none is the largest
+        return (n - largest).long().clamp_max(n - 1)  # a row of NaN has no largest entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         return entries.gather(-1, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
+        """Return the entries with a zero at one place of every row, possibly in place."""
         return entries.scatter_(-1, place, 0.0)
 
     def spread(self, row: Tensor) -> Tensor:
+        """Broadcast a number per row to its entries."""
         return row
 
     def some(self, *entries: Tensor) -> list[Tensor]:
+        """Return samples of every row; an empty list if rows are short."""
         return [x[..., ::8].contiguous() for x in entries if x.size(-1) >= 512]
 
 
@@ -180,7 +161,7 @@ DENSE = Dense()
 
 
 class Root(NamedTuple):
-    """Per row: the root, Σ p and Σ pt over the entries below it, their indicator, their number; and the steps taken."""
+    """Per row the root, Σ p and Σ pt over the entries below it, their indicator and number; and the steps taken."""
 
     root: Tensor
     slope: Tensor
@@ -191,27 +172,20 @@ class Root(NamedTuple):
 
 
 def newton(
-    weight: Tensor,
-    threshold: Tensor,
-    leak: Tensor,
-    total: Tensor | float = 1.0,
-    support: Tensor | None = None,
-    rows: Layout = DENSE,
-) -> Root:
-    r"""The root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
+    weight: Tensor, threshold: Tensor, leak: Tensor, total: Tensor | float = 1.0,
+    support: Tensor | None = None, rows: Dense = DENSE,
+) -> Root:  # fmt: skip
+    r"""Return the root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
-    The left side is convex, increasing and piecewise linear, so a step solves the linear equation of the active set
-    {t_j < ν}: from the right of the root the steps fall towards it, reach it when the set stays, and are finite in
-    number. Whatever set they start with, the first step leads to the right (S3 of docs/errata.md).
+    The left side is convex, increasing and piecewise linear. A step solves the linear equation of the active set
+    {t_j < ν}: right of the root steps fall towards it and reach it in finitely many. Whatever set they start with, the
+    first step leads to the right (S3 of docs/errata.md). A row with nothing active and no leak keeps its ν, at first 0.
 
     Args:
-        weight, threshold: p ≥ 0 and t.
-        leak: κ ≥ 0 per row. total: b.
-        support: how many entries have a weight, if these are the ones of least t: the set to start with. Otherwise that
-            of a sample's root, or everybody.
+        weight, threshold, leak, total: p ≥ 0 and t of the entries, κ ≥ 0 and b of the rows.
+        support: the number of entries with a weight, if these have the least t: the first active set. Otherwise that
+            is the one of a sample's root, or all entries.
         rows: how entries lie in rows.
-
-    A row in which nothing is active and that has no leak keeps the ν that it had; 0 if it has no weight at all.
     """
     sample = rows.some(weight, threshold) if support is None else []
     if sample:
@@ -229,9 +203,9 @@ def newton(
     steps = 0
     while steps < MAX_STEPS:
         steps += 1
-        torch.lt(threshold, rows.spread(root), out=active)  # 1 or 0: several times faster than a mask of booleans
+        torch.lt(threshold, rows.spread(root), out=active)  # numbers: several times faster than booleans
         before, size = size, rows.add(active).minimum(size)
-        # Sets of falling roots lie one within the other: where as many entries are active they are the same.
+        # The active sets of falling roots are nested: equal numbers mean equal sets.
         if torch.equal(size, before):
             break
         slope = rows.add(active.mul_(weight))
@@ -241,18 +215,18 @@ def newton(
 
 
 def unit_limit(dtype: torch.dtype) -> float:
-    """The logarithm of the largest unit of ρ and ν: beyond the square of its resolution nothing is seen.
+    """Return the logarithm of the largest unit of ρ and ν, the square of the resolution.
 
-    Derivatives by frictions that are equal grow like the unit, and so does the rounding in which they cancel.
+    Derivatives by equal frictions grow like the unit, and so does the rounding in which they cancel.
     """
     return -2 * math.log(torch.finfo(dtype).eps)
 
 
 def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h of the unit e^h, ``lift``, what w is above u_o, and ν, from log γ.
+    """Return h of the unit e^h, ``lift``, the rise of w above u_o, and ν, from log γ.
 
-    γ up to the largest unit is carried by the unit, what is beyond it by ``lift``. A γ below its inverse is nothing
-    beside ζ, but for senders of far more friction than o it may be everything: w rises until γ reaches that.
+    The unit carries γ up to its limit, and ``lift`` the rest. A γ below the inverse limit is negligible against ζ but
+    for senders of far more friction than o: w rises until γ reaches that.
     """
     limit = unit_limit(log_drag.dtype)
     rubs = log_drag > -torch.inf
@@ -261,26 +235,34 @@ def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return log_drag.clamp(0.0, limit), (log_drag - limit).clamp_min(0), rise, nu
 
 
-def below(s: Tensor, u: Tensor, bound: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
-    """The conductors of less friction than u < bound, all others with an s below any; how many these are, by row."""
+def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Tensor]:
+    """Return s where u < bound and less than any s elsewhere, and the number of the former in every row."""
     within = torch.lt(u, rows.spread(bound), out=torch.empty_like(s))
     count = rows.add(within)
     return within.sub_(1).mul_(torch.finfo(s.dtype).max / 4).add_(s), count
 
 
 def solve(
-    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, rows: Layout = DENSE
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, rows: Dense = DENSE
 ) -> RowPotentials:
-    """Complete rows of scores, with M, U, λ and 1/α of every row; ``best`` is a place among the entries.
+    """Solve complete rows of scores, given M, U, λ and 1/α of every row; ``best`` is a place among the entries.
 
-    Newton's method on μ, which keeps its leading digits, says who may flow, and Newton's method from the threshold of
-    the best of these who does. If that one turns out not to, all begins anew with those of less friction. An entry with
-    s = −∞ and u = ∞ is none, which M and U know already.
+    With M = log Σ e^{−s} and U = log Σ e^{u}, sender j conducts c = e^{s + M} and has the threshold θ = λe^{u − U}:
+
+        z_j = c_j max(μ − θ_j, 0),   Σ_j z_j + μ/α = 1.
+
+    A good conductor o flows although μ exceeds θ_o by as little as 1/c_o, which the rounding of μ would hide. With
+    ζ = c_o(μ − θ_o) and γ = c_oθ_o, z_j = e^{s_j − s_o} max(ζ + γ(1 − e^{u_j − u_o}), 0), where only frictions that are
+    almost equal cancel, and no conductance, which may overflow, is formed.
+
+    Newton's method on μ, right to its leading digits, finds candidates; Newton's method from the threshold of the best
+    of these finds ζ. If that one turns out not to flow, all is repeated with the entries of less friction. An entry
+    with s = −∞ and u = ∞ is absent; M and U are without it.
     """
     info, limit, log_lam = torch.finfo(s.dtype), exp_limit(s.dtype), lam.log()
     candidates, ceiling = s, torch.full_like(lam, torch.inf)
     while True:
-        # In units of the largest conductance no weight of Newton's equation exceeds one, and no threshold overflows.
+        # In units of the largest conductance weights are at most one, and no threshold overflows.
         top = rows.top(candidates).clamp_min(info.min)
         weight = torch.threshold_(exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0)
         offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
@@ -295,18 +277,18 @@ def solve(
         log_c = resistance + s_best
         unit, lift, rise, nu = units(log_c + log_lam + (u_best - friction))
         w = u_best + rise
-        # Not w − U, whose rounding may be more than all of it.
+        # Not w − U, whose rounding may exceed it.
         log_f = torch.where(rise > 0, nu.log() - log_c - log_lam, u_best - friction)
         a = unit - s_best
 
         weight = candidates.add_(rows.spread(a))
         if bool(lift.any()):
             weight += torch.lt(u, rows.spread(w)) * rows.spread(lift)
-        exp_(weight, unit_limit(s.dtype))  # nobody who flows conducts more than o
-        # Above any ρ is as good as 2.
+        exp_(weight, unit_limit(s.dtype))  # no entry that flows conducts more than o
+        # Any threshold above ρ is as good as 2.
         highest = (2 / nu).log1p().clamp(max=limit)
         threshold = exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest))).sub_(1).mul_(rows.spread(nu))
-        # The best conductor leads as a leak does, also below its threshold: the sign of ρ says whether it flows.
+        # o conducts like a leak, also below its threshold: the sign of ρ says whether it flows.
         some = count > 0
         own = rows.at(weight, best).where(some, 0.0)
         by_leak, total = leak * (unit - log_c).exp(), 1 - leak * lam * log_f.exp()
@@ -317,7 +299,7 @@ def solve(
         flows = some & (rho > 0)
         if flows.all():
             break
-        # Who is closed by a hair is as good to measure from, if others flow and their sum is right to the last digits.
+        # An o closed by rounding alone serves as well, if others flow and their sum is right to the last digits.
         flows |= some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
         closed = some & ~flows
         if not closed.any():
@@ -328,36 +310,13 @@ def solve(
     theta, height = log_lam + log_f, unit - log_c  # logarithms of θ_o and of what multiplies ρ
     above, beneath = torch.logaddexp(theta, rho.log() + height), theta + (rho / nu).log1p()
     through = slope + own * (rho > 0)
-    reach = reach.where(rows.add(active) > count, torch.inf)  # the rounding of w opens some who are closed
-    # Of the sums over those that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
+    reach = reach.where(rows.add(active) > count, torch.inf)  # rounding of w would open closed entries
+    # Over the entries that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
+    drag = nu * slope + moment
+    work = theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted)
     solved = RowPotentials(
-        a=a,
-        w=w,
-        rho=rho,
-        nu=nu,
-        lift=lift,
-        reach=reach,
-        best=best,
-        log_mu=torch.where(rho > 0, above, beneath),
-        resistance=resistance,
-        friction=friction,
-        slope=through + by_leak,
-        drag=nu * slope + moment,
-        work=theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (rho * moment - resisted),
-        support=support,
-    )
-    if flows.all():
-        return solved
-    # Where nothing flows μ is α, and the terms are such that they say so.
-    nothing = torch.zeros_like(rho)
-    still = RowPotentials(*14 * [nothing])._replace(
-        w=friction,
-        reach=nothing + torch.inf,
-        best=best.new_zeros(()),
-        log_mu=-leak.log(),
-        resistance=resistance,
-        friction=friction,
-        slope=nothing + 1,
-    )
-    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
+        a, w, rho, nu, lift, reach, best, torch.where(rho > 0, above, beneath),
+        resistance, friction, through + by_leak, drag, work, support,
+    )  # fmt: skip
+    return solved if flows.all() else or_still(solved, flows, leak)

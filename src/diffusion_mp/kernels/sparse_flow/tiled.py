@@ -1,10 +1,7 @@
 """The fast path: complete rows tile by tile, or those of many small graphs; nothing of size N² is kept.
 
-One thing is not read off the scores of a tile but written into it: the friction of the best conductor of a row is the
-one that all others are measured from, whatever a product of features rounds it to.
-
-Graphs lie in stacks [B, n, F], see ``segments.by_stacks``: rows below the end of one are copies of its first row, and
-neither conduct nor receive, by the mask.
+Scores are recomputed in every pass. The friction of a row's best conductor is set, not read off its tile: all others
+are measured from it, whatever a product of features rounds it to.
 """
 
 from __future__ import annotations
@@ -25,46 +22,42 @@ TILE = 1 << 18
 
 
 def _rows(x: Tensor) -> list[slice]:
-    """Rows of the graphs of a stack that make a tile with all their columns."""
+    """Split the rows of a stack into tiles with all columns."""
     return even(x.size(1), max(1, at_once(TILE, x) // max(1, x.size(1))))
 
 
 class _Tiles(Buffers):
-    """Room for tiles of rows and columns of a stack, one at a time."""
+    """Memory for one tile at a time."""
 
     def inner(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        """Inner products of rows of a and b."""
         return torch.bmm(a, b.transpose(1, 2), out=self(name, a.size(0), a.size(1), b.size(1)))
 
     def scores(self, features: Sequence[Tensor], rows: slice) -> tuple[Tensor, Tensor]:
-        """s and u of rows."""
         q, k, fq, fk = features
         return self.inner("s", q[:, rows], k), self.inner("u", fq[:, rows], fk)
 
 
 def _by_tiles(compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]) -> list[Tensor]:
-    """``by_stacks`` with room for tiles."""
     return by_stacks(partial(compute, _Tiles(inputs[0], inputs[0].dtype)), ptr, inputs, TILE)
 
 
 def _scalars(*by_row: Tensor) -> list[Tensor]:
-    """[N, H] → [N, H, 1]."""
     return [x.unsqueeze(2) for x in by_row]
 
 
 def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
-    """The first node of everybody's graph, [N, 1]."""
+    """Return the first node of every node's graph, [N, 1]."""
     return 0 if ptr is None else torch.repeat_interleave(ptr[:-1], ptr.diff()).unsqueeze(1).to(like.device)
 
 
 def _together(features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor) -> list[Tensor]:
-    """All in one dtype, float32 at least, the terms as [N, H, 1], with the places of the best conductors."""
+    """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
     return [*wide[:4], *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)), *wide[10:]]
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
-    """The solved rows; ``leak`` is 1/α."""
+    """Solve the rows; ``leak`` is 1/α."""
 
     def compute(
         room: _Tiles, q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, mask: Tensor | None
@@ -73,15 +66,12 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
         for rows in _rows(q):
             s, u = room.scores((q, k, fq, fk), rows)
             resistance, friction = _log_sum(s, mask, -1), _log_sum(u, mask)
-            if mask is not None:  # a copy does not conduct, whatever its friction
+            if mask is not None:  # padding does not conduct, whatever its friction
                 closed = mask.log().transpose(1, 2)
                 s, u = s.add_(closed), u.sub_(closed)
             solved.append(solve(s, u, resistance, friction, lam[:, rows], leak[:, rows]))
         fields = RowPotentials(*(joined(parts, 1) for parts in zip(*solved, strict=True)))
-        best, numbers = fields.best, torch.cat([*fields[:6], *fields[7:]], 2)
-        if mask is not None:
-            best, numbers = best * mask.long(), numbers.masked_fill_(mask == 0, 0.0)
-        return best, numbers
+        return fields.best, torch.cat([*fields[:6], *fields[7:]], 2)
 
     (*wide, lam, leak), _ = accumulating(*features, lam, leak)
     if not lam.size(0):
@@ -92,7 +82,6 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
 
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
-    """log Σ_j e^{± x_ij}."""
     top = x.amin(-1, keepdim=True) if sign < 0 else x.amax(-1, keepdim=True)
     share = exp_(top - x if sign < 0 else x - top)
     if mask is not None:
@@ -101,10 +90,7 @@ def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
 
 
 class _Entries:
-    """Of one tile: z = ``through`` · max(ρ − ν ``above``, 0), through = e^{s + a} and above = e^{u − w} − 1.
-
-    They are written over s and u.
-    """
+    """z = ``through`` · max(ρ − ν ``above``, 0) of a tile: e^{s + a} and e^{u − w} − 1, written over s and u."""
 
     def __init__(self, s: Tensor, u: Tensor, terms: Sequence[Tensor], rows: slice, mask: Tensor | None) -> None:
         a, w, self.rho, self.nu, lift, reach, best = (x[:, rows] for x in terms)
@@ -119,11 +105,11 @@ class _Entries:
             self.through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
 
     def flow(self) -> Tensor:
-        """z, written over ``above``."""
+        """Return z, written over ``above``."""
         return self.above.mul_(-self.nu).add_(self.rho).clamp_min_(0).mul_(self.through)
 
     def on_support(self, room: _Tiles) -> tuple[Tensor, Tensor, Tensor]:
-        """``through``, now zero where nothing flows, ``above`` and z."""
+        """Return ``through``, zero where nothing flows, ``above`` and z."""
         shape = self.above.shape
         driven = torch.mul(self.above, -self.nu, out=room("z", *shape)).add_(self.rho).clamp_min_(0)
         self.through.mul_(torch.gt(driven, 0, out=room("gradient", *shape)))
@@ -131,7 +117,7 @@ class _Entries:
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
-    """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
+    """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
         v, mask = stacks[11:]
@@ -151,7 +137,7 @@ def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, 
 def product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, the friction's q and k, v, a, w, ρ and ν; every tile is computed anew.
+    """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν; every tile is recomputed.
 
     With y_ij = ν e^{s + a + u − w} on the support, 0 at the best conductor, and G_ij = grad_i·v_j (transposed
     v_i·grad_j): ds = da = zG, du = −dw = −yG, dρ = e^{s + a} G, dν = e^{s + a}(1 − e^{u − w}) G.
@@ -194,14 +180,13 @@ class _ScoreGradients:
         self.of_cols: list[Tensor | None] = [None, None]
 
     def add(self, ds: Tensor, du: Tensor, rows: slice) -> None:
-        """Those of rows."""
         for place, (scores, q, k) in enumerate([(ds, *self.features[:2]), (du, *self.features[2:])]):
             self.of_rows[place].append(torch.bmm(scores, k))
             self.of_cols[place] = plus_product(self.of_cols[place], scores.transpose(1, 2), q[:, rows])
 
     @property
     def all(self) -> Iterator[Tensor]:
-        """Of q, k, q̃ and k̃."""
+        """The gradients of q, k, q̃ and k̃."""
         for rows, cols in zip(self.of_rows, self.of_cols, strict=True):
             yield joined(rows, 1)
             assert cols is not None
@@ -209,7 +194,7 @@ class _ScoreGradients:
 
 
 class Pulls(NamedTuple):
-    """What the gradients of a row's numbers do to its scores, λ and 1/α, [N, H].
+    """Coefficients [N, H] of the gradients of a row's scores, λ and 1/α.
 
     ds = −step z − by_resistance r, du = step y − by_friction f, and at the best conductor ``at_s`` and ``at_u`` more;
     dλ = by_lam − step nu Σ e^{s + a}(1 − e^{u − w}), and d(1/α) = ``leak``.
@@ -229,23 +214,23 @@ def pulls(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor, lam: Tensor, leak: Tensor,
     solution: RowPotentials,
 ) -> Pulls:  # fmt: skip
-    """Gradients of a, w, ρ, ν and log μ, passed on to what they are made of.
+    """Backpropagate through the solution of the rows.
 
-    In a unit e^h that is held fast a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. How
-    ζ moves, Σ_j z_j + μ/α = 1 says (S3 of docs/errata.md): with y of :func:`product_backward`, D = Σ_J e^{s + a} ν(1 −
-    e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o)
+    In a constant unit e^h a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. The
+    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md): with y of :func:`product_backward`,
+    D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o)
 
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
     a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
     limit, mu = exp_limit(a.dtype), log_mu.exp()
-    # Of the best conductor, θ_o = λf, θ_o/μ = λ share; from ν where w is not u_o, see ``solve.py``.
+    # θ_o = λf and θ_o/μ = λ share; from ν where w is not u_o, see ``rows.units``.
     log_f = torch.where((nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction)
     f, share = log_f.exp(), (log_f - log_mu).clamp_max(limit).exp()
     alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
     grad_mu = grad_mu - alone
-    # Cut off for rows where nothing flows, whose gradients are zero.
+    # Clamped for rows where nothing flows, whose gradients are zero.
     step = (grad_rho + grad_mu * (a - resistance - log_mu).clamp_max(limit).exp()) / slope
     both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
@@ -267,7 +252,7 @@ def potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor,
     features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, the friction's q and k, λ and 1/α, from those of a, w, ρ, ν and log μ: see :class:`Pulls`."""
+    """Return the gradients of q, k, q̃, k̃, λ and 1/α; see :class:`Pulls`."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
         inputs, terms, mask = stacks[:4], stacks[4:11], stacks[-1]
@@ -303,11 +288,10 @@ def potentials_backward(
 
 
 def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
-    """[2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source.
+    """Return [2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source.
 
     Args:
-        features, terms: the scores and the solved rows, :func:`sparse_flow_potentials`.
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
+        features, terms, ptr: as in :func:`sparse_flow_product`.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))

@@ -1,9 +1,7 @@
 """The GPU path: one program per run of rows meets all columns of its graph once per pass; no score is kept.
 
-The row problems are solved as in ``rows.solve``, in its notation: a pass for the normalisers, one for every step
-of Newton's method, which ends when no row of the run falls any more, and one in between that looks for the best
-conductors. In the backward passes receivers and senders are gathered by a program each, with the roles exchanged
-(``TURNED``: the terms belong to the columns), so that no sum needs atomics and every one has a fixed order.
+Rows are solved as in ``rows.solve``, in its notation. In the backward passes receivers and senders have a program each,
+with the roles exchanged (``TURNED``: the terms belong to the columns), so that sums need no atomics.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def _scores(
 @triton.jit
 @no_type_check
 def _add_exp(level, total, x, inside):
-    """Add the columns inside to Σ e^{x − ℓ} of every row; the level ℓ is the largest x so far, and rises."""
+    """Add the columns inside to Σ e^{x − ℓ} of every row; the level ℓ is the largest x so far."""
     above = tl.maximum(level, tl.max(tl.where(inside[None, :], x, float("-inf")), axis=1))
     new = tl.sum(tl.where(inside[None, :], tl.exp(tl.minimum(x - above[:, None], 0.0)), 0.0), axis=1)
     return above, total * tl.exp(level - above) + new
@@ -57,7 +55,7 @@ def _add_exp(level, total, x, inside):
 @triton.jit
 @no_type_check
 def _best(level, best, w, s, u, col, open_):
-    """Take the columns that are open into the search for the largest s of every row, its column and its u."""
+    """Update the largest s of every row, its column and its u, by the columns that are open."""
     largest = tl.max(tl.where(open_, s, float("-inf")), axis=1)
     place = tl.max(tl.where(open_ & (s == largest[:, None]), col[None, :], -1), axis=1)
     friction = tl.sum(tl.where(col[None, :] == place[:, None], u, 0.0), axis=1)
@@ -261,10 +259,9 @@ def _gradient(
     TURNED: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx_i = Σ_j ds_ij y_j and dx̃_i = Σ_j du_ij ỹ_j; where they are wanted, row sums and product_i = Σ_j z_ij right_j.
+    """dx_i = Σ_j ds_ij y_j and dx̃_i = Σ_j du_ij ỹ_j; if requested, row sums and product_i = Σ_j z_ij right_j.
 
-    Of a product ds = z g and du = −y g with g_ij = left_i·right_j; of the potentials g = −step, and there is more: see
-    ``tiled.Pulls``.
+    For a product ds = z g and du = −y g with g_ij = left_i·right_j; for potentials see ``tiled.Pulls``, g = −step.
     """
     head, row, within, begin, end = own_rows(table, H, BLOCK_M)
     f, g, d = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -297,7 +294,7 @@ def _gradient(
         drhos += tl.sum(through, axis=1)
         dnus -= tl.sum((share - 1) * through, axis=1)
         if resistance is not None:
-            # At most one: a score that is computed anew may be rounded otherwise.
+            # At most one: a recomputed score may be rounded differently.
             resist = tl.exp(tl.minimum(-s - tl.load(resistance + place, mask=mask, other=0.0), 0.0))
             resist *= tl.load(by_resistance + place, mask=mask, other=0.0)
             resist = tl.where(is_best, tl.load(at_s + place, mask=mask, other=0.0), 0.0) - resist
@@ -320,7 +317,6 @@ def _gradient(
 
 
 def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Tensor, tuple[int], dict[str, Any]]:
-    """Runs of rows, the number of programs, and what all kernels are told."""
     size, options = operands(q.dtype)
     blocks = [padded(width) for width in (q.size(2), fq.size(2), channels)]
     wide = max(blocks) * size  # bytes of a row; tiles of all three kinds have to fit into shared memory
@@ -338,7 +334,6 @@ def _plan(q: Tensor, fq: Tensor, channels: int, ptr: Tensor | None) -> tuple[Ten
 
 
 def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
-    """The solved rows, [N, H] in float32: see ``tiled.potentials``."""
     q, k, fq, fk, lam, leak = contiguous(*features, lam, leak)
     out = empty_potentials(lam)
     with torch.cuda.device_of(q):
@@ -348,7 +343,6 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
 
 
 def product(features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool) -> Tensor:
-    """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
     q, k, fq, fk, v, *of_rows = contiguous(*features, v, *terms)
     out = torch.empty_like(v)
     with torch.cuda.device_of(q):
@@ -364,7 +358,7 @@ def _gradients(
     values: tuple[Tensor | None, Tensor | None], products: tuple[Tensor | None, Tensor | None],
     sums: Sequence[Tensor | None], ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, q̃ and k̃; receivers write ``sums`` and the first of ``products``, senders the second."""
+    """Return gradients of q, k, q̃ and k̃; receivers write ``sums`` and the first of ``products``, senders the second."""
     q, k, fq, fk = features
     grads = [torch.empty_like(x) for x in features]
     left, right = values
@@ -387,7 +381,6 @@ def _gradients(
 def product_backward(
     grad: Tensor, features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, the friction's q and k, v, a, w, ρ and ν: see ``tiled.product_backward``."""
     pairs, of_rows, (grad, v) = contiguous(*features), contiguous(*terms), contiguous(grad, v)
     dv, *sums = (torch.empty_like(x) for x in (v, *of_rows[:4]))
     values, products = ((v, grad), (dv, None)) if transpose else ((grad, v), (None, dv))
@@ -398,7 +391,6 @@ def potentials_backward(
     grad_a: Tensor, grad_w: Tensor, grad_rho: Tensor, grad_nu: Tensor, grad_mu: Tensor,
     features: Features, lam: Tensor, leak: Tensor, solution: RowPotentials, ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, the friction's q and k, λ and 1/α: see ``tiled.potentials_backward``."""
     pull = tiled.pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     of_rows = contiguous(
         solution.resistance, solution.friction, pull.step, pull.by_resistance, pull.by_friction, pull.at_s, pull.at_u

@@ -1,0 +1,113 @@
+"""What the tests of kernels share: shapes, inputs, and the comparison with a reference in double precision."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials, sparse_flow_product
+from diffusion_mp.testing import tolerance
+
+DOUBLE = torch.float64
+
+#: Triton's interpreter reads tensors on the CPU; with TRITON_INTERPRET=0 the kernels run on a GPU.
+DEVICE = torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
+
+#: Nodes of the graphs of a batch, in which some are stacked.
+SIZES: dict[str, list[int]] = {
+    "ragged": [3, 1, 1, 40, 3, 0, 17, 3, 70],
+    "empty at both ends": [0, 0, 5, 0, 5, 12, 0],
+    "one size": [4, 4, 4],
+    "one graph": [0, 7, 0],
+    "molecules": [10 + (7 * i) % 19 for i in range(60)],
+    "large ones": [150, 2, 300, 5, 149],
+}
+
+#: Nodes of one graph or of the graphs of a batch.
+BATCHES: dict[str, int | list[int]] = {
+    "one node": 1,
+    "one graph": 63,
+    "odd": 257,
+    "ragged": SIZES["ragged"],
+    "empty at both ends": SIZES["empty at both ends"],
+    "no node": 0,
+}
+
+#: Nodes, heads, features, channels. The interpreter is slow, so large is thin.
+CASES: dict[str, tuple[int | list[int], int, int, int]] = {
+    "no node": (0, 1, 3, 3),
+    "one node": (1, 2, 8, 8),
+    "odd": (63, 2, 7, 33),
+    "wide": (130, 1, 100, 70),
+    "500": (500, 1, 16, 16),
+    "1000": (1000, 1, 4, 3),
+    "4097": (4097, 1, 2, 2),
+    "ragged": (BATCHES["ragged"], 1, 5, 3),
+    "empty at both ends": (BATCHES["empty at both ends"], 1, 5, 3),
+}
+
+#: Of linear attention.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "difformer": {"constant": 1.0, "unit": True},
+    "sgformer": {"own": 1.0, "unit": True},
+    "plain": {"constant": 9.0, "own": 0.25},
+}
+
+
+def boundaries(sizes: int | list[int]) -> tuple[Tensor | None, int]:
+    """``ptr``, which stays on the CPU, and the number of nodes."""
+    return (None, sizes) if isinstance(sizes, int) else (torch.tensor([0, *sizes]).cumsum(0), sum(sizes))
+
+
+def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=dtype, requires_grad=True)
+
+
+def everything(
+    q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, lam: Tensor, leak: Tensor, v: Tensor,
+    ptr: Tensor | None = None, backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """Product, transposed product and log-potentials of sparse flow."""
+    rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
+    there, back = (
+        sparse_flow_product(q, k, fq, fk, v, rows.terms, ptr, transpose=transpose, backend=backend)
+        for transpose in (False, True)
+    )
+    return torch.cat([there, back, rows.log_mu.to(v.dtype).unsqueeze(2)], dim=2)
+
+
+def assert_same(
+    fast: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor], generator: torch.Generator
+) -> None:
+    """Values and the gradient of every input agree in double precision."""
+    got, expected = fast(*inputs), reference(*inputs)
+    assert_close(got, expected, "product", DOUBLE)
+    weight = torch.randn(got.shape, generator=generator, dtype=DOUBLE)
+    mine, theirs = (torch.autograd.grad(out, inputs, weight) for out in (got, expected))
+    for a, b in zip(mine, theirs, strict=True):
+        assert_close(a, b, "gradient", DOUBLE)
+
+
+def assert_equals_reference(
+    run: Callable[..., Tensor], inputs: list[Tensor], generator: torch.Generator, dtype: torch.dtype = torch.float32,
+    *, backend: str = "triton",
+) -> None:  # fmt: skip
+    """``run(*inputs, backend=...)`` on inputs of ``dtype``: values, and the gradient of every input."""
+    ours = [t.detach().to(dtype).requires_grad_() for t in inputs]
+    truth = [t.detach().double().requires_grad_() for t in ours]
+    got, expected = run(*ours, backend=backend), run(*truth, backend="reference")
+    assert got.dtype == dtype
+    assert_close(got, expected, "product", dtype)
+    weight = torch.randn(got.shape, generator=generator).to(got)
+    mine, theirs = torch.autograd.grad(got, ours, weight), torch.autograd.grad(expected, truth, weight.double())
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.dtype == dtype
+        assert_close(a, b, "gradient", dtype)
+
+
+def assert_close(got: Tensor, expected: Tensor, operation: str, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double(), expected.double(), **tolerance(operation, dtype)._asdict())

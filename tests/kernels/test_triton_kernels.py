@@ -1,0 +1,278 @@
+"""The GPU kernels, run by Triton's interpreter, against the references in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from kernel_cases import CASES, DEVICE, OPTIONS, assert_close, assert_equals_reference, boundaries, everything
+from torch import Tensor
+
+from diffusion_mp.errors import BackendError
+from diffusion_mp.kernels.linear_attention import Terms, linear_attention, linear_pool, linear_read
+from diffusion_mp.kernels.linear_attention import triton as linear_kernels
+from diffusion_mp.kernels.neumann import _inner, neumann_product
+from diffusion_mp.kernels.neumann.stencil import Stencil
+from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention, pairwise_logsumexp, pairwise_product
+from diffusion_mp.kernels.sparse_flow import sparse_flow_potentials
+from diffusion_mp.testing import tolerance
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+ATTENTION: dict[str, Callable[..., Tensor]] = {
+    **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
+    **{score: partial(pairwise_attention, score=score) for score in SCORES},
+}
+
+
+def randn(*shape: int, generator: torch.Generator) -> Tensor:
+    """The same numbers on every device."""
+    return torch.randn(*shape, generator=generator).to(DEVICE)
+
+
+def flow_inputs(
+    n: int, heads: int, features: int, friction: int, channels: int, generator: torch.Generator
+) -> list[Tensor]:
+    """q, k, q̃, k̃, λ, 1/α and v, with scores of unit variance or less."""
+    widths = (features, features, friction, friction)
+    scores = [randn(n, heads, width, generator=generator) / max(1, width) ** 0.25 for width in widths]
+    lam, leak = (randn(n, heads, generator=generator).exp() for _ in range(2))
+    return [*scores, lam / max(1, n), leak, randn(n, heads, channels, generator=generator)]
+
+
+# ---------------------------------------------------------------- all kinds of attention
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("run", [*ATTENTION.values(), everything], ids=[*ATTENTION, "flow"])
+def test_half_precision(run: Any, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Of features and values; λ and α are numbers of rows, whose gradients are differences of large numbers."""
+    inputs = [randn(70, 1, width, generator=generator) for width in (9, 9, 20)]
+    if run is everything:
+        *features, lam, leak, v = flow_inputs(70, 1, 9, 5, 20, generator)
+
+        def run(q: Tensor, k: Tensor, fq: Tensor, fk: Tensor, v: Tensor, backend: str) -> Tensor:
+            return everything(q, k, fq, fk, lam, leak, v, backend=backend)
+
+        inputs = [*features, v]
+    assert_equals_reference(run, inputs, generator, dtype)
+
+
+@pytest.mark.parametrize("name", ["plain", "sigmoid", "flow"])
+def test_inputs_are_read_where_they_lie(name: str, generator: torch.Generator) -> None:
+    """An expanded head axis, columns of a wider tensor, and rows that are not contiguous."""
+    wide = 0.5 * randn(40, 2, 12, generator=generator)
+    q, k = wide[:, :1, :5].expand(-1, 2, -1), wide[..., 5:10]
+    v = randn(40, 3, 2, generator=generator).transpose(1, 2)
+    inputs = [q, k, v]
+    if name == "flow":
+        lam, leak = (randn(40, 2, generator=generator).exp() for _ in range(2))
+        inputs = [q, k, k, q, lam[:, :1].expand(-1, 2) / 40, leak, v]
+    run = everything if name == "flow" else ATTENTION[name]
+    got, expected = (run(*inputs, backend=backend) for backend in ("triton", "reference"))
+    torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [500, 1000, 4097])
+def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
+    inputs = [randn(n, 1, width, generator=generator) for width in (3, 3, 2)]
+    for score in SCORES:
+        assert_equals_reference(ATTENTION[score], inputs, generator)
+    assert_equals_reference(everything, flow_inputs(n, 1, 3, 2, 2, generator), generator)
+
+
+# ---------------------------------------------------------------- linear attention
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heads", "features", "channels"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.exhaustive] * (name == "4097")) for name, case in CASES.items()],
+)
+def test_linear_attention(sizes: Any, heads: int, features: int, channels: int, generator: torch.Generator) -> None:
+    ptr, n = boundaries(sizes)
+    inputs = [randn(n, heads, width, generator=generator) for width in (features, features, channels)]
+    assert_equals_reference(partial(ATTENTION["difformer"], ptr=ptr), inputs, generator)
+
+
+@pytest.mark.parametrize("options", ["sgformer", "plain"])
+def test_other_options(options: str, generator: torch.Generator) -> None:
+    """In a batch with an empty graph, and with several blocks of features and of channels."""
+    ptr, n = boundaries([20, 0, 45])
+    inputs = [randn(n, 1, width, generator=generator) for width in (70, 70, 40)]
+    assert_equals_reference(partial(ATTENTION[options], ptr=ptr), inputs, generator)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_pooling_and_reading(options: dict[str, Any], generator: torch.Generator) -> None:
+    """From two parts of the senders: values and all gradients."""
+
+    def halves(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
+        parts = zip(k.split(40), v.split(40), strict=True)
+        sums = sum(linear_pool(keys, values, terms, backend=backend) for keys, values in parts)
+        return linear_read(q, v, sums, terms, backend=backend).values
+
+    terms = Terms(**options)
+    assert_equals_reference(halves, [randn(70, 2, width, generator=generator) for width in (9, 9, 20)], generator)
+
+
+def test_the_states_of_many_runs_are_summed(generator: torch.Generator) -> None:
+    """More runs than one step of the sum takes, and a graph without any; Σ_j k_j of 3 000 ones is exact in float16."""
+    parts, out = randn(150, 5, generator=generator), torch.empty(3, 5, device=DEVICE)
+    offset = torch.tensor([0, 130, 130, 150], device=DEVICE)
+    linear_kernels._sum_runs[(3,)](parts, offset, out, 5, 1, BLOCK_T=64, BLOCK_S=16)
+    expected = torch.stack([part.sum(0) for part in parts.split([130, 0, 20])])
+    torch.testing.assert_close(out, expected, **tolerance("product", torch.float32)._asdict())
+    one = torch.ones(3000, 1, 1, dtype=torch.float16, device=DEVICE)
+    out, den, *_ = linear_kernels.forward(one, one, one, Terms())
+    assert torch.equal(out, one)
+    assert torch.equal(den, torch.full((3000, 1), 3000.0, device=DEVICE))
+
+
+def test_zero_rows_and_zero_vectors(generator: torch.Generator) -> None:
+    """Rows whose sum is zero are zero, a zero vector stays zero; so are the gradients."""
+    q, k, v = (randn(4, 1, 3, generator=generator) for _ in range(3))
+    sparse = q * torch.tensor([1.0, 0, 1, 0], device=DEVICE)[:, None, None]
+    for unit in (False, True):
+        assert_equals_reference(partial(linear_attention, unit=unit), [sparse, k.abs(), v], generator)
+    rounded, opposite = (3 * q).round(), torch.cat([k[:2], -k[:2]]).sign()  # scores cancel exactly, values do not
+    assert_equals_reference(linear_attention, [rounded, opposite, v], generator)
+    assert_equals_reference(ATTENTION["difformer"], [sparse, k, v], generator)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="is about tensors on the CPU, which only the interpreter takes")
+def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(width: int, backend: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        inputs = [randn(4, 1, width, generator=generator).to(dtype) for _ in range(3)]
+        return ATTENTION["difformer"](*inputs, backend=backend)
+
+    with pytest.raises(BackendError, match="neither float32 nor half precision"):
+        run(3, "triton", torch.float64)
+    with pytest.raises(BackendError, match="at most 256 channels, and a tensor has 257"):
+        run(257, "triton")
+    with pytest.raises(BackendError, match="at most 128 channels, and a tensor has 129"):
+        everything(*flow_inputs(3, 1, 4, 129, 2, generator), backend="triton")
+    monkeypatch.setattr(linear_kernels, "forward", None)
+    assert run(3, "auto").isfinite().all()  # the interpreter is too slow to be chosen automatically
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(BackendError, match="not on a GPU"):
+        run(3, "triton")
+
+
+# ---------------------------------------------------------------- pairwise attention
+
+# A program meets all columns, 64 at a time or, in the wide case, 32: more blocks only take time.
+PAIRWISE = {name: CASES[name] for name in ("no node", "one node", "odd", "wide")} | {
+    "ragged": ([0, 3, 1, 0, 70, 0], 1, 5, 3)
+}
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("sizes", "heads", "features", "channels"), PAIRWISE.values(), ids=PAIRWISE)
+def test_pairwise(sizes: Any, heads: int, features: int, channels: int, score: str, generator: torch.Generator) -> None:
+    ptr, n = boundaries(sizes)
+    q, k, v = (randn(n, heads, width, generator=generator) for width in (features, features, channels))
+    inputs = [features**-0.25 * q, features**-0.25 * k, v]
+    assert_equals_reference(partial(pairwise_attention, ptr=ptr, score=score), inputs, generator)
+    shifts = [randn(n, heads, generator=generator) - 2 for _ in range(2)]
+    for loops in (True, False):
+        product = partial(pairwise_product, ptr=ptr, score=score, loops=loops)
+        assert_equals_reference(product, [*inputs, *shifts], generator)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_normaliser(score: str, generator: torch.Generator) -> None:
+    ptr, n = boundaries([40, 0, 65])
+    inputs = [randn(n, 2, 5, generator=generator) for _ in range(2)]
+    for loops in (True, False):
+        assert_equals_reference(partial(pairwise_logsumexp, ptr=ptr, score=score, loops=loops), inputs, generator)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("shift", [-300.0, 300.0])
+def test_scores_far_from_zero(shift: float, score: str, generator: torch.Generator) -> None:
+    """No score overflows, and a row of scores far below zero does not vanish."""
+    q, k, v = (randn(20, 1, width, generator=generator) for width in (3, 3, 2))
+    constant = torch.ones(20, 1, 1, device=DEVICE)
+    q, k = torch.cat([q, shift * constant], dim=2), torch.cat([k, constant], dim=2)
+    results: list[list[Tensor]] = []
+    # Scores of 300 have lost two digits before anything is computed, so both are in single precision.
+    for backend in ("triton", "reference"):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = pairwise_attention(*leaves, score=score, backend=backend)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, **tolerance("gradient", torch.float32)._asdict())
+
+
+# ---------------------------------------------------------------- sparse flow
+
+# Nodes of one graph or of the graphs of a batch, heads, features, friction features, channels.
+FLOWS: dict[str, tuple[int | list[int], int, int, int, int]] = {
+    "no node": (0, 1, 3, 3, 3),
+    "one node": (1, 2, 8, 8, 8),
+    "odd": (63, 2, 7, 20, 33),
+    "constant friction": (130, 1, 20, 0, 5),
+    "ragged": ([3, 0, 70, 0], 2, 5, 2, 3),
+}
+
+
+@pytest.mark.parametrize(("sizes", "heads", "features", "friction", "channels"), FLOWS.values(), ids=FLOWS)
+def test_sparse_flow(
+    sizes: Any, heads: int, features: int, friction: int, channels: int, generator: torch.Generator
+) -> None:
+    ptr, n = boundaries(sizes)
+    inputs = flow_inputs(n, heads, features, friction, channels, generator)
+    assert_equals_reference(partial(everything, ptr=ptr), inputs, generator)
+    ours, truth = (
+        sparse_flow_potentials(*(t.to(dtype) for t in inputs[:6]), ptr, backend=backend)
+        for dtype, backend in ((torch.float32, "triton"), (torch.float64, "reference"))
+    )
+    for got, expected in zip(ours, truth, strict=True):
+        assert_close(got, expected.double(), "product", torch.float32)
+
+
+def test_without_friction_it_is_softmax_and_with_too_much_nothing_flows(generator: torch.Generator) -> None:
+    """Also in the gradient of λ, one-sided at zero; where every threshold is above α the potential is α."""
+    q, k, fq, fk, lam, leak, v = flow_inputs(20, 2, 3, 2, 4, generator)
+    assert_equals_reference(everything, [q, k, fq, fk, 0 * lam, leak, v], generator)
+    got = everything(q, k, fq, fk, 0 * lam, 0 * leak, v, backend="triton")[..., :4]
+    expected = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(0, 1) for t in (q, k, v)), scale=1.0)
+    torch.testing.assert_close(got, expected.transpose(0, 1), **tolerance("product", torch.float32)._asdict())
+    assert_equals_reference(everything, [q, k, fq, fk, 1000 + lam, 10 + leak, v], generator)
+
+
+# ---------------------------------------------------------------- stencils
+
+# Lengths of the sequences, heads, channels, strides: shorter and longer than a run of rows and than the sequence.
+SEQUENCES: dict[str, tuple[int | list[int], int, int, tuple[int, ...]]] = {
+    "one row": (1, 1, 2, (1, 3)),
+    "two runs": (130, 2, 3, (1, 70, 500)),
+    "ragged": ([3, 1, 0, 12, 70], 1, 20, (2, 2, 37)),
+}
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "drop", "periodic", "causal"])
+@pytest.mark.parametrize(("sizes", "heads", "channels", "strides"), SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_stencils(
+    sizes: Any, heads: int, channels: int, strides: Any, boundary: str, transpose: bool, generator: torch.Generator
+) -> None:
+    """Values and the gradients of values and weights."""
+    ptr, n = boundaries(sizes)
+    inputs = [randn(n, heads, channels, generator=generator), randn(len(strides), heads, generator=generator)]
+    run = partial(neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose)
+    assert_equals_reference(run, inputs, generator)
+
+
+@pytest.mark.parametrize("boundary", ["symmetric", "causal"])
+def test_inner_products(boundary: str, generator: torch.Generator) -> None:
+    """Over more channels than one program has, and none at all."""
+    for n in (0, 70):
+        g, v = (randn(n, 2, 40, generator=generator) for _ in range(2))
+        got = _inner(g, v, Stencil([1, 4], boundary, None), backend="triton")
+        expected = _inner(g.double(), v.double(), Stencil([1, 4], boundary, None), backend="reference")
+        assert_close(got, expected, "gradient", torch.float32)
