@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffusion_mp.export.plain import FORMULAS
 from diffusion_mp.graph import ops as graph_ops
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.linear_attention.reference import Terms
 from diffusion_mp.kernels.log_linear_attention.reference import Receivers, Senders
 from diffusion_mp.kernels.neumann.stencil import Stencil

@@ -8,7 +8,7 @@ from kernel_cases import assert_same, randn
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax, row_sums, sddmm, spmm
 from diffusion_mp.layers import GATConv
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from diffusion_mp.graph.cache import cached_by
-from diffusion_mp.graph.ops import compress
-from diffusion_mp.graph.pattern import Compressed, Pattern
+from diffusion_mp.graph.ops import Compressed, Pattern, compress
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.kernels.precision import accumulating, quotient
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad
 
-from diffusion_mp.graph.ops import values_only
+from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.operation import PLAIN, Implementation
 from diffusion_mp.kernels.pairwise.scores import PairwiseRows, log_score
 from diffusion_mp.kernels.precision import accumulating
