@@ -25,7 +25,7 @@ from diffusion_mp import (
 )
 from diffusion_mp.couplings import Sums
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
-from diffusion_mp.distributed.collectives import all_merged, contact
+from diffusion_mp.distributed.parallel import all_merged, contact
 from diffusion_mp.energies import get_constraint
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer

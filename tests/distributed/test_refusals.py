@@ -32,11 +32,7 @@ def sharded(**options: Any) -> ShardedGraph:
 
 
 CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "bounds of other ranks": (
-        lambda: sharded(bounds=[0, 2, 4]),
-        ValueError,
-        r"rise from 0 to num_nodes = 4",
-    ),
+    "bounds of other ranks": (lambda: sharded(bounds=[0, 2, 4]), ValueError, r"rise from 0 to num_nodes = 4"),
     "bounds of other nodes": (lambda: sharded(bounds=[0, 3]), ValueError, r"got \[0, 3\]"),
     "edges out of range": (lambda: ShardedGraph(EDGES + 1, 4), ValueError, r"edge_index must lie in \[0, 3\]"),
     "pairwise attention": (

@@ -91,9 +91,7 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
     parameters = [conv.diffusivity.attention.key.weight for conv in model.convs]
     for ours, theirs in zip(
-        torch.autograd.grad(got, parameters, retain_graph=True),
-        torch.autograd.grad(expected, parameters),
-        strict=True,
+        torch.autograd.grad(got, parameters, retain_graph=True), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
     assert auxiliary_loss(model.eval()) == got  # until the next forward pass,

@@ -439,10 +439,7 @@ def small(**options: Any) -> DIFFormer:
     [
         ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
         ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
-        (
-            {"projection": None, "normalize": None},
-            r"'convs\.0\.Wq\.weight', .* Build it with projection='separate'\.",
-        ),
+        ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* Build it with projection='separate'\."),
         ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
         ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
         ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
