@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any, NoReturn
 
@@ -188,8 +188,11 @@ class PartialCoupling(Coupling):
     no_transpose = ""
 
     def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
-        promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES}
-        promises["symmetric"] = symmetric
+
+        def promise(name: str) -> Promise:
+            return lambda: getattr(like, name)
+
+        promises: dict[str, Any] = {name: promise(name) for name in PROMISES} | {"symmetric": symmetric}
         super().__init__(num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises)
 
     def _transpose(self) -> NoReturn:
