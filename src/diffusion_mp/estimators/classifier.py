@@ -138,7 +138,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows X [M, n_features]."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        numbers = self.predict_proba(X).argmax(1)  # which raises before fit
+        return self.classes_[numbers]
 
     @torch.no_grad()
     def predict_proba(self, X: Any) -> Any:
