@@ -72,6 +72,29 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
+def captured(module: nn.Module) -> Callable[..., Any]:
+    torch._dynamo.utils.counters.clear()
+    return torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+
+
+def graphs_captured() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def assert_same(module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any) -> None:
+    """Both have the same output and the same gradients."""
+    results = []
+    for run in (module, compiled):
+        leaf = x.clone().requires_grad_(x.is_floating_point())
+        out = run(leaf, *inputs)
+        module.zero_grad()
+        out.square().sum().backward()
+        grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+        results.append([out.detach(), *grads, *([] if leaf.grad is None else [leaf.grad])])
+    rtol, atol = tolerance("product", torch.float32)
+    torch.testing.assert_close(results[1], results[0], rtol=rtol * 10, atol=atol * 10)
+
+
 def readme() -> nn.Module:
     """The layer of README, "A layer in your own model"."""
     return DiffusionConv(8, 6, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), ExplicitEuler(tau=0.5))
@@ -159,23 +182,11 @@ def test_full_graph_with_dynamic_shapes(name: str) -> None:
     """Captured once, for graphs of all sizes."""
     build, with_graph = CASES[name]
     module = seeded(build).eval()
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    torch._dynamo.utils.counters.clear()
-    rtol, atol = tolerance("product", torch.float32)
+    compiled = captured(module)
     for num_nodes in (12, 19):
         x, edge_index, _ = instance(num_nodes)
-        arguments = (edge_index,) if with_graph else ()
-        results = []
-        for run in (module, compiled):
-            leaf = x.clone().requires_grad_()
-            out = run(leaf, *arguments)
-            module.zero_grad()
-            out.square().sum().backward()
-            grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-            results.append((out.detach(), leaf.grad, *grads))
-        for got, expected in zip(results[1], results[0], strict=True):
-            torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        assert_same(module, compiled, x, *((edge_index,) if with_graph else ()))
+    assert graphs_captured() == 1
 
 
 def batch_of_graphs(count: int) -> dict[str, Tensor | tuple[Tensor, ...]]:
@@ -212,12 +223,11 @@ def batch_of_graphs(count: int) -> dict[str, Tensor | tuple[Tensor, ...]]:
     ids=["difformer-s", "difformer-a", "nodeformer", "gin", "gat", "certified", "sfi-former"],
 )
 def test_changing_batches_are_captured_once(build: Callable[[], nn.Module], also: tuple[str, ...]) -> None:
-    compiled = torch.compile(seeded(build), fullgraph=True, dynamic=True, backend="aot_eager")
-    torch._dynamo.utils.counters.clear()
+    compiled = captured(seeded(build))
     for count in (5, 6, 9, 4, 11):
         given = batch_of_graphs(count)
         compiled(**{name: given[name] for name in ("x", "edge_index", "batch", *also)}).square().sum().backward()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert graphs_captured() == 1
 
 
 @pytest.mark.parametrize(
@@ -233,12 +243,10 @@ def test_changing_batches_are_captured_once(build: Callable[[], nn.Module], also
 )
 def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
     module = seeded(build).eval()
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    rtol, atol = tolerance("product", torch.float32)
+    compiled = captured(module)
     for num_nodes in (12, 19):
         x, _, batch = instance(num_nodes)
-        got = compiled(x, None, None, batch)
-        torch.testing.assert_close(got, module(x, None, None, batch), rtol=rtol, atol=atol)
+        assert_same(module, compiled, x, None, None, batch)
 
 
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["whole", "masked"])
@@ -248,22 +256,13 @@ def test_a_ragged_batch_is_captured_too(build: Callable[[], nn.Module]) -> None:
     + [pytest.param(name, False, marks=pytest.mark.slow) for name in (None, "P1", "P2", "P3", "P4", "P6", "P7")],
 )
 def test_a_transformer_on_sequences_is_captured(placement: str | None, causal: bool, masked: bool) -> None:
-    build = lambda: PDETransformer([9], 8, 3, 1, 2, max_length=20, placement=placement, causal=causal)  # noqa: E731
-    module = seeded(build).eval()
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    rtol, atol = tolerance("product", torch.float32)
+    options = {"max_length": 20, "placement": placement, "causal": causal}
+    module = seeded(lambda: PDETransformer([9], 8, 3, 1, 2, **options)).eval()
+    compiled = captured(module)
     for length in (12, 19):
         generator = torch.Generator().manual_seed(length)
         x = torch.randint(9, (3, length), generator=generator)
-        mask = torch.rand(3, length, generator=generator) < 0.7 if masked else None
-        results = []
-        for run in (module, compiled):
-            module.zero_grad()
-            out = run(x, mask)
-            out.square().sum().backward()
-            results.append([out.detach(), *(parameter.grad.clone() for parameter in module.parameters())])
-        for got, expected in zip(results[1], results[0], strict=True):
-            torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
+        assert_same(module, compiled, x, torch.rand(3, length, generator=generator) < 0.7 if masked else None)
 
 
 @pytest.mark.exhaustive
@@ -304,21 +303,11 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["stacked", "padded"])
 def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
     module = seeded(lambda: PDEDiffusion1d(8, **options))
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    rtol, atol = tolerance("product", torch.float32)
+    compiled = captured(module)
     for size, length in ((3, 12), (4, 19)):
         x = instance(size * length)[0].unflatten(0, (size, length))
         mask = torch.arange(length) < torch.tensor([length, 5, 1, 7])[:size, None] if masked else None
-        results = []
-        for run in (module, compiled):
-            leaf = x.clone().requires_grad_()
-            out = run(leaf, mask)
-            module.zero_grad()
-            out.square().sum().backward()
-            grads = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-            results.append((out.detach(), leaf.grad, *grads))
-        for got, expected in zip(results[1], results[0], strict=True):
-            torch.testing.assert_close(got, expected, rtol=rtol * 10, atol=atol * 10)
+        assert_same(module, compiled, x, mask)
 
 
 @pytest.mark.slow
@@ -350,27 +339,27 @@ def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -
 
 
 @pytest.mark.parametrize(
-    "penalty",
+    "build",
     [
-        FunctionPenalty(lambda z2: 1 / (1 + z2)),
-        pytest.param(FunctionPenalty(delta=torch.log1p), marks=pytest.mark.slow),
+        lambda: DiffusionConv(
+            8, 4, PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)), 8, projection="separate")
+        ),
+        pytest.param(
+            lambda: DiffusionConv(
+                8, 4, PenaltyDiffusivity(FunctionPenalty(delta=torch.log1p), 8, projection="separate")
+            ),
+            marks=pytest.mark.slow,
+        ),
+        lambda: DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25))),
     ],
-    ids=["f", "delta"],
+    ids=["f", "delta", "learned-step"],
 )
-def test_attention_by_any_function_is_one_graph(penalty: FunctionPenalty) -> None:
-    conv = DiffusionConv(8, 4, PenaltyDiffusivity(penalty, 8, projection="separate"))
-    x, _, batch = instance(7)
+def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
+    conv = build()
+    x, edge_index, batch = instance(7)
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), conv(x), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(compiled(x, batch=batch), conv(x, batch=batch), rtol=1e-5, atol=1e-6)
-
-
-def test_a_learned_step_is_one_graph() -> None:
-    conv = DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25)))
-    x, edge_index, _ = instance(6)
-    graph = Graph(6, edge_index)
-    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, graph), conv(x, graph), rtol=1e-5, atol=1e-6)
+    for inputs in ({}, {"batch": batch}, {"edge_index": Graph(7, edge_index)}):
+        torch.testing.assert_close(compiled(x, **inputs), conv(x, **inputs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
 from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
+from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import ExplicitEuler
 from reading_features import ReadsInputs
 
@@ -55,35 +57,23 @@ def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tupl
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
     x, edge_index, weight = data(generator)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seeded(0):
         model = make().double()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     got = full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
     assert model.training
     with torch.no_grad():
         expected = model.eval()(x, edge_index, weight)
     assert torch.allclose(got, expected, *tolerance("rearranged", torch.float64))
     assert not got.requires_grad
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_no_coupling_sees_more_rows_than_a_block(generator, monkeypatch) -> None:
+@pytest.mark.parametrize(("cls", "name"), [(PooledCoupling, "pool"), (ExplicitEuler, "step")])
+def test_neither_couplings_nor_steps_see_more_rows_than_a_block(cls, name, generator, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
-    sizes = []
-    pool = PooledCoupling.pool
-    monkeypatch.setattr(PooledCoupling, "pool", lambda self, v: sizes.append(v.size(0)) or pool(self, v))
-    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
-    assert sizes == 2 * [10, 10, 10, 10, 10, 7]
-
-
-def test_no_step_moves_more_rows_than_a_block(generator, monkeypatch) -> None:
-    x, edge_index, weight = data(generator)
-    sizes = []
-    step = ExplicitEuler.step
-    monkeypatch.setattr(ExplicitEuler, "step", lambda self, x, *rest: sizes.append(x.size(0)) or step(self, x, *rest))
+    sizes, method = [], getattr(cls, name)
+    monkeypatch.setattr(cls, name, lambda self, x, *rest: sizes.append(x.size(0)) or method(self, x, *rest))
     full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
     assert sizes == 2 * [10, 10, 10, 10, 10, 7]
 
@@ -109,18 +99,13 @@ def test_a_coupling_by_blocks_knows_what_the_whole_one_knows(row_stochastic: boo
     assert [getattr(blocks, name) for name in PROMISES] == [getattr(whole, name) for name in PROMISES]
 
 
-def test_without_edges_and_without_nodes(generator) -> None:
-    model = DIFFormer(FEATURES, 8, 3)
-    x = torch.randn(NODES, FEATURES, generator=generator)
+def test_without_edges_without_nodes_and_of_a_batch(generator) -> None:
+    model, x = DIFFormer(FEATURES, 8, 3).double(), data(generator)[0]
     got = full_graph_inference(model, x, block_size=10, progress=False)
-    assert torch.allclose(got, model.eval()(x), *tolerance("rearranged", torch.float64)[:1], atol=1e-5)
+    assert torch.allclose(got, model.eval()(x), *tolerance("rearranged", torch.float64))
     assert full_graph_inference(model, x[:0], progress=False).shape == (0, 3)
-
-
-def test_a_batch_of_graphs_is_refused() -> None:
-    x = torch.zeros(4, FEATURES)
     with pytest.raises(ValueError, match="takes one large graph; got a batch of 2"):
-        full_graph_inference(DIFFormer(FEATURES, 8, 3), x, Graph(4, ptr=torch.tensor([0, 2, 4])))
+        full_graph_inference(model, x[:4], Graph(4, ptr=torch.tensor([0, 2, 4])))
 
 
 def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from torch import Tensor
 
 from diffusion_mp import (
     AdjacencyDiffusivity,
-    CouplingMismatchError,
     GATDiffusivity,
     GaussianDiffusivity,
     Graph,
@@ -105,14 +106,22 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
         assert LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)
 
 
-def test_what_has_no_limit_is_refused_with_the_way_out() -> None:
-    y, directed = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
-    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\) for num_layers=None; got 1"):
-        LabelPropagation(None, 1.0)
-    with pytest.raises(ValueError, match="one head, for there is one state, the labels; got 2 heads"):
-        LabelPropagation(diffusivity=SimpleDiffusivity(heads=2))
-    with pytest.raises(CouplingMismatchError, match="symmetric"):
-        LabelPropagation(None)(y, directed)
-    with pytest.raises(ValueError, match=r"features must have 3 rows"):
-        LabelPropagation(None, diffusivity=gaussian(1.0))(y, features=torch.rand(4, 2))
-    assert LabelPropagation(None)(y, Graph(3, directed).to_undirected()).shape == (3, 2)
+Y, DIRECTED = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: LabelPropagation(None, 1.0), r"alpha must lie in \(0, 1\) for num_layers=None; got 1"),
+        (lambda: LabelPropagation(diffusivity=SimpleDiffusivity(heads=2)), "one head, for .* the labels; got 2 heads"),
+        (lambda: LabelPropagation(None)(Y, DIRECTED), "symmetric"),
+        (
+            lambda: LabelPropagation(None, diffusivity=gaussian(1.0))(Y, features=torch.rand(4, 2)),
+            r"features must have 3 rows",
+        ),
+    ],
+)
+def test_labels_without_a_limit_are_refused_with_the_way_out(call: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call()
+    assert LabelPropagation(None)(Y, Graph(3, DIRECTED).to_undirected()).shape == (3, 2)
