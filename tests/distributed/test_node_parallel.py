@@ -19,46 +19,31 @@ from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
 from reading_features import ReadsInputs
 
-NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
+NODES, FEATURES, CLASSES = 1500, 6, 3  # more nodes than a run of Gumbel noise
+SIZES = FEATURES, 8, CLASSES
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "DIFFormer-s": lambda: dm.DIFFormer(
-        FEATURES, 8, CLASSES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
+        *SIZES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
     ),
-    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(FEATURES, 8, CLASSES, normalize="frobenius", graph="mean"),
-    "SGFormer": lambda: dm.SGFormer(FEATURES, 8, CLASSES, num_gnn_layers=2),
-    "SGFormer, Frobenius": lambda: dm.SGFormer(
-        FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat", num_gnn_layers=2
-    ),
+    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(*SIZES, normalize="frobenius", graph="mean"),
+    "SGFormer": lambda: dm.SGFormer(*SIZES, num_gnn_layers=2),
+    "SGFormer, Frobenius": lambda: dm.SGFormer(*SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
-    "NodeFormer": lambda: dm.NodeFormer(FEATURES, 8, CLASSES, heads=2, num_features=5, num_samples=3, hops=2),
-    **{
-        name: lambda name=name: dm.DiffusionGNN(FEATURES, 8, CLASSES, conv=name, dropout=0.0)
-        for name in ("mlp", "gin", "gcnii")
-    },
+    "NodeFormer": lambda: dm.NodeFormer(*SIZES, heads=2, num_features=5, num_samples=3, hops=2),
+    **{name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0) for name in ("mlp", "gin", "gcnii")},
 }
 
 
+CERTIFIED = {"heads": 2, "constraint": "sphere", "centre": True, "lam": 1.0, "mu": 10.0, "encoder_layers": 2}
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
-    "certified": lambda: dm.CertifiedDIFFormer(
-        FEATURES,
-        8,
-        CLASSES,
-        3,
-        heads=2,
-        constraint="sphere",
-        centre=True,
-        lam=1.0,
-        mu=10.0,
-        encoder_layers=2,
-        graph=dm.AdjacencyDiffusivity("sym"),
-    ),
+    "certified": lambda: dm.CertifiedDIFFormer(*SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED),
     "certified, projections": lambda: dm.CertifiedDIFFormer(
-        FEATURES, 8, CLASSES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
+        *SIZES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
     ),
     "certified, at rest": lambda: dm.CertifiedDIFFormer(
-        FEATURES, 8, CLASSES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=dm.AdjacencyDiffusivity("sym")
+        *SIZES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=dm.AdjacencyDiffusivity("sym")
     ),
 }
 MODELS |= ON_BOTH_WAYS
@@ -120,9 +105,7 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
             assert distance < limit, (where, distance)
             whole = graph.total(loss.detach())
             assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
-            pairs = [
-                (parameter.grad, gradient) for parameter, gradient in zip(shared.parameters(), gradients, strict=True)
-            ]
+            pairs = list(zip((parameter.grad for parameter in shared.parameters()), gradients, strict=True))
             assert all((ours is None) == (theirs is None) for ours, theirs in pairs), where
             pairs = [pair for pair in pairs if pair[0] is not None]
             if dtype == torch.float64:

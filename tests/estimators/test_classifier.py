@@ -41,9 +41,6 @@ def test_scikit_learn_finds_nothing(max_iter: int) -> None:
     assert len(results) > 40
 
 
-# ---------------------------------------------------------------- the network
-
-
 @pytest.mark.parametrize(("metric", "sharpness"), [("euclidean", 8), ("cosine", 4.5)])
 def test_what_network_and_labels_say_is_spread_to_rest(metric: Any, sharpness: float) -> None:
     found = fitted(metric=metric, sharpness=sharpness, mu=30.0)
@@ -123,15 +120,12 @@ def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> No
     assert (plain.transduction_ == truth)[truth == 0].mean() < 0.7
 
 
-def test_what_is_taught_weighs_the_same_in_every_class() -> None:
-    """A network that sees nothing but one constant column says that all classes are equally likely."""
-    found = fitted(max_iter=1)
-    targets = torch.tensor([0] * 30 + [1] * 9 + [2] * 2)
-    found.max_iter, found.learning_rate, found.dropout, found.weight_decay = 300, 0.05, 0.0, 0.0
-    network = found._learned(np.ones((41, 1)), torch.arange(41), targets)
-    np.testing.assert_allclose(
-        network(torch.ones(1, 1, dtype=torch.float64)).softmax(1), np.full((1, 3), 1 / 3), atol=1e-3
-    )
+def test_every_class_weighs_the_same_in_training() -> None:
+    """From one constant column a network learns that all classes are equally likely."""
+    found = fitted(max_iter=1).set_params(max_iter=300, learning_rate=0.05, dropout=0.0, weight_decay=0.0)
+    network = found._learned(np.ones((41, 1)), torch.arange(41), torch.tensor([0] * 30 + [1] * 9 + [2] * 2))
+    shares = network(torch.ones(1, 1, dtype=torch.float64)).softmax(1)
+    np.testing.assert_allclose(shares, np.full((1, 3), 1 / 3), atol=1e-3)
 
 
 def test_rounds_get_better_where_features_say_more_than_neighbours() -> None:
@@ -176,9 +170,6 @@ def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:
     assert np.isfinite(found.predict_proba(np.zeros((1, 5)))).all()
 
 
-# ---------------------------------------------------------------- rows and labels
-
-
 def test_sparse_and_dense_rows_are_the_same_rows() -> None:
     centred = X - X.mean(0)  # sparse rows are not centred
     dense = fitted(centred, dropout=0.0)  # of sparse rows only what is stored can be dropped
@@ -191,9 +182,8 @@ def test_sparse_and_dense_rows_are_the_same_rows() -> None:
 
 
 def test_units_of_all_columns_together_do_not_matter() -> None:
-    np.testing.assert_allclose(
-        fitted(1000 * X + 7).label_distributions_, fitted().label_distributions_, rtol=0, atol=1e-6
-    )
+    got, expected = fitted(1000 * X + 7).label_distributions_, fitted().label_distributions_
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("columns", [5, 80])
@@ -205,9 +195,8 @@ def test_no_unit_is_too_large_or_too_small(columns: int, metric: Any, kind: Any)
     for scale in (1e-200, 1e-20, 1e20, 1e200):
         scaled = fitted(kind(scale * wide), metric=metric)
         np.testing.assert_allclose(scaled.label_distributions_, found.label_distributions_, atol=1e-9)
-        np.testing.assert_allclose(
-            scaled.predict_proba(kind(scale * new)), found.predict_proba(kind(new)), rtol=0, atol=1e-9
-        )
+        got, expected = scaled.predict_proba(kind(scale * new)), found.predict_proba(kind(new))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])

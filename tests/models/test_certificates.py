@@ -20,7 +20,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
-    """Of dm.DIFFormer without LayerNorm, at the states that reach its layers."""
+    """Of DIFFormer without LayerNorm, at the states that reach its layers."""
     torch.manual_seed(0)
     model = dm.DIFFormer(4, 6, 3, 2, layer_norm=False, graph=None, tau=0.9).double().train()
     for conv in model.convs:
@@ -40,7 +40,7 @@ def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     assert "\n  convs.1: Theorem 7 covers τ = 0.9" in str(certificate)
     without = dm.certify(model)
     assert not any(without.layers.values())
-    assert "pass them, dm.certify(model, data)" in str(without)
+    assert "pass them, certify(model, data)" in str(without)
 
 
 @pytest.mark.parametrize(
