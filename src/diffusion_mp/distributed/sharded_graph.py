@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import singledispatch
 from itertools import pairwise
 from types import NoneType
 from typing import NoReturn
@@ -107,27 +106,27 @@ class ShardedGraph(Graph):
         for part in _chunks(edge_index):  # all edges on every rank, so that all ranks raise if one does
             check_edges(num_nodes, edge_index[:, part], edge_weight if edge_weight is None else edge_weight[part], None)
         device = edge_index.device if device is None else as_device(device)
-        arriving = _chosen(edge_index, lambda edges: (edges[1] >= self.rows.start) & (edges[1] < self.rows.stop))
+
+        def inside(node: Tensor) -> Tensor:
+            return (node >= self.rows.start) & (node < self.rows.stop)
+
+        arriving = _chosen(edge_index, lambda edges: inside(edges[1]))
         edges = edge_index[:, arriving].long()
-        abroad = (edges[0] < self.rows.start) | (edges[0] >= self.rows.stop)
-        halo = torch.unique(edges[0, abroad])
+        halo = torch.unique(edges[0, ~inside(edges[0])])
         # Self-loops change degrees, so those of the halo are needed here too.
         loops = _chosen(edge_index, lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo))
 
         def numbered(node: Tensor) -> Tensor:
-            inside = (node >= self.rows.start) & (node < self.rows.stop)
-            return torch.where(inside, node - self.rows.start, local + torch.searchsorted(halo, node)).to(device)
+            return torch.where(inside(node), node - self.first_node, local + torch.searchsorted(halo, node)).to(device)
 
         def weight(edge: Tensor) -> Tensor | None:
             return None if edge_weight is None else edge_weight[edge].to(device)
 
         super().__init__(local, numbered(edges), weight(arriving), validate=False)
         self._plan_exchange(halo.to(device))
-        known = torch.cat([arriving, loops])
-        extended = numbered(edge_index[:, known].long())
-        self.extended = _Extended(
-            local + halo.numel(), extended, weight(known), full_degree=self._full_degrees(), validate=False
-        )
+        known, degrees = torch.cat([arriving, loops]), self._full_degrees()
+        extended = local + halo.numel(), numbered(edge_index[:, known].long()), weight(known)
+        self.extended = _Extended(*extended, full_degree=degrees, validate=False)
 
     @property
     def total_nodes(self) -> int:
@@ -148,11 +147,25 @@ class ShardedGraph(Graph):
         if not diffusivity.needs_graph:
             return self.share(diffusivity.couple(x, self))
         rows = x if diffusivity.depends_on == "nothing" else self.exchange(x)
-        return over_ranks(diffusivity.couple(rows, self.extended), self)
+        return self.share(diffusivity.couple(rows, self.extended))
 
     def share(self, coupling: Coupling) -> Coupling:
-        """Return the coupling to all nodes, from one among the nodes of this rank."""
-        return over_ranks(coupling, self)
+        """Return the rows of this rank of the coupling of the whole graph, from the coupling of its part.
+
+        Raises:
+            TypeError: a coupling that needs all rows in one process.
+        """
+        if isinstance(coupling, IdentityCoupling):
+            return coupling
+        if isinstance(coupling, PooledCoupling):
+            return SummedCoupling(coupling, self.exchange, self.group)
+        if isinstance(coupling, SparseCoupling):
+            return HaloCoupling(self.num_nodes, coupling, self.exchange, self.group)
+        raise TypeError(
+            f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor "
+            f"one whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or "
+            f"NodeFormer, or one process."
+        )
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
         """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
@@ -212,32 +225,3 @@ def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
 def _chunks(edge_index: Tensor) -> list[slice]:
     """Return all edges in chunks; one empty chunk if there are no edges."""
     return [slice(first, first + CHUNK) for first in range(0, max(edge_index.size(1), 1), CHUNK)]
-
-
-@singledispatch
-def over_ranks(coupling: Coupling, graph: ShardedGraph) -> Coupling:
-    """Return the rows of a rank of the coupling of the whole graph, from the coupling of its part.
-
-    Raises:
-        TypeError: a coupling that needs all rows in one process.
-    """
-    raise TypeError(
-        f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor one "
-        f"whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or NodeFormer, or "
-        f"one process."
-    )
-
-
-@over_ranks.register
-def _(coupling: IdentityCoupling, graph: ShardedGraph) -> Coupling:
-    return coupling
-
-
-@over_ranks.register
-def _(coupling: PooledCoupling, graph: ShardedGraph) -> Coupling:
-    return SummedCoupling(coupling, graph.exchange, graph.group)
-
-
-@over_ranks.register
-def _(coupling: SparseCoupling, graph: ShardedGraph) -> Coupling:
-    return HaloCoupling(graph.num_nodes, coupling, graph.exchange, graph.group)

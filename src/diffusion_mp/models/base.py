@@ -51,9 +51,6 @@ def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inp
     return states[0] if len(states) == 1 else tuple(states)
 
 
-# ---------------------------------------------------------------- features to states
-
-
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
     """Return the number of columns of features: ``channels`` numbers (-1: unknown), or categories (a list of sizes)."""
     if isinstance(channels, (int, str)) or not isinstance(channels, Sequence):
@@ -69,14 +66,10 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
 class FeatureEncoder(nn.Module):
     """W x + b for floating-point features, or Σ_f T_f[x_f] for categories (atoms, bonds), one table per column.
 
-    Args:
-        channels: number of floating-point features, -1 to infer it from the first call; or a list with the number of
-            categories of every column.
-        out_channels: channels of the state.
-        name: name of the input in messages.
+    ``channels`` is the number of floating-point features, -1 to infer it from the first call; or a list with the number
+    of categories of every column. ``name`` is the name of the input in messages.
 
-    Shapes:
-        x: [N, channels] floating point, dense or sparse; or [N, len(channels)], or [N] for one column, of integers.
+    x: [N, channels] floating point, dense or sparse; or [N, len(channels)], or [N] for one column, of integers.
     """
 
     def __init__(self, channels: int | Sequence[int], out_channels: int, name: str = "x") -> None:
@@ -119,9 +112,6 @@ class FeatureEncoder(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels if self.sizes is None else list(self.sizes)}"
-
-
-# ---------------------------------------------------------------- states to predictions
 
 
 class NodeHead(nn.Module):
@@ -181,15 +171,8 @@ def output_layers(channels: int, out_channels: int, task: Task) -> tuple[nn.Modu
     return nn.Identity(), HEADS[task](channels, out_channels)
 
 
-# ---------------------------------------------------------------- models
-
-
 class EdgeMask(MessagePassing):
-    """The interface to PyG's explainers.
-
-    A learned edge mask [E] multiplies the weights a_ij. Message hooks, such as those of AttentionExplainer, receive the
-    entries of every coupling at the observed edges.
-    """
+    """The interface to PyG's explainers: an edge mask [E] multiplies the weights a_ij, message hooks get attention."""
 
     def forward(self, graph: Graph) -> Graph:
         """Return the graph, with masked weights while a model is being explained."""
@@ -201,7 +184,7 @@ class EdgeMask(MessagePassing):
         return Graph(graph.num_nodes, graph.edges, weight, **rows, validate=False)
 
     def listening(self, graph: Graph, collect: Collect) -> Collect:
-        """Return a function that also passes attention weights to the registered message hooks."""
+        """Return a function that also passes the entries at the observed edges to the registered message hooks."""
         hooks = self._message_forward_hooks
         if not hooks or graph.edge_index is None:
             return collect
@@ -326,10 +309,8 @@ class LayerStack(GraphModel):
     """Base of models with an input layer, ``num_layers`` layers with a norm after each, and an output layer.
 
     Args:
-        in_channels, hidden_channels, out_channels, layer_norm, dropout, task: see :class:`GraphModel`.
-        num_layers: K.
         conv: function that builds a layer.
-        states: number of concatenated states that the output layer reads.
+        states: number of concatenated states that the output layer reads. For the others see :class:`GraphModel`.
     """
 
     def __init__(

@@ -43,9 +43,8 @@ class BlockStack(GraphModel):
         in_channels: of floating-point features, -1 to infer them from the first call; for integer features a list
             with the number of categories of every column.
         hidden_channels, out_channels, task: see :class:`GraphModel`.
-        num_layers: number of blocks.
-        block: function that builds a block, a module called as ``block(x, graph, edge_attr=..., return_coupling=True)``
-            such as :class:`GPSBlock`.
+        num_layers, block: number of blocks, and function that builds one, a module called as ``block(x, graph,
+            edge_attr=..., return_coupling=True)`` such as :class:`GPSBlock`.
         edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
         pe_channels: channels of the positional encoding, a part of ``hidden_channels``; 0: none.
         pe_encoder: module that computes the encoding from ``pe``; :class:`LaplacianEncoder` by default.
@@ -79,9 +78,8 @@ class BlockStack(GraphModel):
             check_counts(pe_channels=pe_channels)
         check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
         if not 0 <= pe_channels < hidden_channels:
-            raise ValueError(
-                f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
-            )
+            most = hidden_channels - 1
+            raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
         if pe_encoder is not None and not pe_channels:
             raise ValueError("pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0.")
         self.pe_channels = pe_channels
@@ -137,10 +135,8 @@ class BlockStack(GraphModel):
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         """Return the states concatenated with the positional encoding."""
         if (self.pe_encoder is None) != (pe is None):
-            raise ValueError(
-                "pe must be passed to a model with pe_channels, and only to one; "
-                f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}."
-            )
+            came = f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}"
+            raise ValueError(f"pe must be passed to a model with pe_channels, and only to one; {came}.")
         if self.pe_encoder is None or pe is None:
             return x
         for part in pe if isinstance(pe, tuple) and pe else (pe,):
@@ -155,10 +151,8 @@ class BlockStack(GraphModel):
         except (TypeError, ValueError) as error:
             raise type(error)(f"pe must be what {type(self.pe_encoder).__name__} reads: {error}") from error
         if encoded.shape != (x.size(0), self.pe_channels):
-            raise ValueError(
-                f"the encoding of pe must be [{x.size(0)}, {self.pe_channels}], one row per node; "
-                f"got {describe(encoded)}."
-            )
+            wanted = f"[{x.size(0)}, {self.pe_channels}], one row per node"
+            raise ValueError(f"the encoding of pe must be {wanted}; got {describe(encoded)}.")
         return torch.cat([x, encoded], 1)
 
     def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
@@ -168,10 +162,8 @@ class BlockStack(GraphModel):
                 raise ValueError("edge_attr needs edge_index; got edge_attr alone.")
             return None
         if (self.edge_encoder is None) != (edge_attr is None):
-            raise ValueError(
-                "edge_attr must be passed to a model with edge_dim, and only to one; "
-                f"got {'none' if edge_attr is None else describe(edge_attr)}."
-            )
+            came = "none" if edge_attr is None else describe(edge_attr)
+            raise ValueError(f"edge_attr must be passed to a model with edge_dim, and only to one; got {came}.")
         if self.edge_encoder is None or edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
         check_edge_rows(edge_attr, graph.num_edges)
@@ -252,10 +244,8 @@ class GPS(BlockStack):
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):
-            raise ValueError(
-                f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "
-                f"attention={{'head_channels': …}}."
-            )
+            came = f"got {heads} heads, {hidden_channels} channels"
+            raise ValueError(f"heads must divide hidden_channels; {came}. Or pass attention={{'head_channels': …}}.")
 
         def block() -> nn.Module:
             own: dict[str, Any] = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}

@@ -30,7 +30,7 @@ from diffusion_mp.models.base import FeatureEncoder, feature_columns
 Pooling = Literal["mean", "first", "last"]
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
 
-# Zhang & Zhou, Table 1. The code calls every site once, with a diffusion or the identity in it.
+# Zhang & Zhou, Table 1. Every site is called once, with a diffusion or the identity in it.
 SITES: dict[str, str] = {
     "P1": "embedding",  # X ← S(Embed(·))
     "P2": "mlp",  # X ← S(X + MLP(X))
@@ -54,8 +54,7 @@ class PDETransformer(nn.Module):
 
     Args:
         in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.
-        hidden_channels, out_channels: C of the state, and the number of logits.
-        num_layers, heads: of the encoder.
+        hidden_channels, out_channels, num_layers, heads: C of the state, number of logits, of blocks and of heads.
         max_length: number of learned positions.
         placement: ``"P1"`` … ``"P7"`` of Table 1, or ``None``, the plain encoder.
         diffusion: options of :class:`PDEDiffusion1d` (``strides``, ``alpha``, ``budget``, ``norm``, …).
@@ -148,10 +147,8 @@ class PDETransformer(nn.Module):
     ) -> Float[Tensor, "B out"]:
         """Return the logits of every sequence, or of every pair."""
         if (other is None) != (self.task == "classify"):
-            raise ValueError(
-                f"other must be passed with task='retrieve', the second sequence of a pair, and only then; "
-                f"got {'none' if other is None else 'one'} with task={self.task!r}."
-            )
+            came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
+            raise ValueError(f"other must be passed with task='retrieve', the second of a pair, and only then; {came}.")
         read = self.encode(x, mask)
         if other is not None:
             second = self.encode(other, other_mask, name="other")
