@@ -61,12 +61,10 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         verbose: 1 shows a progress bar; 0 nothing.
 
     Attributes:
-        classes_: the labels, sorted.
-        transduction_: [N], the label of every row of fit.
-        label_distributions_: [N, n_classes], P of the last round.
+        classes_, transduction_: the sorted labels, and the label of every row of fit [N].
+        label_distributions_, sources_: P and h of the last round, [N, n_classes].
         network_: f of the last round, from scaled rows to logits.
         conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
-        sources_: [N, n_classes], h of the last round.
         edge_index_, edge_weight_: the graph.
         X_, n_features_in_, feature_names_in_, n_iter_: as in other estimators of scikit-learn.
 
@@ -208,7 +206,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
         X = comparable(X, self.X_, self.metric)
         self._centre = 0.0 if issparse(X) else X.mean(0)
-        self._scale = _root_mean_square(X, self._centre)
+        square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - self._centre) ** 2).mean()
+        self._scale = float(square**0.5) or 1.0
 
     def _scaled(self, X: Any) -> Any:
         """Centre and scale rows for the network."""
@@ -281,12 +280,6 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
     return labelled, classes, targets
-
-
-def _root_mean_square(X: Any, centre: Any) -> float:
-    """Return the root mean square of X − centre, or 1 if that is zero."""
-    square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - centre) ** 2).mean()
-    return float(square**0.5) or 1.0
 
 
 def _inverse_root(degree: Any) -> Any:

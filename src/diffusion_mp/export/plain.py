@@ -41,7 +41,7 @@ Formula = Callable[..., Any]
 def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
     """Return the program with every operation of this library written out in operations of torch.
 
-    It runs where the library is not installed, for graphs of all sizes, and torch makes ONNX of it:
+    It runs where the library is not installed, for graphs of all sizes, and torch converts it to ONNX:
 
         program = torch.export.export(model.eval(), (x, edge_index), dynamic_shapes=sizes)
         torch.onnx.export(in_plain_torch(program), f="model.onnx")

@@ -43,10 +43,9 @@ class CertifiedDIFFormer(GraphModel):
         inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph;
             ``graph`` may then be ``False``.
         encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
-            dropout, and the width between them, by default ``hidden_channels``. One layer is best for bags of words
-            and few labels (docs/findings.md).
-        centre: subtract from H its mean over the nodes of each graph. Constants cost no energy of pairs or edges, so
-            with a large μ they outlast differences between nodes. For a graph of one node, zero remains.
+            dropout, and the width between them, by default ``hidden_channels``.
+        centre: subtract from H its mean over the nodes of each graph: constants cost no energy of pairs or edges, so
+            with a large μ they outlast differences between nodes.
         dropout: dropout rate of the encoder.
         task: ``"node"``, ``"graph"`` or ``"link"``.
 

@@ -27,11 +27,10 @@ class DIFFormer(LayerStack):
 
     Z^(0) = ReLU(W_I X + b_I),  Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),  Ŷ = Z^(K) W_O + b_O.
 
-    By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on what
-    is propagated: projecting a state with dropout makes the published form unstable with few labels (docs/errata.md,
-    D20). Beside a graph, the component that all nodes share grows by 1 + τ in every step, by default to (1 + τ)^K = 4
-    in total. More steps then solve the same diffusion more finely instead of smoothing away differences between nodes
-    (docs/errata.md, D27). The published form, τ = ½ and LayerNorm in every layer, is ``tau=0.5, layer_norm=True``.
+    By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on the
+    propagated values (docs/errata.md, D20). Beside a graph, the component that all nodes share grows by 1 + τ in every
+    step, by default to (1 + τ)^K = 4 in total: more steps solve the same diffusion more finely (D27). The published
+    form, τ = ½ and LayerNorm in every layer, is ``tau=0.5, layer_norm=True``.
 
     Args:
         in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.

@@ -32,12 +32,8 @@ Encodings = Tensor | tuple[Tensor, ...]
 class BlockStack(GraphModel):
     r"""Base of models with states of nodes and edges: x⁰ = [W x ‖ PE], e⁰ = W_e e, (x, e) ← block(x, e, A), head(x).
 
-    With a PyG ``Data`` object:
-
-    ```python
-    model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr,
-          pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask))
-    ```
+    The encodings of `AddLaplacianPE` are passed as ``pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues,
+    data.laplacian_mask)``.
 
     Args:
         in_channels: of floating-point features, -1 to infer them from the first call; for integer features a list
@@ -115,12 +111,7 @@ class BlockStack(GraphModel):
             raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
 
     def propagate(
-        self,
-        x: Tensor,
-        graph: Graph,
-        collect: Collect,
-        edge_attr: Tensor | None = None,
-        pe: Encodings | None = None,
+        self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None, pe: Encodings | None = None
     ) -> Tensor:
         x, edges = self._placed(self.encoder(x), pe), self._edges(graph, edge_attr)
         if self.in_channels == -1:
@@ -318,18 +309,12 @@ class SFiFormer(GPS):
 
     @classmethod
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
-        """Return an SFi-Former+, initialised with the parameters of a trained DFi-Former (Section 4.2).
+        """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
-        The projections of the frictions, which DFi-Former lacks, are drawn at random. From a checkpoint:
-
-        ```python
-        dfi = DFiFormer(16, 64, 6)
-        dfi.load_state_dict(torch.load(path, weights_only=True))
-        model = SFiFormer.from_dfi(dfi)
-        ```
+        The projections of the frictions, which DFi-Former lacks, are drawn at random.
 
         Args:
-            dfi: the trained model, which is not modified.
+            dfi: the trained model.
             lam: λ*, positive.
             attention: options that override those of ``dfi`` (``alpha``, ``friction``).
 

@@ -48,8 +48,7 @@ def full_graph_inference(
 
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``.
-        x, edge_index, edge_weight: one graph, as the model takes it. A ``Graph`` caches its self-loops and compressed
-            forms for the next call.
+        x, edge_index, edge_weight: one graph, as the model takes it.
         block_size: number of rows that are on the device at a time.
         device: device that computes blocks; by default that of ``x``.
         progress: show a progress bar.
@@ -69,10 +68,8 @@ def full_graph_inference(
     check_flags(progress=progress)
     graph = Graph.coerce(x, edge_index, edge_weight)
     if not graph.is_single:
-        raise ValueError(
-            f"full_graph_inference takes one large graph; got a batch of {graph.num_graphs}. "
-            f"Call the model on batches of such a size that they fit."
-        )
+        came = f"got a batch of {graph.num_graphs}"
+        raise ValueError(f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit.")
     with torch.no_grad(), tqdm(disable=not progress, unit="block", leave=False) as bar:
         blocks = Blocks(block_size, as_device(x.device if device is None else device), bar)
         runner = deepcopy(model).to(x.device).eval()

@@ -42,8 +42,7 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
     Args:
         num_layers: number of steps, or ``None`` for the limit.
         alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: the diffusivity of S, with one head; by default D^-½AD^-½. It never reads the labels: an attention
-            reads ``features``.
+        diffusivity: of S, with one head, which reads ``features``, not labels; by default D^-½AD^-½.
 
     Shapes:
         y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], if

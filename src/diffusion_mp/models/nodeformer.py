@@ -27,10 +27,8 @@ class NodeFormer(LayerStack):
     loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
     ```
 
-    The model of the slides has ``jump="cat"``, the layers that :class:`NodeFormerConv` describes, and
-    ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about log n per node, which dominates that of
-    the task (docs/errata.md, N11). Its s is 1. A layer adds roughly a mean over all nodes, so each one then halves the
-    differences between nodes, and after 16 layers almost none remain (N12).
+    The model of the slides has ``jump="cat"``, the layers of :class:`NodeFormerConv`, s = 1 (docs/errata.md,
+    N12), and ``edge_regularization=1.0, relative_edge_loss=False``, an edge loss that dominates that of the task (N11).
 
     Args:
         in_channels, hidden_channels, out_channels, layer_norm: see :class:`GraphModel`; every head has the width of

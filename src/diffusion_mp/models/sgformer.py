@@ -29,9 +29,8 @@ class SGFormer(GraphModel):
 
     Args:
         in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; by default ten
-            steps of APPNP, which work well with few labels. The slides have a GCN. ``gnn="residual"`` is the
-            :class:`ResidualGCN` of PyG's SGFormer, which reads X.
+        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` (slides: GCN) on hidden channels;
+            or ``"residual"``, the :class:`ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
         layer_norm: normalise in the encoders and after the attention.
