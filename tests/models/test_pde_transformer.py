@@ -28,10 +28,13 @@ def build(placement: str | None = None, **options: Any) -> PDETransformer:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
     with seeded(0):
         model = PDETransformer(options.pop("in_channels"), CHANNELS, 4, placement=placement, **options).double().eval()
-    for module in model.modules():
-        if isinstance(module, PDEDiffusion1d):
-            module.reset_parameters()  # α in double precision
+    for layer in diffusions(model):
+        layer.reset_parameters()  # α in double precision
     return model
+
+
+def diffusions(model: nn.Module) -> list[PDEDiffusion1d]:
+    return [module for module in model.modules() if isinstance(module, PDEDiffusion1d)]
 
 
 def sequences(length: int = LENGTH, seed: int = 0) -> Tensor:
@@ -128,7 +131,7 @@ def test_the_placements_differ_as_models() -> None:
         model = build(placement)
         model.load_state_dict(start, strict=False)
         outputs[placement] = model(x)
-        layers = [module for module in model.modules() if isinstance(module, PDEDiffusion1d)]
+        layers = diffusions(model)
         count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
         assert len({id(layer.diffusivity.theta) for layer in layers}) == len(layers) == count
     torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
@@ -199,7 +202,7 @@ def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | 
 
 def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
     for placement, boundary in (("P7", "causal"), ("P6", "symmetric")):  # heads have no before and after
-        layers = [part for part in build(placement, causal=True).modules() if isinstance(part, PDEDiffusion1d)]
+        layers = diffusions(build(placement, causal=True))
         assert {layer.diffusivity.boundary for layer in layers} == {boundary}
     with pytest.raises(ValueError, match="boundary must be 'causal' in a causal model"):
         build("P1", causal=True, diffusion={"boundary": "symmetric"})
@@ -268,18 +271,14 @@ def test_autocast_and_bfloat16(placement: str | None) -> None:
     assert model.bfloat16()(x, RIGHT).dtype == torch.bfloat16
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_papers_and_repr() -> None:
     model, x = build("P2", dropout=0.5), sequences()
     assert torch.equal(model(x), model(x))
     with seeded(1):
         assert not torch.allclose(model.train()(x), model.eval()(x))
-
-
-def test_it_names_its_papers() -> None:
-    text = cite(build("P1"))
     for title in ("Where to Add {PDE} Diffusion", "Attention is All you Need", "Long Range Arena"):
-        assert title in text
-    assert "placement='P1'" in repr(build("P1"))
+        assert title in cite(model)
+    assert "placement='P2'" in repr(model)
 
 
 @pytest.mark.usefixtures("no_typecheck")
