@@ -216,11 +216,13 @@ class GraphModel(KnowsPyGNames, nn.Module, ABC):
     Args:
         in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings);
             ``in_channels=-1`` is inferred from the first call, in models that begin with a linear map of the features.
-        dropout: dropout rate, in every model that has this option.
-        layer_norm: LayerNorm after the input layer and after every layer, likewise.
+
+    Options of most models:
+        dropout: dropout rate.
+        layer_norm: LayerNorm after the input layer and after every layer.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
             ``"link"``: it reads nodes, and the score of a pair is the inner product of its two embeddings, divided by
-            √out_channels. Likewise.
+            √out_channels.
 
     Shapes:
         x: [N, in_channels], dense, or sparse (CSR, CSC or COO) for models that begin with a linear map of the features
