@@ -33,12 +33,11 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# Strict capture goes through what torch.compile goes through below, so of most models it waits for the slow run.
+# Strict capture takes the paths of torch.compile below, so most models wait for the slow run.
 STRICT = [marked(name, True, quick=("difformer",), otherwise=pytest.mark.slow) for name in MODELS]
-TRACED = [marked(name, False) for name in MODELS]
 
 
-@pytest.mark.parametrize(("name", "strict"), [*TRACED, *STRICT])
+@pytest.mark.parametrize(("name", "strict"), [*(marked(name, False) for name in MODELS), *STRICT])
 def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict: bool) -> None:
     case = MODELS[name]
     model = case.model().eval()

@@ -9,19 +9,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from diffusion_mp.models import (
-    GPS,
-    CertifiedDIFFormer,
-    DFiFormer,
-    DIFFormer,
-    DiffusionGNN,
-    GatedGCN,
-    LabelPropagation,
-    NodeFormer,
-    PDETransformer,
-    SFiFormer,
-    SGFormer,
-)
+import diffusion_mp as dm
 
 Inputs = dict[str, Any]
 
@@ -93,38 +81,41 @@ EDGES = ("x", "edge_index")
 BATCH = (*EDGES, "batch")
 
 MODELS = {
-    "difformer": Case(lambda: DIFFormer(8, 6, 3)),
+    "difformer": Case(lambda: dm.DIFFormer(8, 6, 3)),
     "difformer-options": Case(
-        lambda: DIFFormer(8, 6, 3, graph="mean", heads=2, projection="separate", transform=True, source=True, leak=0.1),
+        lambda: dm.DIFFormer(
+            8, 6, 3, graph="mean", heads=2, projection="separate", transform=True, source=True, leak=0.1
+        ),
         (*EDGES, "edge_weight"),
     ),
-    "difformer-sigmoid": Case(lambda: DIFFormer(8, 6, 3, kernel="sigmoid"), BATCH),
-    "difformer-graphs": Case(lambda: DIFFormer(8, 6, 3, 1, task="graph"), BATCH),
-    "difformer-links": Case(lambda: DIFFormer(8, 6, 3, task="link"), (*EDGES, "edge_label_index")),
-    "certified": Case(lambda: CertifiedDIFFormer(8, 6, 3, 2, heads=2)),
+    "difformer-sigmoid": Case(lambda: dm.DIFFormer(8, 6, 3, kernel="sigmoid"), BATCH),
+    "difformer-graphs": Case(lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), BATCH),
+    "difformer-links": Case(lambda: dm.DIFFormer(8, 6, 3, task="link"), (*EDGES, "edge_label_index")),
+    "certified": Case(lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, heads=2)),
     "certified-options": Case(
-        lambda: CertifiedDIFFormer(8, 6, 3, 2, centre=True, constraint="sphere", penalty="gaussian"), BATCH
+        lambda: dm.CertifiedDIFFormer(8, 6, 3, 2, centre=True, constraint="sphere", penalty="gaussian"), BATCH
     ),
-    "nodeformer": Case(lambda: NodeFormer(8, 6, 3, heads=2)),
-    "nodeformer-options": Case(lambda: NodeFormer(8, 6, 3, 1, heads=2, hops=2), BATCH),
-    "sgformer": Case(lambda: SGFormer(8, 6, 3)),
+    "nodeformer": Case(lambda: dm.NodeFormer(8, 6, 3, heads=2)),
+    "nodeformer-options": Case(lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2), BATCH),
+    "sgformer": Case(lambda: dm.SGFormer(8, 6, 3)),
     "sgformer-options": Case(
-        lambda: SGFormer(8, 6, 3, normalize="frobenius", projection="tied", shared_encoder=False, gnn="gat"), BATCH
+        lambda: dm.SGFormer(8, 6, 3, normalize="frobenius", projection="tied", shared_encoder=False, gnn="gat"), BATCH
     ),
-    "mlp": Case(lambda: DiffusionGNN(8, 6, 3, conv="mlp", dropout=0.0)),
-    "gcn": Case(lambda: DiffusionGNN(8, 6, 3, conv="gcn", dropout=0.0)),
-    "sgc": Case(lambda: DiffusionGNN(8, 6, 3, conv="sgc", dropout=0.0)),
-    "gin": Case(lambda: DiffusionGNN(8, 6, 3, conv="gin", dropout=0.0, task="graph"), BATCH),
-    "gat": Case(lambda: DiffusionGNN(8, 6, 3, conv="gat", dropout=0.0, heads=2)),
-    "appnp": Case(lambda: DiffusionGNN(8, 6, 3, conv="appnp", dropout=0.0)),
-    "gcnii": Case(lambda: DiffusionGNN(8, 6, 3, conv="gcnii", dropout=0.0)),
-    "gatedgcn": Case(lambda: GatedGCN(8, 6, 3, 2, edge_dim=4, pe_channels=2), (*EDGES, "edge_attr", "pe")),
-    "gps": Case(lambda: GPS(8, 6, 3, 2, heads=2)),
-    "dfi-former": Case(lambda: DFiFormer(8, 6, 3, 2, heads=2)),
-    "sfi-former": Case(lambda: SFiFormer(8, 6, 3, 2, heads=2)),
+    "mlp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="mlp", dropout=0.0)),
+    "gcn": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcn", dropout=0.0)),
+    "sgc": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="sgc", dropout=0.0)),
+    "gin": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gin", dropout=0.0, task="graph"), BATCH),
+    "gat": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gat", dropout=0.0, heads=2)),
+    "appnp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="appnp", dropout=0.0)),
+    "gcnii": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcnii", dropout=0.0)),
+    "gatedgcn": Case(lambda: dm.GatedGCN(8, 6, 3, 2, edge_dim=4, pe_channels=2), (*EDGES, "edge_attr", "pe")),
+    "gps": Case(lambda: dm.GPS(8, 6, 3, 2, heads=2)),
+    "dfi-former": Case(lambda: dm.DFiFormer(8, 6, 3, 2, heads=2)),
+    "sfi-former": Case(lambda: dm.SFiFormer(8, 6, 3, 2, heads=2)),
     "sfi-former-options": Case(
-        lambda: SFiFormer(8, 6, 3, 2, heads=2, edge_dim=4, task="graph", attention={"hops": 2}), (*BATCH, "edge_attr")
+        lambda: dm.SFiFormer(8, 6, 3, 2, heads=2, edge_dim=4, task="graph", attention={"hops": 2}),
+        (*BATCH, "edge_attr"),
     ),
-    "label-propagation": Case(lambda: LabelPropagation(3), ("y", "edge_index")),
-    "pde-transformer": Case(lambda: PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"), ("x", "mask")),
+    "label-propagation": Case(lambda: dm.LabelPropagation(3), ("y", "edge_index")),
+    "pde-transformer": Case(lambda: dm.PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"), ("x", "mask")),
 }

@@ -7,7 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parent
+
+#: The tests of a file that are run quickly, in `.ci/run`, and by `-m slow`.
+RUNS = [
+    pytest.param("not exhaustive and not slow", marks=pytest.mark.unwatched, id="quick"),
+    pytest.param("exhaustive and not slow", marks=pytest.mark.exhaustive, id="exhaustive"),
+    pytest.param("slow", marks=pytest.mark.slow, id="slow"),
+]
 
 
 def run_tests(name: str, select: str, *, typecheck: bool) -> None:

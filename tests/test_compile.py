@@ -7,22 +7,12 @@ import torch
 from torch.autograd import gradgradcheck
 
 from diffusion_mp.models import DIFFormer
-from subrun import run_tests
+from subrun import RUNS, run_tests
 
 
-@pytest.mark.unwatched
-def test_full_graph_capture() -> None:
-    run_tests("compile_cases.py", "not exhaustive and not slow", typecheck=False)
-
-
-@pytest.mark.exhaustive
-def test_full_graph_capture_of_more_layers() -> None:
-    run_tests("compile_cases.py", "exhaustive and not slow", typecheck=False)
-
-
-@pytest.mark.slow
-def test_full_graph_capture_of_all_layers_and_generated_code() -> None:
-    run_tests("compile_cases.py", "slow", typecheck=False)
+@pytest.mark.parametrize("select", RUNS)
+def test_full_graph_capture(select: str) -> None:
+    run_tests("compile_cases.py", select, typecheck=False)
 
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from diffusion_mp.data import RandomPartitionLoader
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer
+from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.train import node_cross_entropy
 
 NODES, EPOCHS, RATE = 120, 2, 0.1
@@ -39,8 +40,7 @@ class Trained(pl.LightningModule):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
+        with seeded(0):
             self.model = DIFFormer(5, 8, 3).double()
         self.folder, self.seen = folder, [[] for _ in range(EPOCHS)]
 
@@ -59,9 +59,8 @@ class Trained(pl.LightningModule):
 def test_lightning_shares_the_parts_of_an_epoch(tmp_path: Path) -> None:
     module = Trained(tmp_path)
     alone, optimizer = module.model, SGD(module.parameters(), RATE)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    over_two = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_spawn"}
-    trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=tmp_path, **over_two, **quiet)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "strategy": "ddp_spawn"}
+    trainer = pl.Trainer(max_epochs=EPOCHS, default_root_dir=tmp_path, accelerator="cpu", devices=2, **options)
     trainer.fit(Trained(tmp_path), RandomPartitionLoader(example(), 6))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
 

@@ -11,6 +11,7 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from model_cases import MODELS, Case, Inputs
 
@@ -43,12 +44,7 @@ def compare(case: Case, edges: bool) -> None:
 
 
 def doubled(inputs: Inputs) -> Inputs:
-    def wide(part: object) -> object:
-        if isinstance(part, tuple):
-            return tuple(map(wide, part))
-        return part.double() if isinstance(part, Tensor) and part.is_floating_point() else part
-
-    return {name: wide(part) for name, part in inputs.items()}
+    return tree_map(lambda part: part.double() if part.is_floating_point() else part, inputs)
 
 
 def train_all() -> None:

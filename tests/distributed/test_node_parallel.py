@@ -14,61 +14,36 @@ from ranks import on_ranks, started
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp import (
-    AdjacencyDiffusivity,
-    CertifiedStep,
-    CouplingMismatchError,
-    DiffusionConv,
-    Positive,
-    SimpleDiffusivity,
-    auxiliary_loss,
-)
-from diffusion_mp.couplings import Sums
+import diffusion_mp as dm
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
-from diffusion_mp.distributed.collectives import all_merged, contact
-from diffusion_mp.energies import get_constraint
-from diffusion_mp.graph import Graph
-from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.distributed.parallel import all_merged, contact
 from reading_features import ReadsInputs
 
-NODES, FEATURES, CLASSES = 1500, 6, 3  # more than a run of Gumbel noise
+NODES, FEATURES, CLASSES = 1500, 6, 3  # more nodes than a run of Gumbel noise
+SIZES = FEATURES, 8, CLASSES
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "DIFFormer-s": lambda: DIFFormer(
-        FEATURES, 8, CLASSES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
+    "DIFFormer-s": lambda: dm.DIFFormer(
+        *SIZES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
     ),
-    "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, CLASSES, normalize="frobenius", graph="mean"),
-    "SGFormer": lambda: SGFormer(FEATURES, 8, CLASSES, num_gnn_layers=2),
-    "SGFormer, Frobenius": lambda: SGFormer(FEATURES, 8, CLASSES, normalize="frobenius", gnn="gat", num_gnn_layers=2),
+    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(*SIZES, normalize="frobenius", graph="mean"),
+    "SGFormer": lambda: dm.SGFormer(*SIZES, num_gnn_layers=2),
+    "SGFormer, Frobenius": lambda: dm.SGFormer(*SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
-    "NodeFormer": lambda: NodeFormer(FEATURES, 8, CLASSES, heads=2, num_features=5, num_samples=3, hops=2),
-    **{
-        name: lambda name=name: DiffusionGNN(FEATURES, 8, CLASSES, conv=name, dropout=0.0)
-        for name in ("mlp", "gin", "gcnii")
-    },
+    "NodeFormer": lambda: dm.NodeFormer(*SIZES, heads=2, num_features=5, num_samples=3, hops=2),
+    **{name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0) for name in ("mlp", "gin", "gcnii")},
 }
 
 
+CERTIFIED = {"heads": 2, "constraint": "sphere", "centre": True, "lam": 1.0, "mu": 10.0, "encoder_layers": 2}
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS: dict[str, Callable[[], nn.Module]] = {
-    "certified": lambda: CertifiedDIFFormer(
-        FEATURES,
-        8,
-        CLASSES,
-        3,
-        heads=2,
-        constraint="sphere",
-        centre=True,
-        lam=1.0,
-        mu=10.0,
-        encoder_layers=2,
-        graph=AdjacencyDiffusivity("sym"),
+    "certified": lambda: dm.CertifiedDIFFormer(*SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED),
+    "certified, projections": lambda: dm.CertifiedDIFFormer(
+        *SIZES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
     ),
-    "certified, projections": lambda: CertifiedDIFFormer(
-        FEATURES, 8, CLASSES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")
-    ),
-    "certified, at rest": lambda: CertifiedDIFFormer(
-        FEATURES, 8, CLASSES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=AdjacencyDiffusivity("sym")
+    "certified, at rest": lambda: dm.CertifiedDIFFormer(
+        *SIZES, None, penalty=None, constraint="nonnegative", mu=1.0, graph=dm.AdjacencyDiffusivity("sym")
     ),
 }
 MODELS |= ON_BOTH_WAYS
@@ -92,7 +67,7 @@ def build(make: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> n
 
 
 def loss_of(model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits[mask], y[mask], reduction="sum") / labels + auxiliary_loss(model)
+    return cross_entropy(logits[mask], y[mask], reduction="sum") / labels + dm.auxiliary_loss(model)
 
 
 def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
@@ -108,7 +83,7 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
     for both in (False, True):
         edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
         weight = once.repeat(2) if both else once
-        whole_graph, exact_graph = (Graph(NODES, edge_index, each) for each in (weight, weight.double()))
+        whole_graph, exact_graph = (dm.Graph(NODES, edge_index, each) for each in (weight, weight.double()))
         graphs[both] = whole_graph, exact_graph, ShardedGraph(edge_index, NODES, weight, bounds=bounds)
     for name in names:
         whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
@@ -130,9 +105,7 @@ def same_as_one_process(bounds: list[int], dtype: torch.dtype, limit: float, nam
             assert distance < limit, (where, distance)
             whole = graph.total(loss.detach())
             assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
-            pairs = [
-                (parameter.grad, gradient) for parameter, gradient in zip(shared.parameters(), gradients, strict=True)
-            ]
+            pairs = list(zip((parameter.grad for parameter in shared.parameters()), gradients, strict=True))
             assert all((ours is None) == (theirs is None) for ours, theirs in pairs), where
             pairs = [pair for pair in pairs if pair[0] is not None]
             if dtype == torch.float64:
@@ -164,23 +137,23 @@ def test_ranks_compute_what_one_process_does(bounds: list[int], dtype: torch.dty
 
 def certified(constraint: str) -> nn.Module:
     """Attention of a state on a sphere or in a ball, and the graph, in one certified step."""
-    attention = SimpleDiffusivity(
-        normalize=None, measure="distance", row_stochastic=False, constraint=get_constraint(constraint)
+    attention = dm.SimpleDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False, constraint=dm.energies.get_constraint(constraint)
     )
-    terms = Positive(0.01) * attention + Positive(3.0) * AdjacencyDiffusivity("sym")
-    step = CertifiedStep(Positive(), constraint=constraint)
-    return DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
+    terms = dm.Positive(0.01) * attention + dm.Positive(3.0) * dm.AdjacencyDiffusivity("sym")
+    step = dm.CertifiedStep(dm.Positive(), constraint=constraint)
+    return dm.DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
 
 
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
-    sums = all_merged(Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None)
+    sums = all_merged(dm.couplings.Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None)
     assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # type: ignore[union-attr]  # e^−100 and 1, no overflow
     x, edge_index, weight, *_ = data(torch.float64)
     both, weights = torch.cat([edge_index, edge_index.flip(0)], 1), torch.cat([weight, weight])
-    graph, whole = ShardedGraph(both, NODES, weights), Graph(NODES, both, weights)
+    graph, whole = ShardedGraph(both, NODES, weights), dm.Graph(NODES, both, weights)
     for constraint in ("ball", "sphere"):
-        x = get_constraint(constraint).project(x)
+        x = dm.energies.get_constraint(constraint).project(x)
         layer = build(lambda constraint=constraint: certified(constraint), torch.float64)
         out, coupling = layer(x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True)
         assert coupling.terms[0].positive_semidefinite is (constraint == "sphere")
@@ -192,13 +165,13 @@ def certified_as_one_process() -> None:
         for ours, theirs in zip(*results, strict=True):
             assert error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
     one_way = ShardedGraph(edge_index, NODES, weight)
-    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+    with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], one_way)
     inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
     near = weights.index_add(0, inside, weights[inside], alpha=0.01)  # one of twelve thousand, known to one rank
-    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
+    with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
-    assert not AdjacencyDiffusivity("sum")(x[graph.rows], ShardedGraph(both, NODES, near)).symmetric
+    assert not dm.AdjacencyDiffusivity("sum")(x[graph.rows], ShardedGraph(both, NODES, near)).symmetric
 
 
 def test_a_certified_step_over_ranks(tmp_path: Path) -> None:

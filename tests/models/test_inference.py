@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,36 +10,33 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from diffusion_mp.couplings import PooledCoupling
-from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.diffusivities import SimpleDiffusivity
-from diffusion_mp.graph import Graph
-from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer, full_graph_inference
+import diffusion_mp as dm
+from diffusion_mp.couplings.facts import PROMISES
 from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
-from diffusion_mp.updates import ExplicitEuler
+from diffusion_mp.testing.laws import seeded
 from reading_features import ReadsInputs
 
 NODES, FEATURES = 57, 5
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "DIFFormer-s": lambda: DIFFormer(FEATURES, 8, 3, 3),
-    "DIFFormer-s, projections, W_V, two heads": lambda: DIFFormer(
+    "DIFFormer-s": lambda: dm.DIFFormer(FEATURES, 8, 3, 3),
+    "DIFFormer-s, projections, W_V, two heads": lambda: dm.DIFFormer(
         FEATURES, 8, 3, heads=2, projection="separate", transform=True, source=True, leak=0.1
     ),
-    "DIFFormer-s, Eq. 24": lambda: DIFFormer(FEATURES, 8, 3, graph="mean"),
-    "DIFFormer-s, Frobenius": lambda: DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
-    "DIFFormer-a": lambda: DIFFormer(FEATURES, 8, 3, kernel="sigmoid"),
-    "certified": lambda: CertifiedDIFFormer(FEATURES, 8, 3, 3, heads=2, constraint="sphere"),
-    "certified, projections, inputs": lambda: CertifiedDIFFormer(
-        FEATURES, 8, 3, 2, projection="tied", centre=True, inputs=SimpleDiffusivity(row_stochastic=False)
+    "DIFFormer-s, Eq. 24": lambda: dm.DIFFormer(FEATURES, 8, 3, graph="mean"),
+    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
+    "DIFFormer-a": lambda: dm.DIFFormer(FEATURES, 8, 3, kernel="sigmoid"),
+    "certified": lambda: dm.CertifiedDIFFormer(FEATURES, 8, 3, 3, heads=2, constraint="sphere"),
+    "certified, projections, inputs": lambda: dm.CertifiedDIFFormer(
+        FEATURES, 8, 3, 2, projection="tied", centre=True, inputs=dm.SimpleDiffusivity(row_stochastic=False)
     ),
-    "certified, at rest": lambda: CertifiedDIFFormer(FEATURES, 8, 3, None, mu=1.0),
-    "SGFormer": lambda: SGFormer(FEATURES, 8, 3, gnn="appnp"),
+    "certified, at rest": lambda: dm.CertifiedDIFFormer(FEATURES, 8, 3, None, mu=1.0),
+    "SGFormer": lambda: dm.SGFormer(FEATURES, 8, 3, gnn="appnp"),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
-    "NodeFormer": lambda: NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
+    "NodeFormer": lambda: dm.NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
     **{
-        name: lambda name=name: DiffusionGNN(FEATURES, 8, 3, conv=name)
+        name: lambda name=name: dm.DiffusionGNN(FEATURES, 8, 3, conv=name)
         for name in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
     },
 }
@@ -55,79 +53,62 @@ def data(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> tupl
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
     x, edge_index, weight = data(generator)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seeded(0):
         model = make().double()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    got = full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
+    before = copy.deepcopy(model.state_dict())
+    got = dm.full_graph_inference(model, x, edge_index, weight, block_size=block_size, progress=False)
     assert model.training
     with torch.no_grad():
         expected = model.eval()(x, edge_index, weight)
     assert torch.allclose(got, expected, *tolerance("rearranged", torch.float64))
     assert not got.requires_grad
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_no_coupling_sees_more_rows_than_a_block(generator, monkeypatch) -> None:
+@pytest.mark.parametrize(("cls", "name"), [(dm.PooledCoupling, "pool"), (dm.ExplicitEuler, "step")])
+def test_neither_couplings_nor_steps_see_more_rows_than_a_block(cls, name, generator, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
-    sizes = []
-    pool = PooledCoupling.pool
-    monkeypatch.setattr(PooledCoupling, "pool", lambda self, v: sizes.append(v.size(0)) or pool(self, v))
-    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
-    assert sizes == 2 * [10, 10, 10, 10, 10, 7]
-
-
-def test_no_step_moves_more_rows_than_a_block(generator, monkeypatch) -> None:
-    x, edge_index, weight = data(generator)
-    sizes = []
-    step = ExplicitEuler.step
-    monkeypatch.setattr(ExplicitEuler, "step", lambda self, x, *rest: sizes.append(x.size(0)) or step(self, x, *rest))
-    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
+    sizes, method = [], getattr(cls, name)
+    monkeypatch.setattr(cls, name, lambda self, x, *rest: sizes.append(x.size(0)) or method(self, x, *rest))
+    dm.full_graph_inference(dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=False)
     assert sizes == 2 * [10, 10, 10, 10, 10, 7]
 
 
 def test_a_graph_keeps_what_was_derived_from_it(generator) -> None:
     x, edge_index, weight = data(generator)
-    model, graph = DIFFormer(FEATURES, 8, 3).double(), Graph(NODES, edge_index, weight)
-    full_graph_inference(model, x, graph, progress=False)
+    model, graph = dm.DIFFormer(FEATURES, 8, 3).double(), dm.Graph(NODES, edge_index, weight)
+    dm.full_graph_inference(model, x, graph, progress=False)
     looped = graph.with_self_loops("remaining")
     assert looped.csr.found  # the sparse product has compressed it
-    full_graph_inference(model, x, graph, progress=False)
+    dm.full_graph_inference(model, x, graph, progress=False)
     assert graph.with_self_loops("remaining") is looped
 
 
 @pytest.mark.parametrize("row_stochastic", [True, False])
 def test_a_coupling_by_blocks_knows_what_the_whole_one_knows(row_stochastic: bool, generator) -> None:
     x = torch.randn(NODES, FEATURES, generator=generator)
-    holder = nn.Sequential(SimpleDiffusivity(row_stochastic=row_stochastic))
-    whole = holder[0].couple(x, Graph(NODES))
+    holder = nn.Sequential(dm.SimpleDiffusivity(row_stochastic=row_stochastic))
+    whole = holder[0].couple(x, dm.Graph(NODES))
     Blocks(10, x.device, tqdm(total=0, disable=True)).take_over(holder)
-    blocks = holder[0].couple(x, Graph(NODES))
+    blocks = holder[0].couple(x, dm.Graph(NODES))
     torch.testing.assert_close(blocks.diagonal(), whole.diagonal())
     assert [getattr(blocks, name) for name in PROMISES] == [getattr(whole, name) for name in PROMISES]
 
 
-def test_without_edges_and_without_nodes(generator) -> None:
-    model = DIFFormer(FEATURES, 8, 3)
-    x = torch.randn(NODES, FEATURES, generator=generator)
-    got = full_graph_inference(model, x, block_size=10, progress=False)
-    assert torch.allclose(got, model.eval()(x), *tolerance("rearranged", torch.float64)[:1], atol=1e-5)
-    assert full_graph_inference(model, x[:0], progress=False).shape == (0, 3)
-
-
-def test_a_batch_of_graphs_is_refused() -> None:
-    x = torch.zeros(4, FEATURES)
+def test_without_edges_without_nodes_and_of_a_batch(generator) -> None:
+    model, x = dm.DIFFormer(FEATURES, 8, 3).double(), data(generator)[0]
+    got = dm.full_graph_inference(model, x, block_size=10, progress=False)
+    assert torch.allclose(got, model.eval()(x), *tolerance("rearranged", torch.float64))
+    assert dm.full_graph_inference(model, x[:0], progress=False).shape == (0, 3)
     with pytest.raises(ValueError, match="takes one large graph; got a batch of 2"):
-        full_graph_inference(DIFFormer(FEATURES, 8, 3), x, Graph(4, ptr=torch.tensor([0, 2, 4])))
+        dm.full_graph_inference(model, x[:4], dm.Graph(4, ptr=torch.tensor([0, 2, 4])))
 
 
 def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
     done, update = [], tqdm.update
     monkeypatch.setattr(tqdm, "update", lambda bar, n=1: done.append(n) or update(bar, n))
-    full_graph_inference(DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10)
+    dm.full_graph_inference(dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10)
     bar = capsys.readouterr().err
     assert "block" in bar
     assert "/36 " in bar  # 6 blocks: encoder, decoder, twice for each of 2 couplings
@@ -137,7 +118,7 @@ def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_blocks_on_a_gpu_and_states_on_the_cpu(generator) -> None:
     x, edge_index, weight = data(generator)
-    model = SGFormer(FEATURES, 8, 3).double()
-    got = full_graph_inference(model, x, edge_index, weight, block_size=10, device="cuda", progress=False)
+    model = dm.SGFormer(FEATURES, 8, 3).double()
+    got = dm.full_graph_inference(model, x, edge_index, weight, block_size=10, device="cuda", progress=False)
     assert got.device == x.device
     assert torch.allclose(got, model.eval()(x, edge_index, weight), *tolerance("rearranged", torch.float64))

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from sklearn.semi_supervised import LabelSpreading
 from torch import Tensor
 
-from diffusion_mp import (
-    AdjacencyDiffusivity,
-    CouplingMismatchError,
-    GATDiffusivity,
-    GaussianDiffusivity,
-    Graph,
-    LabelPropagation,
-    NeumannDiffusivity,
-    SimpleDiffusivity,
-)
-from diffusion_mp.diffusivities import Diffusivity, SymmetricDiffusivity
+import diffusion_mp as dm
 from diffusion_mp_experiments.train import DigitsDataModule
 
 
@@ -30,9 +22,9 @@ def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     return points.double(), y, torch.arange(60) < 6
 
 
-def gaussian(bandwidth: float, *, diagonal: bool = False) -> Diffusivity:
+def gaussian(bandwidth: float, *, diagonal: bool = False) -> dm.Diffusivity:
     options = {"normalize": None, "measure": "distance", "row_stochastic": False}
-    return SymmetricDiffusivity(GaussianDiffusivity(bandwidth=bandwidth, **options), diagonal)
+    return dm.SymmetricDiffusivity(dm.GaussianDiffusivity(bandwidth=bandwidth, **options), diagonal)
 
 
 @pytest.mark.parametrize(("alpha", "bandwidth"), [(0.5, 1.0), (0.9, 0.3), (0.99, 0.15)])
@@ -44,7 +36,7 @@ def test_the_limit_is_label_spreading_of_scikit_learn(
     theirs = LabelSpreading(kernel="rbf", gamma=0.5 / bandwidth**2, alpha=alpha, max_iter=100_000, tol=1e-12)
     theirs.fit(points.numpy(), np.where(mask, y, -1))
     soft = torch.eye(3, dtype=torch.float64)[y]
-    ours = LabelPropagation(None, alpha, gaussian(bandwidth))(soft, mask=mask, features=points)
+    ours = dm.LabelPropagation(None, alpha, gaussian(bandwidth))(soft, mask=mask, features=points)
     expected = torch.from_numpy(theirs.label_distributions_)
     torch.testing.assert_close(ours / ours.sum(1, keepdim=True), expected, rtol=0, atol=1e-6)
 
@@ -55,15 +47,15 @@ def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
     edge_index = torch.randint(60, (2, 200), generator=generator)
     batch = (torch.arange(60) >= 40).long()
     edge_index = edge_index[:, batch[edge_index[0]] == batch[edge_index[1]]]
-    both = gaussian(0.5) + AdjacencyDiffusivity("sym", direction="undirected")
+    both = gaussian(0.5) + dm.AdjacencyDiffusivity("sym", direction="undirected")
     results = [
-        LabelPropagation(steps, 0.9, 0.5 * both)(y, edge_index, None, mask, batch, features=points.float())
+        dm.LabelPropagation(steps, 0.9, 0.5 * both)(y, edge_index, None, mask, batch, features=points.float())
         for steps in (2000, None)
     ]
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
     alone = slice(0, 40)
     inside = edge_index[:, edge_index[0] < 40]
-    model = LabelPropagation(None, 0.9, 0.5 * both)
+    model = dm.LabelPropagation(None, 0.9, 0.5 * both)
     torch.testing.assert_close(
         model(y[alone], inside, mask=mask[alone], features=points[alone].float()), results[1][alone]
     )
@@ -73,7 +65,7 @@ def test_a_sharp_kernel_spreads_nothing_past_its_own_diagonal() -> None:
     """Points thirty widths apart: with the diagonal every node hears itself alone, without it S is that of a path."""
     points, y = 3 * torch.arange(20.0).unsqueeze(1), torch.tensor([0] + 19 * [-1])
     reached = [
-        LabelPropagation(50, 0.99, gaussian(0.1, diagonal=diagonal))(y, features=points).squeeze(1) > 0
+        dm.LabelPropagation(50, 0.99, gaussian(0.1, diagonal=diagonal))(y, features=points).squeeze(1) > 0
         for diagonal in (True, False)
     ]
     assert reached[0].tolist() == [True] + 19 * [False]
@@ -86,7 +78,7 @@ def test_digits_by_their_pixels_alone() -> None:
     data = DigitsDataModule(seed=0).load()
     accuracy = []
     for diagonal in (False, True):
-        model = LabelPropagation(None, 0.99, gaussian(0.3, diagonal=diagonal))
+        model = dm.LabelPropagation(None, 0.99, gaussian(0.3, diagonal=diagonal))
         right = model(data.y, mask=data.train_mask, features=data.x).argmax(1) == data.y
         accuracy.append(float(right[data.test_mask].float().mean()))
     assert accuracy[0] > 0.95
@@ -95,24 +87,35 @@ def test_digits_by_their_pixels_alone() -> None:
 
 def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
     y, x, edge_index = torch.tensor([0, 1, -1]), torch.rand(3, 4), torch.tensor([[0, 1], [1, 2]])
-    for diffusivity in (SimpleDiffusivity(), 0.5 * gaussian(1.0) + AdjacencyDiffusivity(), GATDiffusivity(4)):
+    for diffusivity in (dm.SimpleDiffusivity(), 0.5 * gaussian(1.0) + dm.AdjacencyDiffusivity(), dm.GATDiffusivity(4)):
         with pytest.raises(ValueError, match=r"must not read the labels; none came"):
-            LabelPropagation(2, diffusivity=diffusivity)(y, edge_index)
-        assert LabelPropagation(2, diffusivity=diffusivity)(y, edge_index, features=x).shape == (3, 2)
-    for fixed in (None, NeumannDiffusivity(), 0.5 * AdjacencyDiffusivity("row")):
+            dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index)
+        assert dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index, features=x).shape == (3, 2)
+    for fixed in (None, dm.NeumannDiffusivity(), 0.5 * dm.AdjacencyDiffusivity("row")):
         with pytest.raises(ValueError, match="features came, and nobody reads them"):
-            LabelPropagation(2, diffusivity=fixed)(y, edge_index, features=x)
-        assert LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)
+            dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index, features=x)
+        assert dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)
 
 
-def test_what_has_no_limit_is_refused_with_the_way_out() -> None:
-    y, directed = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
-    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\) for num_layers=None; got 1"):
-        LabelPropagation(None, 1.0)
-    with pytest.raises(ValueError, match="one head, for there is one state, the labels; got 2 heads"):
-        LabelPropagation(diffusivity=SimpleDiffusivity(heads=2))
-    with pytest.raises(CouplingMismatchError, match="symmetric"):
-        LabelPropagation(None)(y, directed)
-    with pytest.raises(ValueError, match=r"features must have 3 rows"):
-        LabelPropagation(None, diffusivity=gaussian(1.0))(y, features=torch.rand(4, 2))
-    assert LabelPropagation(None)(y, Graph(3, directed).to_undirected()).shape == (3, 2)
+Y, DIRECTED = torch.tensor([0, 1, -1]), torch.tensor([[0, 1], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in \(0, 1\) for num_layers=None; got 1"),
+        (
+            lambda: dm.LabelPropagation(diffusivity=dm.SimpleDiffusivity(heads=2)),
+            "one head, for .* the labels; got 2 heads",
+        ),
+        (lambda: dm.LabelPropagation(None)(Y, DIRECTED), "symmetric"),
+        (
+            lambda: dm.LabelPropagation(None, diffusivity=gaussian(1.0))(Y, features=torch.rand(4, 2)),
+            r"features must have 3 rows",
+        ),
+    ],
+)
+def test_labels_without_a_limit_are_refused_with_the_way_out(call: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call()
+    assert dm.LabelPropagation(None)(Y, dm.Graph(3, DIRECTED).to_undirected()).shape == (3, 2)

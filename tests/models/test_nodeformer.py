@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -77,13 +76,12 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     x, edge_index = problem()
     model = NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7, **SLIDES).double().train()
     inputs = []
-    hooks = [conv.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for conv in model.convs]
+    for conv in model.convs:
+        conv.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     model(x, edge_index)
     got = auxiliary_loss(model)
-    for hook in hooks:
-        hook.remove()
     expected, degree = 0.0, adjacency(len(x), edge_index).sum(1)
-    for conv, z in zip(model.convs, inputs, strict=True):
+    for conv, z in zip(model.convs, list(inputs), strict=True):
         pi = attention(conv, z)
         for source, target in edge_index.t().tolist():
             expected = expected - pi[:, target, source].log().mean() / degree[target]
@@ -91,9 +89,7 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
     parameters = [conv.diffusivity.attention.key.weight for conv in model.convs]
     for ours, theirs in zip(
-        torch.autograd.grad(got, parameters, retain_graph=True),
-        torch.autograd.grad(expected, parameters),
-        strict=True,
+        torch.autograd.grad(got, parameters, retain_graph=True), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
     assert auxiliary_loss(model.eval()) == got  # until the next forward pass,
@@ -101,10 +97,9 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     assert auxiliary_loss(model) == 0  # which records nothing in evaluation
 
 
-def test_without_a_graph_it_runs_and_records_nothing():
-    x, _ = problem()
+def test_without_a_graph_there_is_no_auxiliary_loss():
     model = NodeFormer(4, 6, 3).double().train()
-    assert model(x).shape == (13, 3)
+    model(problem()[0])
     assert auxiliary_loss(model) == 0
 
 
@@ -133,14 +128,6 @@ def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not():
     assert not torch.equal(first[0], other[0])
 
 
-def test_two_training_steps_see_different_noise():
-    x, edge_index = problem()
-    model = NodeFormer(4, 6, 3, num_samples=10).double().train()
-    assert not torch.equal(model(x, edge_index), model(x, edge_index))
-    model.eval()
-    assert torch.equal(model(x, edge_index), model(x, edge_index))
-
-
 def test_threads_that_share_a_model_train_as_one_would():
     """Four threads have, in some order, the losses that one thread has: each call its own noise, each its own losses.
 
@@ -166,19 +153,20 @@ def test_threads_that_share_a_model_train_as_one_would():
 
 
 def test_a_model_in_the_middle_of_training_is_copied_and_saved():
+    """The state of the noise goes along, the recorded losses do not; every call draws other noise."""
     x, edge_index = problem()
     model = NodeFormer(4, 6, 3, num_samples=10).double().train()
-    model(x, edge_index)
+    first = model(x, edge_index)
     twin = copy.deepcopy(model)
-    assert auxiliary_loss(twin) == 0
-    assert torch.equal(twin(x, edge_index), model(x, edge_index))
-    buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
-    buffer.seek(0)
     with seeded(5):
         other = NodeFormer(4, 6, 3, num_samples=10).double().train()
-    other.load_state_dict(torch.load(buffer, weights_only=True))
-    assert torch.equal(other(x, edge_index), model(x, edge_index))
+    other.load_state_dict(model.state_dict())
+    assert auxiliary_loss(twin) == 0
+    second = model(x, edge_index)
+    assert not torch.equal(second, first)
+    assert torch.equal(twin(x, edge_index), second)
+    assert torch.equal(other(x, edge_index), second)
+    assert torch.equal(model.eval()(x, edge_index), model(x, edge_index))
 
 
 def test_the_error_of_a_layer_of_a_model_can_be_measured():

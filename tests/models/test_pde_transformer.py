@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -27,10 +28,13 @@ def build(placement: str | None = None, **options: Any) -> PDETransformer:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
     with seeded(0):
         model = PDETransformer(options.pop("in_channels"), CHANNELS, 4, placement=placement, **options).double().eval()
-    for module in model.modules():
-        if isinstance(module, PDEDiffusion1d):
-            module.reset_parameters()  # α in double precision
+    for layer in diffusions(model):
+        layer.reset_parameters()  # α in double precision
     return model
+
+
+def diffusions(model: nn.Module) -> list[PDEDiffusion1d]:
+    return [module for module in model.modules() if isinstance(module, PDEDiffusion1d)]
 
 
 def sequences(length: int = LENGTH, seed: int = 0) -> Tensor:
@@ -59,9 +63,6 @@ def smoothing(length: int) -> Tensor:
 def along(matrix: Tensor, x: Tensor) -> Tensor:
     """A matrix over the positions of x [B, L, C]."""
     return torch.einsum("ij,bjc->bic", matrix, x)
-
-
-# ---------------------------------------------------------------- Table 1
 
 
 class Square(nn.Module):
@@ -112,43 +113,30 @@ def test_the_placements_are_those_of_table_1() -> None:
     for placement, output in outputs.items():
         torch.testing.assert_close(output, expected[placement], rtol=1e-12, atol=1e-12, msg=str(placement))
     same = {("P2", "P3"), ("P1", None)}  # as printed: the MLP is last in a pre-norm block
-    for i, first in enumerate(PLACEMENTS):
-        for second in PLACEMENTS[i + 1 :]:
-            assert torch.allclose(expected[first], expected[second]) == ((first, second) in same), (first, second)
+    for pair in combinations(PLACEMENTS, 2):
+        assert torch.allclose(*(expected[placement] for placement in pair)) == (pair in same), pair
 
 
 def test_p1_smooths_the_embedding_and_its_position() -> None:
-    x = sequences()
-    torch.testing.assert_close(build("P1").embed(x), along(smoothing(LENGTH), build().embed(x)), rtol=1e-12, atol=1e-12)
-    for placement in ("P2", "P3", "P4", "P5", "P6", "P7"):
-        assert torch.equal(build(placement).embed(x), build().embed(x))
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_there_is_no_other_diffusion(placement: str | None) -> None:
-    count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
-    layers = [module for module in build(placement).modules() if isinstance(module, PDEDiffusion1d)]
-    assert len(layers) == count
-    assert len({id(layer.diffusivity.theta) for layer in layers}) == count, "no α is shared"
+    x, plain = sequences(), build().embed(sequences())
+    torch.testing.assert_close(build("P1").embed(x), along(smoothing(LENGTH), plain), rtol=1e-12, atol=1e-12)
+    for placement in PLACEMENTS[1:]:
+        assert torch.equal(build(placement).embed(x), plain)
 
 
 def test_the_placements_differ_as_models() -> None:
-    """From one draw of all weights: only P2 and P3 are the same function."""
-    x, start = sequences(), build().state_dict()
-    outputs = {}
+    """From one draw of all weights, only P2 and P3 are the same function; no α is shared, no layer is elsewhere."""
+    x, start, outputs = sequences(), build().state_dict(), {}
     for placement in PLACEMENTS:
         model = build(placement)
         model.load_state_dict(start, strict=False)
         outputs[placement] = model(x)
-    torch.testing.assert_close(outputs["P2"], outputs["P3"], rtol=1e-12, atol=1e-12)
-    del outputs["P3"]
-    names = list(outputs)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (first, second)
-
-
-# ---------------------------------------------------------------- shapes, masks, gradients
+        layers = diffusions(model)
+        count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
+        assert len({id(layer.diffusivity.theta) for layer in layers}) == len(layers) == count
+    torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
+    for first, second in combinations(outputs, 2):
+        assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (first, second)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -157,9 +145,7 @@ def test_every_parameter_learns(placement: str | None) -> None:
     out = model(sequences())
     assert out.shape == (3, 4)
     out.square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 1e-12, name
+    assert all(parameter.grad.abs().max() > 1e-12 for parameter in model.parameters())
 
 
 # where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
@@ -174,62 +160,50 @@ def test_a_padded_sequence_is_the_sequence(placement: str | None, pooling: str, 
     model, x = build(placement, pooling=pooling, causal=causal), sequences(9)
     with torch.no_grad():
         padded = model(x.masked_fill(~mask, -5), mask)  # no category of the vocabulary
-        for row in range(3):
-            alone = model(x[row][mask[row]].unsqueeze(0))
-            torch.testing.assert_close(padded[row : row + 1], alone, rtol=1e-12, atol=1e-12)
+        alone = torch.cat([model(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)])
+    torch.testing.assert_close(padded, alone, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_nan_in_the_padding_reaches_neither_output_nor_gradient(placement: str | None) -> None:
+def test_neither_nan_in_the_padding_nor_a_sequence_without_a_token_disturbs_others(placement: str | None) -> None:
     model, x = build(placement, in_channels=2), numbers(3, 9, 2)
     expected = model(x, ANYWHERE)
-    clean = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
     poisoned = model(x.masked_fill(~ANYWHERE.unsqueeze(2), torch.nan), ANYWHERE)
     assert torch.equal(poisoned, expected)
-    for got, wanted in zip(torch.autograd.grad(poisoned.square().sum(), list(model.parameters())), clean, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_sequence_without_a_token_is_finite_and_disturbs_no_other(placement: str | None) -> None:
-    mask = RIGHT.clone()
+    gradients = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (poisoned, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    mask = ANYWHERE.clone()
     mask[1] = False
-    out = build(placement)(sequences(9), mask)
+    out = model(x, mask)
     assert out.isfinite().all()
-    torch.testing.assert_close(out[::2], build(placement)(sequences(9), RIGHT)[::2], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(out[::2], expected[::2], rtol=1e-12, atol=1e-12)
+
+
+def states(model: PDETransformer, x: Tensor, mask: Tensor | None) -> Tensor:
+    state = model.embed(x, mask)
+    for block in model.blocks:
+        state = block(state, mask)
+    return state
 
 
 @pytest.mark.parametrize("mask", [None, ANYWHERE], ids=["whole", "masked"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | None) -> None:
-    model = build(placement, causal=True, in_channels=2)
-
-    def states(x: Tensor) -> Tensor:
-        state = model.embed(x, mask)
-        for block in model.blocks:
-            state = block(state, mask)
-        return state
-
-    x = numbers(3, 9, 2)
-    before = states(x)
+    model, x = build(placement, causal=True, in_channels=2), numbers(3, 9, 2)
+    before = states(model, x, mask)
     for position in range(9):
         changed = x.clone()
         changed[:, position:] += 1
-        rows = slice(None, position) if mask is None else None
-        after = states(changed)
-        if rows is not None:
-            assert torch.equal(after[:, rows], before[:, rows])
-            assert not torch.allclose(after[:, position], before[:, position])
-        else:
-            past = ANYWHERE & (torch.arange(9) < position)
-            assert torch.equal(after[past], before[past])
+        after = states(model, changed, mask)
+        past = (torch.ones(3, 9).bool() if mask is None else mask) & (torch.arange(9) < position)
+        assert torch.equal(after[past], before[past])
+        assert mask is not None or not torch.allclose(after[:, position], before[:, position])
 
 
 def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
-    layer = next(module for module in build("P7", causal=True).modules() if isinstance(module, PDEDiffusion1d))
-    assert layer.diffusivity.boundary == "causal"
-    layer = next(module for module in build("P6", causal=True).modules() if isinstance(module, PDEDiffusion1d))
-    assert layer.diffusivity.boundary == "symmetric", "heads have no before and after"
+    for placement, boundary in (("P7", "causal"), ("P6", "symmetric")):  # heads have no before and after
+        layers = diffusions(build(placement, causal=True))
+        assert {layer.diffusivity.boundary for layer in layers} == {boundary}
     with pytest.raises(ValueError, match="boundary must be 'causal' in a causal model"):
         build("P1", causal=True, diffusion={"boundary": "symmetric"})
 
@@ -237,16 +211,10 @@ def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_pooling(pooling: str) -> None:
     model, x = build(pooling=pooling), sequences(9)
-    state = model.embed(x, ANYWHERE)
-    for block in model.blocks:
-        state = block(state, ANYWHERE)
-    rows = [row[tokens] for row, tokens in zip(model.norm(state), ANYWHERE, strict=True)]
+    rows = [row[tokens] for row, tokens in zip(model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True)]
     expected = torch.stack([{"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling] for row in rows])
     torch.testing.assert_close(model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12)
-
-
-# ---------------------------------------------------------------- tasks and inputs
 
 
 def test_retrieval_is_two_towers_with_the_same_weights() -> None:
@@ -255,29 +223,14 @@ def test_retrieval_is_two_towers_with_the_same_weights() -> None:
     u, v = model.encode(x), model.encode(other, mask)
     expected = model.head(torch.cat([u, v, u * v, u - v], 1))
     torch.testing.assert_close(model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="other must be passed with task='retrieve'"):
-        model(x)
-    with pytest.raises(ValueError, match="other must be passed with task='retrieve'"):
-        build()(x, None, other)
 
 
-def test_tokens_of_several_columns_and_floating_point_features() -> None:
+def test_tokens_of_several_columns() -> None:
     model = build(in_channels=[11, 5])
     columns = torch.stack([sequences(), sequences() % 5], 2)
     tables = model.encoder.tables
     expected = tables[0](columns[..., 0]) + tables[1](columns[..., 1]) + model.positions[:LENGTH]
     torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
-    assert build("P4", in_channels=5)(numbers(3, LENGTH, 5)).shape == (3, 4)
-
-
-def test_positions_matter() -> None:
-    model, x = build(), sequences()
-    with torch.no_grad():
-        model.positions.normal_(generator=torch.Generator().manual_seed(0))
-    assert not torch.allclose(model(x), model(x.flip(1)))
-
-
-# ---------------------------------------------------------------- what every model promises
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -292,17 +245,17 @@ def test_first_derivatives(placement: str | None) -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_reset_parameters_and_the_state_dict(placement: str | None) -> None:
     model, x = build(placement), sequences()
-    reference, expected = dict(model.state_dict()), model(x)
-    copies = {name: value.clone() for name, value in reference.items()}
+    expected, random = model(x), torch.get_rng_state()
+    copies = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(17.0)
     with seeded(0):
         model.float().reset_parameters()
-    for name, value in model.double().state_dict().items():
-        torch.testing.assert_close(value, copies[name], rtol=1e-6, atol=1e-7, msg=name)
+    torch.testing.assert_close(dict(model.double().state_dict()), copies, rtol=1e-6, atol=1e-7)
     model.load_state_dict(copies)
     assert torch.equal(model(x), expected)
+    assert torch.equal(random, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -314,65 +267,47 @@ def test_autocast_and_bfloat16(placement: str | None) -> None:
     rtol, atol = tolerance("autocast", torch.float32)
     torch.testing.assert_close(mixed.float(), exact, rtol=rtol, atol=atol)
     mixed.float().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     assert model.bfloat16()(x, RIGHT).dtype == torch.bfloat16
 
 
-def test_a_forward_pass_changes_nothing() -> None:
-    model, x, mask = build("P3"), sequences(9), RIGHT.clone()
-    before, random = x.clone(), torch.get_rng_state()
-    assert torch.equal(model(x, mask), model(x, mask))
-    assert torch.equal(x, before)
-    assert torch.equal(mask, RIGHT)
-    assert torch.equal(random, torch.get_rng_state())
-
-
-def test_dropout_acts_in_training_only() -> None:
-    model = build("P2", dropout=0.5)
-    x = sequences()
+def test_dropout_papers_and_repr() -> None:
+    model, x = build("P2", dropout=0.5), sequences()
     assert torch.equal(model(x), model(x))
     with seeded(1):
         assert not torch.allclose(model.train()(x), model.eval()(x))
-
-
-def test_it_names_its_papers() -> None:
-    text = cite(build("P1"))
     for title in ("Where to Add {PDE} Diffusion", "Attention is All you Need", "Long Range Arena"):
-        assert title in text
-    assert "placement='P1'" in repr(build("P1"))
+        assert title in cite(model)
+    assert "placement='P2'" in repr(model)
 
 
 @pytest.mark.usefixtures("no_typecheck")
-def test_it_says_what_it_needs() -> None:
-    with pytest.raises(ValueError, match=r"placement must be one of 'P1', 'P2', .*; got 'P8'"):
-        build("P8")
-    with pytest.raises(ValueError, match="diffusion belongs to a placement"):
-        build(None, diffusion={})
-    with pytest.raises(ValueError, match="pooling must be one of 'mean', 'first', 'last'"):
-        build(pooling="max")
-    with pytest.raises(ValueError, match="task must be one of"):
-        build(task="node")
-    with pytest.raises(ValueError, match="heads must divide the channels"):
-        build(heads=4)
-    model = build()
-    with pytest.raises(ValueError, match=r"x must not be longer than max_length=20; got a int64 tensor"):
-        model(sequences(21))
-    with pytest.raises(ValueError, match=r"x must be \[batch, length\], as in_channels says"):
-        model(sequences()[0])
-    with pytest.raises(ValueError, match=r"x must be \[batch, length, 2\], as in_channels says"):
-        build(in_channels=2)(numbers(3, 7))
-    with pytest.raises(TypeError, match="x must hold categories"):
-        model(numbers(3, 7))
-    with pytest.raises(ValueError, match=r"column 0 of x must lie in 0\.\.10"):
-        model(sequences() + 20)
-    with pytest.raises(TypeError, match="mask must be a bool tensor"):
-        model(sequences(9), RIGHT.long())
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: build("P8"), r"placement must be one of 'P1', 'P2', .*; got 'P8'"),
+        (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
+        (lambda: build(pooling="max"), "pooling must be one of 'mean', 'first', 'last'"),
+        (lambda: build(task="node"), "task must be one of"),
+        (lambda: build(heads=4), "heads must divide the channels"),
+        (lambda: build()(sequences(21)), r"x must not be longer than max_length=20; got a int64 tensor"),
+        (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
+        (lambda: build(in_channels=2)(numbers(3, 7)), r"x must be \[batch, length, 2\], as in_channels says"),
+        (lambda: build()(numbers(3, 7)), "x must hold categories"),
+        (lambda: build()(sequences() + 20), r"column 0 of x must lie in 0\.\.10"),
+        (lambda: build()(sequences(9), RIGHT.long()), "mask must be a bool tensor"),
+        (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),
+        (lambda: build()(sequences(), None, sequences()), "other must be passed with task='retrieve'"),
+    ],
+)
+def test_it_says_what_it_needs(call: Any, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        call()
 
 
 @pytest.mark.parametrize("channels", [6, 9])
 def test_positions_start_as_sinusoids(channels: int) -> None:
     positions = PDETransformer([11], channels, 4, heads=3, max_length=50).positions.detach()
-    half = (channels + 1) // 2
-    rates = torch.logspace(0, -4, half)
+    rates = torch.logspace(0, -4, (channels + 1) // 2)
     angles = torch.arange(50.0).unsqueeze(1) * rates
     torch.testing.assert_close(positions, torch.cat([angles.sin(), angles.cos()], 1)[:, :channels])

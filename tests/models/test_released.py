@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import elu, relu
 from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
 
-from diffusion_mp import DIFFormer, Graph, NodeFormer, SGFormer, released_state_dict
+from diffusion_mp import DIFFormer, NodeFormer, SGFormer, released_state_dict
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.models import DiffusionGNN
 from pages.blocks import blocks
@@ -29,13 +30,12 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
-def linears(names: dict[str, tuple[int, int]], *, bias: bool = True) -> Tensors:
-    """Weights and biases [out, in] of random numbers."""
+def linears(names: dict[str, tuple[int, int]]) -> Tensors:
+    """Random weights [out, in] and biases."""
     made: Tensors = {}
     for seed, (name, (wide, narrow)) in enumerate(names.items()):
         made[f"{name}.weight"] = random(wide, narrow, seed=seed) / narrow**0.5
-        if bias:
-            made[f"{name}.bias"] = 0.3 * random(wide, seed=100 + seed)
+        made[f"{name}.bias"] = 0.3 * random(wide, seed=100 + seed)
     return made
 
 
@@ -88,11 +88,8 @@ def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    found = torch.autograd.grad((out * random(*out.shape, seed=999)).sum(), list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
+    loss = (out * random(*out.shape, seed=999)).sum()
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
 
 
 def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call: Any, expected: Any) -> None:
@@ -112,9 +109,6 @@ def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call: Any,
         answers.append(compute())
     torch.testing.assert_close(*answers, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(*(gradients(a, leaves) for a in answers), rtol=1e-10, atol=1e-10)
-
-
-# -------------------------------------------------------------------------------------------------------- DIFFormer
 
 
 def difformer_tensors(layers: int, heads: int, *, use_weight: bool = True, use_bn: bool = True) -> Tensors:
@@ -154,11 +148,14 @@ def difformer(
 
 
 RELEASED: dict[str, Any] = {
+    "tau": 0.5,
     "projection": "separate",
     "transform": True,
     "qkv_bias": True,
     "graph": "sum",
     "self_loops": "keep",
+}
+RELEASED |= {
     "direction": "pyg",
     "degrees": "count",
     "dropout_on": "state",
@@ -169,50 +166,35 @@ RELEASED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kernel", "heads", "graph_weight", "tau"),
-    [("simple", 1, None, 0.5), ("simple", 3, 0.3, 0.2), ("sigmoid", 2, 0.7, 0.5), ("sigmoid", 1, None, 1.0)],
+    "options",
+    [
+        {"kernel": "simple", "heads": 1},
+        {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
+        {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
+        {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
+        {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
+        {"kernel": "simple", "heads": 2, "dropout": 0.4},
+    ],
 )
-def test_difformer(kernel: Any, heads: int, graph_weight: float | None, tau: float) -> None:
-    """Biases, one norm for all or none, degrees that count edges, on a directed graph with weights."""
-    options = {"heads": heads, "kernel": kernel, "tau": tau, "graph_weight": graph_weight}
-    normalize = "frobenius" if kernel == "simple" else None
-    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)).eval()
+def test_difformer(options: dict[str, Any]) -> None:
+    """Biases, one norm for all or none, degrees that count edges, on a directed graph with weights.
+
+    Without W_V, norm and graph: ``use_weight=False, use_bn=False, use_graph=False`` of the released code. In training
+    dropout acts after the input layer and after every layer, so that attention reads a state with dropout.
+    """
+    normalize, rate = "frobenius" if options["kernel"] == "simple" else None, options.get("dropout", 0.0)
+    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)).train(rate > 0)
     received = matrix(EDGES).sum(1)
 
     def expected(p: Tensors, x: Tensor, weight: Tensor) -> Tensor:
-        graph = over_roots(matrix(EDGES, weight), received, received)
-        return difformer(p, x, graph, layers=2, **options)
+        graph = over_roots(matrix(EDGES, weight), received, received) if "graph" not in options else None
+        known = {name: options[name] for name in ("kernel", "heads", "graph_weight", "tau") if name in options}
+        return difformer(p, x, graph, layers=2, drop=lambda z: dropout(z, rate), **known)
 
+    parts = {"use_weight": options.get("transform", True), "use_bn": options.get("layer_norm", True)}
     inputs = {"x": random(NODES, CHANNELS, seed=1), "weight": random(EDGES.size(1), seed=2).abs() + 0.1}
-    assert_same(model, difformer_tensors(2, heads), inputs, lambda x, weight: (x, EDGES, weight), expected)
-
-
-def test_difformer_without_its_parts() -> None:
-    """No W_V, no norm, no graph: ``use_weight=False, use_bn=False, use_graph=False`` of the released code."""
-    options = RELEASED | {"transform": False, "layer_norm": False, "graph": None, "heads": 2, "normalize": "frobenius"}
-    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 1, kernel="simple", tau=0.5, **options).eval()
-    tensors = difformer_tensors(1, 2, use_weight=False, use_bn=False)
-    inputs = {"x": random(NODES, CHANNELS, seed=1)}
-    assert_same(
-        model, tensors, inputs, lambda x: (x, EDGES), lambda p, x: difformer(p, x, None, layers=1, heads=2, tau=0.5)
-    )
-
-
-def test_difformer_drops_parts_of_the_state() -> None:
-    """In training: after the input layer and after every layer, so that attention reads what is left."""
-    options: dict[str, Any] = {"heads": 2, "kernel": "simple", "tau": 0.5}
-    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, normalize="frobenius", dropout=0.4, **(RELEASED | options)).train()
-    received = matrix(EDGES).sum(1)
-
-    def expected(p: Tensors, x: Tensor) -> Tensor:
-        graph = over_roots(matrix(EDGES), received, received)
-        return difformer(p, x, graph, layers=2, drop=lambda z: dropout(z, 0.4), **options)
-
-    inputs = {"x": random(NODES, CHANNELS, seed=1)}
-    assert_same(model, difformer_tensors(2, 2), inputs, lambda x: (x, EDGES), expected)
-
-
-# ------------------------------------------------------------------------------------------------------- NodeFormer
+    tensors = difformer_tensors(2, options["heads"], **parts)
+    assert_same(model, tensors, inputs, lambda x, weight: (x, EDGES, weight), expected)
 
 
 def nodeformer(
@@ -255,28 +237,11 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
         names[f"convs.{k}.Wo"] = (HIDDEN, heads * HIDDEN)
     tensors = linears(names) | norms("bns.0", "bns.1", "bns.2")
     tensors |= {f"convs.{k}.b": random(order, heads, seed=60 + k) for k in range(layers if order else 0)}
-    model = NodeFormer(
-        CHANNELS,
-        HIDDEN,
-        CLASSES,
-        layers,
-        heads=heads,
-        tau=tau,
-        num_features=7,
-        relational_bias="sym" if order else None,
-        hops=order or 1,
-        powers="reach",
-        gate=None if gate == "identity" else "sigmoid",
-        jump="cat" if jk else None,
-        logits="scaled_dot",
-        stabilizer=1e-6,
-        qkv_bias=True,
-        projection="separate",
-        normalize=None,
-        residual=True,
-        layer_norm=True,
-        activation=None,
-    ).eval()
+    options: dict[str, Any] = {"heads": heads, "tau": tau, "num_features": 7, "powers": "reach", "stabilizer": 1e-6}
+    options |= {"relational_bias": "sym" if order else None, "hops": order or 1, "jump": "cat" if jk else None}
+    options |= {"gate": None if gate == "identity" else "sigmoid", "qkv_bias": True, "projection": "separate"}
+    options |= {"logits": "scaled_dot", "normalize": None, "residual": True, "layer_norm": True, "activation": None}
+    model = NodeFormer(CHANNELS, HIDDEN, CLASSES, layers, **options).eval()
     directions = [buffer.double() for name, buffer in model.named_buffers() if name.endswith("directions")]
     hops = [matrix(LOOPED)]
     for _ in range(order - 1):
@@ -289,17 +254,8 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
 
 
-# --------------------------------------------------------------------------------------------------------- SGFormer
-
-PYG: dict[str, Any] = {
-    "gnn": "residual",
-    "activation": "relu",
-    "dropout_on": "state",
-    "layer_norm": True,
-    "beta": 0.5,
-    "projection": "separate",
-    "transform": True,
-}
+PYG: dict[str, Any] = {"gnn": "residual", "activation": "relu", "dropout_on": "state"}
+PYG |= {"layer_norm": True, "beta": 0.5, "projection": "separate", "transform": True}
 
 
 def statistics(tensors: Tensors) -> Tensors:
@@ -337,15 +293,8 @@ def test_sgformer_of_pyg(
         monkeypatch.setattr(
             f"diffusion_mp.models.{module}.dropout", lambda x, rate, active=True: torch_dropout(x, rate, active)
         )
-    options: dict[str, Any] = {
-        "trans_num_layers": layers,
-        "trans_num_heads": heads,
-        "trans_dropout": 0.3,
-        "gnn_num_layers": gnn_layers,
-        "gnn_dropout": 0.2,
-        "graph_weight": weight,
-        "aggregate": aggregate,
-    }
+    options: dict[str, Any] = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
+    options |= {"gnn_num_layers": gnn_layers, "gnn_dropout": 0.2, "graph_weight": weight, "aggregate": aggregate}
     theirs = PyGSGFormer(CHANNELS, WIDE, CLASSES, **options).double().train(training)
     model = SGFormer(CHANNELS, WIDE, CLASSES, normalize="row", **options, **PYG).train(training)
     batch = torch.zeros(NODES, dtype=torch.long)
@@ -374,28 +323,17 @@ def test_sgformer_of_pyg(
 @pytest.mark.parametrize(("heads", "aggregate"), [(1, "add"), (2, "cat")])
 def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate: Any) -> None:
     """The released code for large graphs: Frobenius norm, biases, ``W`` where PyG has ``lin``."""
-    model = SGFormer(
-        CHANNELS,
-        HIDDEN,
-        CLASSES,
-        trans_num_layers=2,
-        trans_num_heads=heads,
-        gnn_num_layers=2,
-        graph_weight=0.7,
-        aggregate=aggregate,
-        normalize="frobenius",
-        qkv_bias=True,
-        **PYG,
-    ).eval()
+    options = {"trans_num_layers": 2, "trans_num_heads": heads, "gnn_num_layers": 2, "graph_weight": 0.7}
+    options |= {"aggregate": aggregate, "normalize": "frobenius", "qkv_bias": True}
+    model = SGFormer(CHANNELS, HIDDEN, CLASSES, **options, **PYG).eval()
     names = {"trans_conv.fcs.0": (HIDDEN, CHANNELS), "graph_conv.fcs.0": (HIDDEN, CHANNELS)}
     names |= {f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for k in range(2) for letter in "qkv"}
     names |= {f"graph_conv.convs.{k}.W": (HIDDEN, HIDDEN) for k in range(2)}
     names["fc"] = (CLASSES, HIDDEN * (2 if aggregate == "cat" else 1))
     tensors = linears(names) | norms(*(f"{part}_conv.bns.{k}" for part in ("trans", "graph") for k in range(3)))
-    for k in range(3):
-        tensors[f"graph_conv.bns.{k}.running_mean"] = random(HIDDEN, seed=300 + k)
-        tensors[f"graph_conv.bns.{k}.running_var"] = random(HIDDEN, seed=310 + k).abs() + 0.5
-        tensors[f"graph_conv.bns.{k}.num_batches_tracked"] = torch.tensor(1)
+    for k, bns in enumerate(f"graph_conv.bns.{k}" for k in range(3)):
+        tensors |= {f"{bns}.running_mean": random(HIDDEN, seed=300 + k), f"{bns}.num_batches_tracked": torch.tensor(1)}
+        tensors[f"{bns}.running_var"] = random(HIDDEN, seed=310 + k).abs() + 0.5
     received = matrix(LOOPED).sum(1)
     adjacency = over_roots(matrix(LOOPED), received, received)
 
@@ -426,9 +364,6 @@ def test_states_side_by_side_need_edges() -> None:
         model(random(NODES, CHANNELS, seed=1))
 
 
-# -------------------------------------------------------------------------------------------------------- sentences
-
-
 def small(**options: Any) -> DIFFormer:
     options = {"heads": 2, "normalize": "frobenius"} | RELEASED | options
     return DIFFormer(CHANNELS, HIDDEN, CLASSES, options.pop("num_layers", 2), **options)
@@ -439,75 +374,65 @@ def small(**options: Any) -> DIFFormer:
     [
         ({"qkv_bias": False}, r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\."),
         ({"transform": False}, r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\."),
-        (
-            {"projection": None, "normalize": None},
-            r"'convs\.0\.Wq\.weight', .* Build it with projection='separate'\.",
-        ),
+        ({"projection": None, "normalize": None}, r"'convs\.0\.Wq\.weight', .* with projection='separate'\."),
         ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
         ({"num_layers": 3}, r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\."),
         ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
         ({"heads": 3}, r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it"),
-    ],
-)
-def test_an_option_that_the_model_lacks_is_named(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        released_state_dict(small(**options), difformer_tensors(2, 2))
-
-
-@pytest.mark.parametrize(
-    ("lacking", "sentence"),
-    [
         (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
         ("Wv.weight", r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\."),
         ("bns.2.bias", r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\."),
     ],
 )
-def test_a_tensor_that_the_checkpoint_lacks_is_named(lacking: str, sentence: str) -> None:
+def test_an_option_that_does_not_fit_the_checkpoint_is_named(options: dict[str, Any] | str, sentence: str) -> None:
+    """An option of the model that differs; or the end of the names of tensors that the checkpoint lacks."""
+    lacking, options = (options, {}) if isinstance(options, str) else ("nothing", options)
     tensors = {name: tensor for name, tensor in difformer_tensors(2, 2).items() if not name.endswith(lacking)}
     with pytest.raises(ValueError, match=sentence):
-        released_state_dict(small(), tensors)
+        released_state_dict(small(**options), tensors)
 
 
-def test_an_unknown_name_is_named() -> None:
-    with pytest.raises(ValueError, match=r"released has 'gate\.weight', which no released DIFFormer .* Leave it out"):
-        released_state_dict(small(), difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)})
-    model = SGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn="gcn")
-    state = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
-    with pytest.raises(ValueError, match=r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"):
-        released_state_dict(model, state)
-    small_graphs = {name.replace("graph_conv", "gnn"): tensor for name, tensor in state.items()}
-    with pytest.raises(ValueError, match=r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"):
-        released_state_dict(model, small_graphs)
+STATE = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
+SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in STATE.items()}
 
 
 @pytest.mark.usefixtures("no_typecheck")
-def test_other_models_and_other_files_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"):
-        released_state_dict(DiffusionGNN(2, 2, 2), {})
-    with pytest.raises(TypeError, match=r"released must be a dict of tensors, as torch\.load"):
-        released_state_dict(small(), "model.pkl")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"released\['epoch'\] must be a tensor; got 3"):
-        released_state_dict(small(), {"epoch": 3})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("model", "released", "sentence"),
+    [
+        (
+            DIFFormer,
+            difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)},
+            r"'gate\.weight', which no .* Leave it out",
+        ),
+        (SGFormer, STATE, r"released has 'graph_conv\.fcs\.0\.weight', .* Build it with gnn='residual'"),
+        (SGFormer, SMALL_GRAPHS, r"released has 'gnn\.convs\.0\.bias', which no released SGFormer"),
+        (DiffusionGNN, {}, r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN"),
+        (DIFFormer, "model.pkl", r"released must be a dict of tensors, as torch\.load"),
+        (DIFFormer, {"epoch": 3}, r"released\['epoch'\] must be a tensor; got 3"),
+    ],
+)
+def test_other_names_models_and_files_are_refused(model: Any, released: Any, sentence: str) -> None:
+    options = {"trans_num_layers": 1, "gnn": "gcn"} if model is SGFormer else {}
+    built = small() if model is DIFFormer else model(CHANNELS, HIDDEN, CLASSES, **options)
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        released_state_dict(built, released)
 
 
-def test_what_was_mapped_loads() -> None:
-    """With every key, and the noise of NodeFormer stays the model's."""
+def test_the_noise_of_nodeformer_stays_that_of_the_model() -> None:
     model = NodeFormer(CHANNELS, HIDDEN, CLASSES, 1, relational_bias="sym", qkv_bias=True, jump="cat")
     ours = model.state_dict()
     names = {"encoder": "fcs.0", "decoder": "fcs.1", "norms": "bns", "diffusivity.attention.": "", "value": "Wv"}
     names |= {"query": "Wq", "key": "Wk", "mix": "Wo", "diffusivity.graph_term.bias": "b"}
     released = {}
     for name, tensor in ours.items():
-        for here, there in names.items():
-            name = name.replace(here, there)
         if "directions" not in name and "noise" not in name:
-            released[name] = torch.rand_like(tensor)
+            released[reduce(lambda name, pair: name.replace(*pair), names.items(), name)] = torch.rand_like(tensor)
     mapped = released_state_dict(model, released)
-    assert model.load_state_dict(mapped) == ([], [])
-    assert torch.equal(model.convs[0].mix.weight, released["convs.0.Wo.weight"])
     directions = "convs.0.diffusivity.attention.directions"
     assert torch.equal(mapped[directions], ours[directions])
-    assert model(torch.rand(4, CHANNELS), Graph(4, EDGES[:, :0])).shape == (4, CLASSES)
+    assert model.load_state_dict(mapped) == ([], [])
+    assert torch.equal(model.convs[0].mix.weight, released["convs.0.Wo.weight"])
 
 
 def test_the_page_on_released_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""SGFormer: how its two branches meet, with and without observed edges."""
+"""SGFormer and DIFFormer against their equations: the branches of the one, the source of the other."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.models import SGFormer
+from diffusion_mp.models import DIFFormer, SGFormer
+from diffusion_mp.testing.laws import seeded
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 
 
 def build(**options: Any) -> SGFormer:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options).double().eval()
 
 
@@ -46,31 +45,30 @@ def test_norms_stand_after_the_encoder_and_the_attention() -> None:
 
 
 def test_an_empty_edge_list_is_a_graph() -> None:
-    """No observed edges is Z alone; observed none at all, the GNN still sees every node by itself."""
+    """The GNN then reads every node by itself; without edge_index Z_O = Z."""
     model, x = build(), state()
-    nothing = torch.zeros(2, 0, dtype=torch.long)
-    assert not torch.allclose(model(x, nothing), model(x))
+    assert not torch.allclose(model(x, torch.zeros(2, 0, dtype=torch.long)), model(x))
 
 
-def test_the_exported_attention() -> None:
-    logits, couplings = build(heads=2)(state(), EDGES, return_coupling=True)
-    assert len(couplings) == 1
-    assert isinstance(couplings[0], Coupling)
-    assert couplings[0].heads == 2
-    torch.testing.assert_close(couplings[0].to_dense().sum(2), torch.ones(2, 5, dtype=torch.float64))
-    assert logits.shape == (5, 3)
-
-
-def test_every_parameter_learns() -> None:
-    for options in ({}, {"shared_encoder": False, "gnn": "gat", "heads": 2}):
-        model = build(**options)
-        model(state(), EDGES).square().sum().backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.abs().max() > 0, name
+def test_the_returned_coupling_is_the_attention() -> None:
+    _, (coupling,) = build(heads=2)(state(), EDGES, return_coupling=True)
+    torch.testing.assert_close(coupling.to_dense().sum(2), torch.ones(2, 5, dtype=torch.float64))
 
 
 def test_the_dropouts_are_separate_and_one_stands_for_both() -> None:
     assert build(dropout=0.3).gnn.dropout == 0.3
     model = build(dropout=0.3, gnn_dropout=0.1)
     assert (model.conv.dropout, model.dropout, model.gnn.dropout) == (0.3, 0.3, 0.1)
+
+
+def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> None:
+    """Footnote 4 to Eq. 10 of Wu, Wipf & Yan (2025)."""
+    tau, leak = 0.5, 0.2
+    x = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    model = DIFFormer(4, 6, 3, 3, tau=tau, source=True, leak=leak, layer_norm=False, graph=None).double().eval()
+    out, couplings = model(x, return_coupling=True)
+    source = z = model.encoder(x).relu()
+    for coupling in couplings:
+        dense = coupling.to_dense()[0]
+        z = z - tau * ((dense.sum(1, keepdim=True) + leak) * z - dense @ z - source)
+    torch.testing.assert_close(out, model.decoder(z), rtol=1e-10, atol=1e-10)

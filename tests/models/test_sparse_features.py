@@ -1,7 +1,8 @@
-"""Models take sparse features: what they give, and its gradients, are those of the same features dense."""
+"""Sparse features: the linear map that reads them, training with dropout, and modules that need dense ones."""
 
 import pytest
 import torch
+from test_all_models import LAYOUTS, results
 from torch import nn
 
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
@@ -9,24 +10,9 @@ from diffusion_mp.graph import pattern
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN
+from diffusion_mp.testing.laws import seeded as fixed
 
-LAYOUTS = {
-    "csr": torch.Tensor.to_sparse_csr,
-    "csc": torch.Tensor.to_sparse_csc,
-    "coo": torch.Tensor.to_sparse_coo,
-    "uncoalesced": lambda x: _twice(x.to_sparse_coo()),
-}
-MODELS = {
-    "DIFFormer": lambda: DIFFormer(13, 8, 3),
-    "NodeFormer": lambda: NodeFormer(13, 8, 3, heads=2, generator=torch.Generator().manual_seed(1)),
-    "SGFormer": lambda: SGFormer(13, 8, 3),
-    "SGFormer with two encoders": lambda: SGFormer(13, 8, 3, shared_encoder=False),
-    "CertifiedDIFFormer": lambda: CertifiedDIFFormer(13, 8, 3, 2),
-    "GPS": lambda: GPS(13, 8, 3, 1, heads=2, norm="layer"),
-    **{conv: lambda conv=conv: DiffusionGNN(13, 8, 3, conv=conv) for conv in ("mlp", "gcn", "sgc", "gat", "appnp")},
-    "gcnii": lambda: DiffusionGNN(13, 8, 3, conv="gcnii"),
-}
 # What reads the features itself, or moves them; and layers by themselves.
 DENSE = {
     "gin": lambda: DiffusionGNN(13, 8, 3, conv="gin"),
@@ -38,14 +24,6 @@ DENSE = {
     ),
     "SimpleDiffusivity": SimpleDiffusivity,
 }
-
-
-def _twice(x: torch.Tensor) -> torch.Tensor:
-    """The same matrix with every entry stored in two halves."""
-    indices, values = x.coalesce().indices(), x.coalesce().values()
-    return torch.sparse_coo_tensor(
-        torch.cat([indices, indices], 1), torch.cat([values, values]) / 2, x.shape, check_invariants=False
-    )
 
 
 def features(n: int = 17) -> torch.Tensor:
@@ -62,30 +40,15 @@ def edges(n: int = 17) -> torch.Tensor:
 
 
 def seeded(make) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with fixed(0):
         return make().double().eval()
-
-
-def results(model: nn.Module, *inputs) -> list[torch.Tensor]:
-    out = model(*inputs)
-    gradients = torch.autograd.grad(out.square().sum(), list(model.parameters()), allow_unused=True)
-    return [out, *(grad for grad in gradients if grad is not None)]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
-def test_values_and_gradients_are_those_of_dense_features(name, layout):
-    model, x = seeded(MODELS[name]), features()
-    for a, b in zip(results(model, LAYOUTS[layout](x), edges()), results(model, x, edges()), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("x", [features(1), torch.zeros(4, 13, dtype=torch.float64), features()[:0]])
 def test_few_rows_and_no_entries(x, layout):
     linear = seeded(lambda: FeatureLinear(13, 3))
-    for a, b in zip(results(linear, LAYOUTS[layout](x)), results(linear, x), strict=True):
+    for a, b in zip(results(linear, {"x": LAYOUTS[layout](x)}), results(linear, {"x": x}), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -105,8 +68,7 @@ def test_what_reads_the_features_itself_says_that_they_must_be_dense(name, layou
 
 def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     x = (torch.rand(400, 300, generator=torch.Generator().manual_seed(0)) < 0.1).double()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with fixed(0):
         found = dropout(x.to_sparse_csr(), 0.25)
     assert found.layout is torch.sparse_csr
     found = found.to_dense()
@@ -114,22 +76,6 @@ def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     kept = found[x == 1] != 0
     torch.testing.assert_close(found[x == 1], kept.double() / 0.75)
     assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
-
-
-def test_a_network_is_trained_on_sparse_features_with_dropout():
-    x = features().float().to_sparse_csr()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = DiffusionGNN(13, 8, 3, dropout=0.5)
-        optimizer = torch.optim.Adam(model.parameters(), 0.05)
-        losses = []
-        for _ in range(60):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x, edges()), torch.arange(17) % 3)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize(
@@ -143,10 +89,10 @@ def test_a_network_is_trained_on_sparse_features_with_dropout():
     ],
     ids=["columns", "hybrid", "integers", "gradient", "dtype"],
 )
-@pytest.mark.parametrize("name", ["DIFFormer", "gcn", "CertifiedDIFFormer", "GPS"])
-def test_features_that_do_not_fit_are_refused_in_a_sentence(name, x, error, sentence):
+@pytest.mark.parametrize("cls", [DIFFormer, DiffusionGNN, CertifiedDIFFormer, GPS])
+def test_features_that_do_not_fit_are_refused_in_a_sentence(cls, x, error, sentence):
     with pytest.raises(error, match=sentence):
-        seeded(MODELS[name])(x(features()), edges())
+        seeded(lambda: cls(13, 8, 3))(x(features()), edges())
 
 
 def test_where_features_stand_is_found_once_for_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

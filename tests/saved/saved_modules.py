@@ -15,55 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp import (
-    GPS,
-    AdjacencyDiffusivity,
-    AdjacencyEnhancedDiffusivity,
-    APPNPConv,
-    DFiFormer,
-    DIFFormer,
-    DIFFormerConv,
-    DiffusionConv,
-    DiffusionGNN,
-    Diffusivity,
-    EdgeDiffusivity,
-    EdgeSparseFlowDiffusivity,
-    ExplicitEuler,
-    GATConv,
-    GATDiffusivity,
-    GatedGCN,
-    GatedGCNConv,
-    GaussianDiffusivity,
-    GCNConv,
-    GCNIIConv,
-    GINConv,
-    GPSBlock,
-    Graph,
-    GraphAugmentedDiffusivity,
-    IdentityDiffusivity,
-    KernelizedSoftmaxDiffusivity,
-    LabelPropagation,
-    LaplacianEncoder,
-    MLPConv,
-    MultiHeadConv,
-    NeumannDiffusivity,
-    NodeFormer,
-    NodeFormerConv,
-    PDEDiffusion1d,
-    PDETransformer,
-    RelationalBias,
-    SFiConv,
-    SFiFormer,
-    SGConv,
-    SGFormer,
-    SGFormerConv,
-    SGFormerDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SoftmaxDiffusivity,
-    SparseFlowDiffusivity,
-    UniformDiffusivity,
-)
+import diffusion_mp as dm
+from diffusion_mp import Diffusivity, Graph
 
 Inputs = dict[str, Tensor]
 Case = tuple[Callable[[], nn.Module], Callable[[Any, Inputs], Tensor]]
@@ -116,7 +69,7 @@ def in_training(module: nn.Module, inputs: Inputs) -> Tensor:
     return layer(module.train(), inputs)
 
 
-def with_encodings(module: SFiFormer, inputs: Inputs) -> Tensor:
+def with_encodings(module: nn.Module, inputs: Inputs) -> Tensor:
     pe = inputs["eigenvectors"], inputs["eigenvalues"]
     return module(inputs["categories"], *graph(inputs), edge_attr=inputs["edge_attr"], pe=pe)
 
@@ -130,34 +83,36 @@ def scalar(value: float) -> nn.Parameter:
 
 
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
-    "simple": lambda: SimpleDiffusivity(4, heads=2, projection="separate"),
-    "simple-tied": lambda: SimpleDiffusivity(4, projection="tied", head_channels=3),
-    "sigmoid": lambda: SigmoidDiffusivity(4, heads=2, projection="separate"),
-    "softmax": lambda: SoftmaxDiffusivity(4, projection="tied"),
-    "gaussian": lambda: GaussianDiffusivity(4, heads=2, projection="tied", bandwidth=0.5),
-    "kernelized": lambda: KernelizedSoftmaxDiffusivity(4, heads=2, num_features=5, edge_regularization=0.5),
-    "sgformer": lambda: SGFormerDiffusivity(4, heads=2),
-    "gat": lambda: GATDiffusivity(4, 2),
-    "edge": lambda: EdgeDiffusivity("sigmoid"),
-    "relational-bias": lambda: RelationalBias(2, hops=3),
-    "sparse-flow": lambda: SparseFlowDiffusivity(4, heads=2, lam=0.3),
-    "sparse-flow-tied": lambda: SparseFlowDiffusivity(4, projection="tied", friction="constant", alpha=1.0),
-    "edge-sparse-flow": lambda: EdgeSparseFlowDiffusivity(4, heads=2, hops=2),
-    "neumann": lambda: NeumannDiffusivity(2, strides=(1, 2), boundary="replicate"),
-    "identity": IdentityDiffusivity,
-    "uniform": UniformDiffusivity,
-    "adjacency": lambda: AdjacencyDiffusivity("row", self_loops="remaining"),
-    "enhanced": lambda: AdjacencyEnhancedDiffusivity(SoftmaxDiffusivity(4, projection="tied"), gamma=0.5),
-    "enhanced-sparse-flow": lambda: AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4, heads=2), gamma=0.5),
-    "augmented-sum": lambda: GraphAugmentedDiffusivity(
-        SigmoidDiffusivity(4, projection="tied"), AdjacencyDiffusivity("sym")
+    "simple": lambda: dm.SimpleDiffusivity(4, heads=2, projection="separate"),
+    "simple-tied": lambda: dm.SimpleDiffusivity(4, projection="tied", head_channels=3),
+    "sigmoid": lambda: dm.SigmoidDiffusivity(4, heads=2, projection="separate"),
+    "softmax": lambda: dm.SoftmaxDiffusivity(4, projection="tied"),
+    "gaussian": lambda: dm.GaussianDiffusivity(4, heads=2, projection="tied", bandwidth=0.5),
+    "kernelized": lambda: dm.KernelizedSoftmaxDiffusivity(4, heads=2, num_features=5, edge_regularization=0.5),
+    "sgformer": lambda: dm.SGFormerDiffusivity(4, heads=2),
+    "gat": lambda: dm.GATDiffusivity(4, 2),
+    "edge": lambda: dm.EdgeDiffusivity("sigmoid"),
+    "relational-bias": lambda: dm.RelationalBias(2, hops=3),
+    "sparse-flow": lambda: dm.SparseFlowDiffusivity(4, heads=2, lam=0.3),
+    "sparse-flow-tied": lambda: dm.SparseFlowDiffusivity(4, projection="tied", friction="constant", alpha=1.0),
+    "edge-sparse-flow": lambda: dm.EdgeSparseFlowDiffusivity(4, heads=2, hops=2),
+    "neumann": lambda: dm.NeumannDiffusivity(2, strides=(1, 2), boundary="replicate"),
+    "identity": dm.IdentityDiffusivity,
+    "uniform": dm.UniformDiffusivity,
+    "adjacency": lambda: dm.AdjacencyDiffusivity("row", self_loops="remaining"),
+    "enhanced": lambda: dm.AdjacencyEnhancedDiffusivity(dm.SoftmaxDiffusivity(4, projection="tied"), gamma=0.5),
+    "enhanced-sparse-flow": lambda: dm.AdjacencyEnhancedDiffusivity(dm.SparseFlowDiffusivity(4, heads=2), gamma=0.5),
+    "augmented-sum": lambda: dm.GraphAugmentedDiffusivity(
+        dm.SigmoidDiffusivity(4, projection="tied"), dm.AdjacencyDiffusivity("sym")
     ),
-    "augmented-mean": lambda: GraphAugmentedDiffusivity(
-        SimpleDiffusivity(4, projection="separate"), AdjacencyDiffusivity("sym"), "mean"
+    "augmented-mean": lambda: dm.GraphAugmentedDiffusivity(
+        dm.SimpleDiffusivity(4, projection="separate"), dm.AdjacencyDiffusivity("sym"), "mean"
     ),
-    "scaled": lambda: scalar(0.5) * SimpleDiffusivity(4, projection="tied"),
-    "sum": lambda: 0.5 * SimpleDiffusivity(4, projection="tied") + scalar(0.5) * GATDiffusivity(4),
-    "three-terms": lambda: SimpleDiffusivity(4, projection="tied") + IdentityDiffusivity() + 0.5 * GATDiffusivity(4),
+    "scaled": lambda: scalar(0.5) * dm.SimpleDiffusivity(4, projection="tied"),
+    "sum": lambda: 0.5 * dm.SimpleDiffusivity(4, projection="tied") + scalar(0.5) * dm.GATDiffusivity(4),
+    "three-terms": lambda: (
+        dm.SimpleDiffusivity(4, projection="tied") + dm.IdentityDiffusivity() + 0.5 * dm.GATDiffusivity(4)
+    ),
 }
 
 # What were defaults when the states were saved.
@@ -165,102 +120,91 @@ MAPPED: dict[str, Any] = {"transform": True, "keep": "values", "bias": True}
 SLIDES: dict[str, Any] = {"relational_bias": "sum", "tau": 0.25, "logits": "dot", "num_samples": 10}
 PUBLISHED: dict[str, Any] = {"tau": 0.5, "layer_norm": True}
 
-LAYERS: dict[str, Case] = {
-    "diffusion": (lambda: DiffusionConv(4, 3, GATDiffusivity(4, 2), ExplicitEuler(0.5), 2, concat=True), layer),
-    "diffusion-keep-state": (lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"), layer),
-    "diffusion-source": (
-        lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="tied"), ExplicitEuler(0.3, beta=1.0)),
-        layer,
+LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
+    "diffusion": lambda: dm.DiffusionConv(4, 3, dm.GATDiffusivity(4, 2), dm.ExplicitEuler(0.5), 2, concat=True),
+    "diffusion-keep-state": lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), keep="state"),
+    "diffusion-source": lambda: dm.DiffusionConv(
+        4, 3, dm.SimpleDiffusivity(4, projection="tied"), dm.ExplicitEuler(0.3, beta=1.0)
     ),
-    "readme": (
-        lambda: DiffusionConv(
-            4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), ExplicitEuler(tau=0.5)
-        ),
-        layer,
+    "readme": lambda: dm.DiffusionConv(
+        4, 3, 0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym"), dm.ExplicitEuler(tau=0.5)
     ),
-    "multi-head": (lambda: MultiHeadConv(4, 3, SparseFlowDiffusivity(4, heads=2), 2, head_channels=2), layer),
-    "difformer-conv": (lambda: DIFFormerConv(4, 3, 2, projection="separate"), layer),
-    "difformer-conv-mean": (lambda: DIFFormerConv(4, 4, kernel="sigmoid", graph="mean", **MAPPED), layer),
+    "multi-head": lambda: dm.MultiHeadConv(4, 3, dm.SparseFlowDiffusivity(4, heads=2), 2, head_channels=2),
+    "difformer-conv": lambda: dm.DIFFormerConv(4, 3, 2, projection="separate"),
+    "difformer-conv-mean": lambda: dm.DIFFormerConv(4, 4, kernel="sigmoid", graph="mean", **MAPPED),
     "difformer-conv-source": (
-        lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED),
+        lambda: dm.DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED),
         partial(layer, source="source"),
     ),
-    "nodeformer-conv": (lambda: NodeFormerConv(4, 4, 2, num_features=5, hops=2, **SLIDES), layer),
-    "sgformer-conv": (lambda: SGFormerConv(4, 4, 2), layer),
-    "sfi-conv": (lambda: SFiConv(4, 4, 2, bias=True), layer),
-    "sfi-conv-no-adjacency": (lambda: SFiConv(4, 4, adjacency=False, projection="tied", residual=False), layer),
-    "sfi-conv-hops": (lambda: SFiConv(4, 4, 2, hops=2, friction="constant", gamma=0.5), layer),
-    "gated-gcn-conv": (lambda: GatedGCNConv(4), partial(layer, edge_attr="edge_attr")),
+    "nodeformer-conv": lambda: dm.NodeFormerConv(4, 4, 2, num_features=5, hops=2, **SLIDES),
+    "sgformer-conv": lambda: dm.SGFormerConv(4, 4, 2),
+    "sfi-conv": lambda: dm.SFiConv(4, 4, 2, bias=True),
+    "sfi-conv-no-adjacency": lambda: dm.SFiConv(4, 4, adjacency=False, projection="tied", residual=False),
+    "sfi-conv-hops": lambda: dm.SFiConv(4, 4, 2, hops=2, friction="constant", gamma=0.5),
+    "gated-gcn-conv": (lambda: dm.GatedGCNConv(4), partial(layer, edge_attr="edge_attr")),
     "gps-block": (
-        lambda: GPSBlock(4, GatedGCNConv(4), SFiConv(4, 4, 2, residual=False)),
+        lambda: dm.GPSBlock(4, dm.GatedGCNConv(4), dm.SFiConv(4, 4, 2, residual=False)),
         partial(layer, edge_attr="edge_attr"),
     ),
-    "gps-block-local": (lambda: GPSBlock(4, GCNConv(4, 4), norm="layer"), layer),
+    "gps-block-local": lambda: dm.GPSBlock(4, dm.GCNConv(4, 4), norm="layer"),
     "pde-diffusion": (
-        lambda: PDEDiffusion1d(4, heads=2, per="head", strides=(1, 2), norm=True),
+        lambda: dm.PDEDiffusion1d(4, heads=2, per="head", strides=(1, 2), norm=True),
         lambda module, inputs: module(inputs["sequences"], inputs["mask"]),
     ),
     "laplacian-encoder": (
-        lambda: LaplacianEncoder(3),
+        lambda: dm.LaplacianEncoder(3),
         lambda module, inputs: module(inputs["eigenvectors"], inputs["eigenvalues"]),
     ),
-    "mlp": (lambda: MLPConv(4, 3), layer),
-    "gcn": (lambda: GCNConv(4, 3), layer),
-    "sgc": (lambda: SGConv(4, 3, K=3), layer),
-    "gin": (lambda: GINConv(4, mlp(), train_eps=True), layer),
-    "gin-fixed": (lambda: GINConv(4, mlp(), eps=0.2), layer),
-    "gat": (lambda: GATConv(4, 3, 2), layer),
-    "gat-mean": (lambda: GATConv(4, 3, 2, concat=False), layer),
-    "appnp": (lambda: APPNPConv(4, K=4, alpha=0.2), layer),
-    "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), partial(layer, source="source")),
+    "mlp": lambda: dm.MLPConv(4, 3),
+    "gcn": lambda: dm.GCNConv(4, 3),
+    "sgc": lambda: dm.SGConv(4, 3, K=3),
+    "gin": lambda: dm.GINConv(4, mlp(), train_eps=True),
+    "gin-fixed": lambda: dm.GINConv(4, mlp(), eps=0.2),
+    "gat": lambda: dm.GATConv(4, 3, 2),
+    "gat-mean": lambda: dm.GATConv(4, 3, 2, concat=False),
+    "appnp": lambda: dm.APPNPConv(4, K=4, alpha=0.2),
+    "gcnii": (lambda: dm.GCNIIConv(4, 0.2, theta=0.5, layer=2), partial(layer, source="source")),
 }
 
-MODELS: dict[str, Case] = {
-    "difformer": (lambda: DIFFormer(4, 4, 3, **PUBLISHED), layer),
-    "difformer-published": (
-        lambda: DIFFormer(
-            4, 4, 3, 1, heads=2, projection="separate", transform=True, activation="relu", source=True, **PUBLISHED
-        ),
-        layer,
+MODELS: dict[str, Case | Callable[[], nn.Module]] = {
+    "difformer": lambda: dm.DIFFormer(4, 4, 3, **PUBLISHED),
+    "difformer-published": lambda: dm.DIFFormer(
+        4, 4, 3, 1, heads=2, projection="separate", transform=True, activation="relu", source=True, **PUBLISHED
     ),
-    "difformer-sigmoid": (
-        lambda: DIFFormer(4, 4, 3, 1, kernel="sigmoid", normalize=None, graph="mean", **PUBLISHED),
-        layer,
-    ),
-    "nodeformer": (lambda: NodeFormer(4, 4, 3, 2, heads=2, num_features=5, hops=2, jump="cat", **SLIDES), layer),
+    "difformer-sigmoid": lambda: dm.DIFFormer(4, 4, 3, 1, kernel="sigmoid", normalize=None, graph="mean", **PUBLISHED),
+    "nodeformer": lambda: dm.NodeFormer(4, 4, 3, 2, heads=2, num_features=5, hops=2, jump="cat", **SLIDES),
     "nodeformer-noise": (
-        lambda: NodeFormer(4, 4, 3, 1, heads=2, num_features=5, hops=1, jump="cat", **SLIDES | {"num_samples": 3}),
+        lambda: dm.NodeFormer(4, 4, 3, 1, heads=2, num_features=5, hops=1, jump="cat", **SLIDES | {"num_samples": 3}),
         in_training,
     ),
-    "sgformer": (lambda: SGFormer(4, 4, 3, heads=2, num_gnn_layers=2, gnn="gcn", alpha=0.5), layer),
-    "sgformer-released": (
-        lambda: SGFormer(4, 4, 3, num_gnn_layers=1, shared_encoder=False, gnn="gat", alpha=0.5),
-        layer,
-    ),
+    "sgformer": lambda: dm.SGFormer(4, 4, 3, heads=2, num_gnn_layers=2, gnn="gcn", alpha=0.5),
+    "sgformer-released": lambda: dm.SGFormer(4, 4, 3, num_gnn_layers=1, shared_encoder=False, gnn="gat", alpha=0.5),
     **{
-        f"gnn-{conv}": (partial(DiffusionGNN, 4, 4, 3, 2, conv=conv), layer)
+        f"gnn-{conv}": partial(dm.DiffusionGNN, 4, 4, 3, 2, conv=conv)
         for conv in ("mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii")
     },
-    "gated-gcn": (lambda: GatedGCN(4, 4, 3, 1), layer),
-    "gps": (lambda: GPS(4, 4, 3, 1, heads=2), layer),
-    "dfi-former": (lambda: DFiFormer(4, 4, 3, 1, heads=2), layer),
-    "sfi-former": (lambda: SFiFormer(4, 4, 3, 1, heads=2), layer),
+    "gated-gcn": lambda: dm.GatedGCN(4, 4, 3, 1),
+    "gps": lambda: dm.GPS(4, 4, 3, 1, heads=2),
+    "dfi-former": lambda: dm.DFiFormer(4, 4, 3, 1, heads=2),
+    "sfi-former": lambda: dm.SFiFormer(4, 4, 3, 1, heads=2),
     "sfi-former-encodings": (
-        lambda: SFiFormer([3, 3], 5, 3, 1, heads=1, edge_dim=4, pe_channels=2, task="graph"),
+        lambda: dm.SFiFormer([3, 3], 5, 3, 1, heads=1, edge_dim=4, pe_channels=2, task="graph"),
         with_encodings,
     ),
     "pde-transformer": (
-        lambda: PDETransformer([6], 4, 3, 1, 2, max_length=6, placement="P5"),
+        lambda: dm.PDETransformer([6], 4, 3, 1, 2, max_length=6, placement="P5"),
         lambda module, inputs: module(inputs["tokens"], inputs["mask"]),
     ),
     "label-propagation": (
-        lambda: LabelPropagation(3),
+        lambda: dm.LabelPropagation(3),
         lambda module, inputs: module(inputs["labels"], *graph(inputs)[:2], batch=inputs["batch"]),
     ),
 }
 
 CASES: dict[str, Case] = {name: (build, product) for name, build in DIFFUSIVITIES.items()} | {
-    f"{name}-{kind}": case for kind, cases in (("layer", LAYERS), ("model", MODELS)) for name, case in cases.items()
+    f"{name}-{kind}": case if isinstance(case, tuple) else (case, layer)
+    for kind, cases in (("layer", LAYERS), ("model", MODELS))
+    for name, case in cases.items()
 }
 
 

@@ -15,33 +15,25 @@ from torch.nn.functional import pad
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
 from diffusion_mp.couplings.base import Promise
 from diffusion_mp.couplings.log_low_rank import LogTerms
-from diffusion_mp.distributed.collectives import all_merged, all_reduce
+from diffusion_mp.distributed.parallel import all_merged, all_reduce
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read
+from diffusion_mp.models.inference import PartialCoupling
 
 Exchange = Callable[[Tensor], Tensor]
-"""From a rank's own rows to these and those of its halo."""
+"""From the rows of a rank to these and those of its halo."""
 
 
-class _OverRanks(Coupling):
+class _OverRanks(PartialCoupling):
     """Rows of this rank, columns of all ranks."""
 
-    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise) -> None:
-        super().__init__(
-            num_nodes,
-            coupling.heads,
-            torch.empty(0, dtype=coupling.dtype, device=coupling.device),
-            symmetric=symmetric,
-            row_stochastic=coupling.row_stochastic,
-            nonnegative=coupling.nonnegative,
-            positive_semidefinite=lambda: coupling.positive_semidefinite,
-        )
-        self.exchange, self.whole = exchange, False
+    no_transpose = (
+        "the transpose of a coupling over several ranks is not available: a rank has rows only. Explicit updates "
+        "need none; run others in one process."
+    )
 
-    def _transpose(self) -> NoReturn:
-        raise NotImplementedError(
-            "the transpose of a coupling over several ranks is not available: a rank has rows only. Explicit updates "
-            "need none; run others in one process."
-        )
+    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise) -> None:
+        super().__init__(num_nodes, coupling, symmetric)
+        self.exchange, self.whole = exchange, False
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> NoReturn:
         raise NotImplementedError(
@@ -51,7 +43,7 @@ class _OverRanks(Coupling):
 
 
 class SummedCoupling(_OverRanks):
-    """An O(N) coupling: the sums over the senders of every rank are added up over ranks, and read by each."""
+    """An O(N) coupling: sums over the senders are added up over ranks, and read by each rank."""
 
     def __init__(self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None) -> None:
         super().__init__(coupling.num_nodes, coupling, exchange, lambda: coupling.symmetric)
@@ -82,7 +74,7 @@ class SummedCoupling(_OverRanks):
 
 
 class HaloCoupling(_OverRanks):
-    """A sparse coupling of a rank's nodes and its halo: what the halo sends is fetched, and the product is local."""
+    """A sparse coupling of the nodes of a rank and its halo: rows of the halo are fetched, and the product is local."""
 
     def __init__(
         self, num_nodes: int, coupling: SparseCoupling, exchange: Exchange, group: ProcessGroup | None
@@ -101,10 +93,10 @@ class HaloCoupling(_OverRanks):
 
 
 def _is_symmetric(coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None) -> bool:
-    """Whether S = Sᵀ over all ranks: as promised, or found out, of a graph's own weights once.
+    """Return whether S = Sᵀ over all ranks, the same on every rank: as promised, or computed (once for a graph).
 
-    A rank has the rows of S only. But Sv = Sᵀv for a random v says it with probability one, and Sᵀv is a derivative of
-    the product. Every rank gets the same answer.
+    A rank has only rows of S, but Sᵀv is a derivative of the product, and Sv = Sᵀv for a random v implies S = Sᵀ with
+    probability one.
     """
     if "symmetric" not in coupling._questions:
         return coupling.symmetric

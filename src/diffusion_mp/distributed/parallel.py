@@ -1,22 +1,109 @@
-"""``node_parallel``: one model on all ranks, with the gradients of the whole graph."""
+"""``node_parallel``: one model on all ranks; and the differentiable collectives behind it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import NoneType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup, ReduceOp
 
-from diffusion_mp.distributed.collectives import all_reduce, contact
+from diffusion_mp.couplings import Sums
 from diffusion_mp.errors import check_kind
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+class RankLostError(RuntimeError):
+    """Another process of the group has ended, or did not answer in time.
+
+    Examples:
+        >>> issubclass(RankLostError, RuntimeError)
+        True
+    """
+
+
+#: Messages of backends whose connection is lost; gloo raises plain RuntimeErrors.
+LOST = re.compile(r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport", re.IGNORECASE)
+
+
+@contextmanager
+def contact(group: ProcessGroup | None) -> Iterator[None]:
+    """Raise `RankLostError` when the backend reports a lost connection or a timeout; other errors pass unchanged."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, distributed.DistNetworkError) or LOST.search(str(error))):
+            raise
+        rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RankLostError(
+            f"rank {rank} of {size} got no answer from another one, which has ended or is stuck ({reason}). Look for "
+            f"the first error in the output of the other ranks, and start all of them again from the last checkpoint."
+        ) from error
+
+
+class _AllReduce(torch.autograd.Function):
+    """Sum over ranks. The loss of every rank may depend on it, so its gradient is a sum over ranks too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        out = x.clone(memory_format=torch.contiguous_format)
+        with contact(group):
+            distributed.all_reduce(out, group=group)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _AllReduce.apply(grad, ctx.group), None
+
+
+class _AllToAll(torch.autograd.Function):
+    """Exchange rows between all ranks; gradients go back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        out = x.new_empty(sum(received), *x.shape[1:])
+        with contact(group):
+            distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AllToAll.apply(grad, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def all_reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Return the sum of ``x`` over the ranks, on every rank; once differentiable."""
+    return _AllReduce.apply(x, group)
+
+
+def all_to_all(x: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
+    """Send the first ``sent[0]`` rows to rank 0, the next to rank 1, …; return ``received[r]`` rows of each rank r."""
+    return _AllToAll.apply(x, sent, received, group)
+
+
+def all_merged(sums: Sums, group: ProcessGroup | None) -> Sums:
+    """Return the sums over the senders of all ranks."""
+    if sums.shift is None:
+        return Sums(all_reduce(sums.totals, group))
+    shift = sums.shift.clone()
+    with contact(group):
+        distributed.all_reduce(shift, ReduceOp.MAX, group=group)
+    return Sums(all_reduce(sums.shifted(shift), group), shift)
+
+
 def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
-    r"""Give every rank the parameters and buffers of the first, and sum gradients over ranks as they arrive.
+    """Give every rank the parameters and buffers of the first, and sum gradients over ranks as they arrive.
 
     ```python
     graph = ShardedGraph(edge_index, num_nodes)
@@ -26,16 +113,13 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     (loss + auxiliary_loss(model)).backward()
     ```
 
-    The loss of the whole graph is the sum of the ranks' losses, which is why they are divided by the number of labels
-    everywhere, not by a rank's own; then the gradient of every parameter is the one a single process has. The model is
-    changed in nothing but hooks on its parameters: its state dict is that of one process, and any rank's will do.
+    The loss of the graph is the sum over ranks, so each one divides by the number of labels on all ranks. The gradient
+    of every parameter is then that of a single process. Only hooks on parameters are added to the model, which is
+    returned: the state dict of any rank is that of a single process.
 
     Args:
-        model: the same on every rank, but for the numbers in it, which become those of the first.
+        model: the same on every rank, except for its numbers, which become those of the first.
         group: the processes; all by default.
-
-    Returns:
-        The model.
 
     Raises:
         TypeError: no module, or no group.
@@ -58,8 +142,7 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     def summed(grad: Tensor) -> Tensor:
         return all_reduce(grad.detach(), group)
 
-    # The autograd engine runs in reverse order of the forward pass, which is the same program on every rank: so are the
-    # orders in which gradients arrive and layers' own sums are taken back.
+    # Autograd runs in reverse order of the forward pass, which is the same on every rank, and so is the order of sums.
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_hook(summed)

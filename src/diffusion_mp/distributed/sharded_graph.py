@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import singledispatch
 from itertools import pairwise
 from types import NoneType
 from typing import NoReturn
@@ -14,53 +13,52 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.distributed.collectives import all_reduce, all_to_all
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
+from diffusion_mp.distributed.parallel import all_reduce, all_to_all
 from diffusion_mp.errors import as_device, check_integer_pairs, check_kind, check_seed, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
 from diffusion_mp.graph.graph import Couples
 
-# Edges looked at together, so that a memory-mapped edge_index is never copied whole.
+# Edges that are read at a time, so that a memory-mapped edge_index is never copied.
 CHUNK = 1 << 22
 
 
 class ShardedGraph(Graph):
-    r"""A run of the nodes of one graph, with every edge that arrives at them, for ``model(x[graph.rows], graph)``.
+    """A range of the nodes of one graph, with every edge that ends there, for ``model(x[graph.rows], graph)``.
 
     Rank r has the nodes bounds[r] … bounds[r + 1] − 1 and the edges that end there (an edge cut). Layers and models run
-    unchanged on its rows; where rows of different nodes meet, it asks the other ranks:
+    unchanged on its rows. Other ranks are needed for
 
-    - O(N) couplings: the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks, H (D + 1)² numbers;
-    - couplings over edges: the rows that its edges come from, its *halo*, are fetched before the product;
-    - degrees: exchanged once, here.
+    - O(N) couplings: the sums over senders (KᵀV, Σk, Σv, the count), H (D + 1)² numbers, are added up over ranks;
+    - couplings over edges: rows that send to this rank, its *halo*, are fetched before the product;
+    - degrees: exchanged once, by the constructor.
 
-    All of it is differentiable once. Everybody must call the same things in the same order. Numbers are those of one
-    process up to the order of summation, the Gumbel noise of NodeFormer included, but not dropout's.
-
-    Number the nodes so that neighbours lie near each other (PyG's ``ClusterData``, for one): that makes halos small.
+    All of it is once differentiable. Every rank must make the same calls in the same order. Results equal those of one
+    process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout. Number the nodes so
+    that neighbours are close (PyG's ``ClusterData``, for example): halos are then small.
 
     Args:
         edge_index: [2, E] of the whole graph, source → target, the same on every rank, or ``None``; read three times, a
             chunk at a time, so it may be memory-mapped.
         num_nodes: N of the whole graph.
         edge_weight: [E], or ``None`` for ones.
-        bounds: the R + 1 first nodes of the ranks, from 0 to N, every rank with a node at least; even by default.
+        bounds: the R + 1 first nodes of the ranks, from 0 to N, at least one node for every rank; even by default.
         group: the processes; all by default.
-        device: where this rank's part goes; by default where ``edge_index`` is.
+        device: device of this rank's part; by default that of ``edge_index``.
 
     Attributes:
         rows: the nodes of this rank, a slice.
 
     Raises:
-        TypeError, ValueError: in a sentence; for what no rank can know of a part (undirected or k-hop graphs, pairwise
-            attention) when it is asked for.
+        TypeError, ValueError: an argument does not fit; or, when it is called for, an operation that needs other parts
+            of the graph (undirected or k-hop graphs, pairwise attention).
         RankLostError: another process has ended, or does not answer.
 
     Examples:
         >>> torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=0, world_size=1)  # or more
         >>> graph = ShardedGraph(edge_index, 6)
-        >>> graph.rows  # of this rank, which is alone here
+        >>> graph.rows  # all nodes, since there is one rank
         slice(0, 6, None)
         >>> conv = GCNConv(4, 3)
         >>> torch.allclose(conv(x[graph.rows], graph), conv(x, edge_index)[graph.rows])
@@ -86,14 +84,15 @@ class ShardedGraph(Graph):
         num_nodes = as_num_nodes(num_nodes)
         if edge_index is not None:
             check_kind(edge_index, "edge_index", Tensor, "a tensor [2, num_edges]")
-            check_integer_pairs(edge_index, "edge_index")  # widened a chunk at a time
+            check_integer_pairs(edge_index, "edge_index")  # converted to int64 a chunk at a time
             if edge_index.is_meta:
                 raise ValueError(f"edge_index must have values, which are shared out; got {describe(edge_index)}.")
         if edge_weight is not None:
             edge_weight = as_edge_weight(edge_weight, edge_index, num_nodes)
         rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
         check_kind(bounds, "bounds", (list, tuple, range, NoneType), f"a list of {ranks + 1} first nodes or None")
-        self.bounds = _even(num_nodes, ranks) if bounds is None else list(bounds)
+        even = [num_nodes * rank // ranks for rank in range(ranks + 1)]
+        self.bounds = even if bounds is None else list(bounds)
         for k, bound in enumerate(self.bounds):
             check_seed(bound, f"bounds[{k}]")
         _check_bounds(self.bounds, num_nodes, ranks)
@@ -105,19 +104,21 @@ class ShardedGraph(Graph):
             super().__init__(local)
             self.total_nodes = num_nodes
             return
-        for part in _chunks(edge_index):  # all edges on every rank, so that every rank refuses what one would
+        for part in _chunks(edge_index):  # all edges on every rank, so that all ranks raise if one does
             check_edges(num_nodes, edge_index[:, part], edge_weight if edge_weight is None else edge_weight[part], None)
         device = edge_index.device if device is None else as_device(device)
-        arriving = _chosen(edge_index, lambda edges: (edges[1] >= self.rows.start) & (edges[1] < self.rows.stop))
+
+        def inside(node: Tensor) -> Tensor:
+            return (node >= self.rows.start) & (node < self.rows.stop)
+
+        arriving = _chosen(edge_index, lambda edges: inside(edges[1]))
         edges = edge_index[:, arriving].long()
-        abroad = (edges[0] < self.rows.start) | (edges[0] >= self.rows.stop)
-        halo = torch.unique(edges[0, abroad])
-        # A degree with self-loops is another one: so the loops of the halo, which arrive elsewhere, are known here too.
+        halo = torch.unique(edges[0, ~inside(edges[0])])
+        # Self-loops change degrees, so those of the halo are needed here too.
         loops = _chosen(edge_index, lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo))
 
         def numbered(node: Tensor) -> Tensor:
-            inside = (node >= self.rows.start) & (node < self.rows.stop)
-            return torch.where(inside, node - self.rows.start, local + torch.searchsorted(halo, node)).to(device)
+            return torch.where(inside(node), node - self.first_node, local + torch.searchsorted(halo, node)).to(device)
 
         def weight(edge: Tensor) -> Tensor | None:
             return None if edge_weight is None else edge_weight[edge].to(device)
@@ -125,49 +126,57 @@ class ShardedGraph(Graph):
         super().__init__(local, numbered(edges), weight(arriving), validate=False)
         self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
-        known = torch.cat([arriving, loops])
-        extended = numbered(edge_index[:, known].long())
-        self.extended = _Extended(
-            local + halo.numel(), extended, weight(known), full_degree=self._full_degrees(), validate=False
-        )
-
-    # ---------------------------------------------------------------- what it asks of the others
+        known, degrees = torch.cat([arriving, loops]), self._full_degrees()
+        extended = local + halo.numel(), numbered(edge_index[:, known].long()), weight(known)
+        self.extended = _Extended(*extended, full_degree=degrees, validate=False)
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " one *shape"]:
         return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The sum of ``x`` over the ranks; once differentiable."""
+        """Return the sum of ``x`` over the ranks; once differentiable."""
         return all_reduce(x, self.group)
 
     def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
-        """The rows of this rank, and behind them those of its halo, fetched from their ranks; once differentiable."""
+        """Return the rows of this rank, followed by those of its halo, from other ranks; once differentiable."""
         return torch.cat([x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)])
 
     def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Coupling:
-        """The rows of this rank of a coupling of the whole graph."""
+        """Return the rows of this rank of a coupling of the whole graph."""
         if diffusivity.depends_on == "parts":
-            return diffusivity.couple(x, self)  # each part comes here by itself
+            return diffusivity.couple(x, self)  # which calls this method for every part
         if not diffusivity.needs_graph:
             return self.share(diffusivity.couple(x, self))
         rows = x if diffusivity.depends_on == "nothing" else self.exchange(x)
-        return over_ranks(diffusivity.couple(rows, self.extended), self)
+        return self.share(diffusivity.couple(rows, self.extended))
 
     def share(self, coupling: Coupling) -> Coupling:
-        """The coupling to all nodes, from one among the nodes of this rank."""
-        return over_ranks(coupling, self)
+        """Return the rows of this rank of the coupling of the whole graph, from the coupling of its part.
+
+        Raises:
+            TypeError: a coupling that needs all rows in one process.
+        """
+        if isinstance(coupling, IdentityCoupling):
+            return coupling
+        if isinstance(coupling, PooledCoupling):
+            return SummedCoupling(coupling, self.exchange, self.group)
+        if isinstance(coupling, SparseCoupling):
+            return HaloCoupling(self.num_nodes, coupling, self.exchange, self.group)
+        raise TypeError(
+            f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor "
+            f"one whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or "
+            f"NodeFormer, or one process."
+        )
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
-        """Refused: a part of a graph is made where it stays."""
+        """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
         raise ValueError(
             f"a ShardedGraph stays on the device it was made for, where other ranks send to; got {describe(device)}. "
             f"Make it there: ShardedGraph(..., device=device)."
         )
 
-    # ---------------------------------------------------------------- once, at the beginning
-
     def _plan_exchange(self, halo: Tensor) -> None:
-        """Who needs which rows of whom: ``_lent`` are ours that others need, in the order of their ranks."""
+        """Find the rows to exchange: ``_lent`` are rows of this rank in the halos of others, in the order of ranks."""
         ends = torch.searchsorted(halo, torch.tensor(self.bounds, device=halo.device))
         one_each = [1] * (len(self.bounds) - 1)
         fetched = ends.diff()
@@ -176,48 +185,33 @@ class ShardedGraph(Graph):
         self._lent = all_to_all(halo, self._num_fetched, self._num_lent, self.group) - self.first_node
 
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
-        """In- and out-degrees of the rows and the halo in the whole graph, in double precision."""
+        """Return in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
         weight = self._own_weights(torch.float64)
         size = self.num_nodes + sum(self._num_fetched)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
         sent = weight.new_zeros(size).index_add(0, source, weight)
-        # What nodes of the halo send here is known here alone: their own ranks add it to their out-degree.
+        # Only this rank knows the edges from its halo, so it sends their weights to the ranks of these nodes.
         elsewhere = all_to_all(sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group)
         sent = sent[: self.num_nodes].index_add(0, self._lent, elsewhere)
         return self.exchange(torch.stack([received, sent], dim=1))
 
 
 class _Extended(Graph):
-    """The rows of a rank and of its halo as one graph: rows of the halo are incomplete, and dropped in the end."""
+    """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and dropped from results."""
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, hops: int = 1) -> NoReturn:
         raise ValueError(
             "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them, so it can not turn "
             "edges around or walk along them. Make the graph undirected (or k-hop) before it is sharded."
         )
 
-    def to_undirected(self) -> NoReturn:
-        self._refuse()
-
-    def reverse(self) -> NoReturn:
-        self._refuse()
-
-    def within(self, hops: int) -> NoReturn:
-        self._refuse()
-
-
-def _even(num_nodes: int, ranks: int) -> list[int]:
-    return [num_nodes * rank // ranks for rank in range(ranks + 1)]
+    within = to_undirected = reverse = _refuse
 
 
 def _check_bounds(bounds: list[int], num_nodes: int, ranks: int) -> None:
-    if (
-        len(bounds) != ranks + 1
-        or bounds[0] != 0
-        or bounds[-1] != num_nodes
-        or any(a >= b for a, b in pairwise(bounds))
-    ):
+    ends = bounds[:1] + bounds[-1:]
+    if len(bounds) != ranks + 1 or ends != [0, num_nodes] or any(a >= b for a, b in pairwise(bounds)):
         raise ValueError(
             f"bounds must rise from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank; "
             f"got {bounds}."
@@ -225,39 +219,10 @@ def _check_bounds(bounds: list[int], num_nodes: int, ranks: int) -> None:
 
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
-    """The numbers of the edges that are chosen, looked at a chunk at a time."""
+    """Return the positions of the chosen edges, reading a chunk at a time."""
     return torch.cat([chooses(edge_index[:, part]).nonzero().flatten() + part.start for part in _chunks(edge_index)])
 
 
 def _chunks(edge_index: Tensor) -> list[slice]:
-    """All edges in runs of so many, one of none where there are none."""
+    """Return all edges in chunks; one empty chunk if there are no edges."""
     return [slice(first, first + CHUNK) for first in range(0, max(edge_index.size(1), 1), CHUNK)]
-
-
-@singledispatch
-def over_ranks(coupling: Coupling, graph: ShardedGraph) -> Coupling:
-    """The rows of a rank of the coupling of the whole graph, from the coupling that the rank made of its part.
-
-    Raises:
-        TypeError: it is of a kind that needs all rows in one place.
-    """
-    raise TypeError(
-        f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor one "
-        f"whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or NodeFormer, or "
-        f"one process."
-    )
-
-
-@over_ranks.register
-def _(coupling: IdentityCoupling, graph: ShardedGraph) -> Coupling:
-    return coupling
-
-
-@over_ranks.register
-def _(coupling: PooledCoupling, graph: ShardedGraph) -> Coupling:
-    return SummedCoupling(coupling, graph.exchange, graph.group)
-
-
-@over_ranks.register
-def _(coupling: SparseCoupling, graph: ShardedGraph) -> Coupling:
-    return HaloCoupling(graph.num_nodes, coupling, graph.exchange, graph.group)

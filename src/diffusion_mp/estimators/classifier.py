@@ -38,41 +38,33 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label, and at first the
     sources h are the labels; they spread over the weighted edges of `KNNGraph`, with 10 μ since sources are few. Then,
     in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
-    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round.
+    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. Classes have equal
+    weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
 
-    Classes have equal weights, so that one of many labels does not dominate. The labels of a class share one unit as
-    sources; in training, a row weighs 1/(rows of its class), as in the loss of Iscen et al. The spreading is a
-    `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention (Theorem T1 of docs/certified.md).
-
-    For n = 1 000, 5 000 and 20 000 rows of 50 columns with 100 labels in ten classes, on one core: neighbours take 0.1,
-    0.1 and 1.3 s (O(n²); O(n log n) up to 15 columns), spreading 0.04, 0.2 and 1.0 s (linear in the edges), and
-    networks 1 s for any n, in proportion to columns and ``max_iter``.
-
-    :meth:`predict` minimises the same energy over each new row separately, with the states of the rows of :meth:`fit`
-    fixed.
+    The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention (Theorem T1 of
+    docs/certified.md). :meth:`predict` minimises the same energy over each new row separately, with the states of the
+    rows of :meth:`fit` fixed. For 20 000 rows of 50 columns on one core, neighbours take 1.3 s (O(n²); O(n log n) up to
+    15 columns), spreading 1.0 s (linear in the edges), and networks 1 s for any n.
 
     Args:
         n_neighbors: neighbours of a row in the graph, at most the number of other rows.
         metric: "euclidean", or "cosine" for texts and often for images, see `knn_graph`; with "cosine" the network
-            reads rows of length one, too. Scale columns of different units first (``StandardScaler``). Entries may be
-            of any magnitude from 1e-300 to 1e300.
+            reads rows of length one, too. Scale columns of different units first (``StandardScaler``).
         sharpness: of the weights of the edges, see `KNNGraph`.
-        mu: μ, the weight of neighbours, which determines how far labels spread; 1 to 3 suits texts.
+        mu: μ, the weight of neighbours; 1 to 3 suits texts.
         rounds: number of rounds of training and spreading.
         hidden_channels: width of the network.
-        dropout: rate on the features in training; a high one prevents overfitting to wrong labels. 0.8 suits texts.
+        dropout: rate on the features in training; 0.8 suits texts.
         learning_rate, weight_decay: of Adam.
         max_iter: steps of Adam per round, of 256 rows each.
         random_state: a seed, or ``None`` for other networks in every fit. PyTorch's random state is not changed.
         verbose: 1 shows a progress bar; 0 nothing.
 
     Attributes:
-        classes_: the labels, sorted.
-        transduction_: [N], the label of every row of fit.
-        label_distributions_: [N, n_classes], P of the last round.
+        classes_, transduction_: the sorted labels, and the label of every row of fit [N].
+        label_distributions_, sources_: P and h of the last round, [N, n_classes].
         network_: f of the last round, from scaled rows to logits.
         conv_: the spreading, for `certify`; its ``at_rest(graph, h)`` is P.
-        sources_: [N, n_classes], h of the last round.
         edge_index_, edge_weight_: the graph.
         X_, n_features_in_, feature_names_in_, n_iter_: as in other estimators of scikit-learn.
 
@@ -144,7 +136,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows X [M, n_features]."""
-        numbers = self.predict_proba(X).argmax(1)
+        numbers = self.predict_proba(X).argmax(1)  # which raises before fit
         return self.classes_[numbers]
 
     @torch.no_grad()
@@ -163,7 +155,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta, mu = self.conv_.beta().item(), self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
-        return (beta * self._said(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
+        return (beta * self._probabilities(self._scaled(X)).numpy() + mu * (weights @ states)) / (beta + mu * pull)
 
     def _alternate(self, labelled: Tensor, targets: Tensor, bar: tqdm[Any]) -> None:
         """Spread the labels [R] of some rows; then train and spread a new network in every round."""
@@ -180,7 +172,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
-            source = self._said(X)
+            source = self._probabilities(X)
             source[labelled] = known
             bar.set_description("what it says spreads")
             spread = _at_rest(self.conv_, graph, source)
@@ -196,12 +188,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         width, classes = int(self.hidden_channels), len(self.classes_)
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(input_linear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)).double()
-        optimizer = torch.optim.Adam(
-            network.parameters(),
-            lr=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
-            fused=True,  # one pass over the weights: a step on 80 000 columns takes little more than half the time
-        )
+        rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay)}
+        optimizer = torch.optim.Adam(network.parameters(), **rates, fused=True)  # half the time for 80 000 columns
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
@@ -210,7 +198,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
                 optimizer.step()
         return network.requires_grad_(False)
 
-    def _said(self, X: Any) -> Tensor:
+    def _probabilities(self, X: Any) -> Tensor:
         """Return f(x), distributions [M, n_classes], of scaled rows."""
         return self.network_(_tensor(X)).softmax(1)
 
@@ -218,7 +206,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
         X = comparable(X, self.X_, self.metric)
         self._centre = 0.0 if issparse(X) else X.mean(0)
-        self._scale = _root_mean_square(X, self._centre)
+        square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - self._centre) ** 2).mean()
+        self._scale = float(square**0.5) or 1.0
 
     def _scaled(self, X: Any) -> Any:
         """Centre and scale rows for the network."""
@@ -233,15 +222,13 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.verbose, (bool, np.bool_)) and as_whole(self.verbose, "verbose") < 0:
             raise ValueError(f"verbose must be at least 0; got {self.verbose}.")
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
-        numbers = {
-            name: getattr(self, name) for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout")
-        }
-        # Parameter searches over arrays pass NumPy scalars.
-        numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in numbers.items()}
-        for name in ("sharpness", "mu", "learning_rate"):
-            check_positive(numbers[name], name)
-        check_positive(numbers["weight_decay"], "weight_decay", allow_zero=True)
-        check_probability(numbers["dropout"], "dropout")
+        for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout"):
+            value = getattr(self, name)
+            value = value.item() if isinstance(value, np.generic) else value  # of searches over arrays
+            if name == "dropout":
+                check_probability(value, name)
+            else:
+                check_positive(value, name, allow_zero=name == "weight_decay")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -280,9 +267,7 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     else:
         labelled = y != -1
     if not labelled.any():
-        raise ValueError(
-            "y must hold the label of some row at least; every entry is -1, which stands for no label at all."
-        )
+        raise ValueError("y must hold the label of some row at least; every entry is -1, which stands for no label.")
     check_classification_targets(y[labelled])
     classes, targets = np.unique(y[labelled], return_inverse=True)
     if not labelled.all() and classes.tolist() == [1]:
@@ -295,12 +280,6 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
         classes, targets = np.unique(y, return_inverse=True)
         labelled = np.ones(len(y), dtype=bool)
     return labelled, classes, targets
-
-
-def _root_mean_square(X: Any, centre: Any) -> float:
-    """Return the root mean square of X − centre, or 1 if that is zero."""
-    square = (X.data**2).sum() / np.prod(X.shape) if issparse(X) else ((X - centre) ** 2).mean()
-    return float(square**0.5) or 1.0
 
 
 def _inverse_root(degree: Any) -> Any:

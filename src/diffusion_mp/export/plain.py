@@ -1,16 +1,24 @@
-"""``in_plain_torch``: an exported program without operations of this library."""
+"""``in_plain_torch``: an exported program without operations of this library.
+
+Every operation has a formula in operations of torch whose number does not depend on the sizes. For one graph that is
+its reference; the graphs of a batch become heads of one graph with as many nodes as the largest of them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
+from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_kind
-from diffusion_mp.export import formulas
 from diffusion_mp.graph import ops as graph_ops
+from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import (
     linear_attention,
     log_linear_attention,
@@ -19,69 +27,211 @@ from diffusion_mp.kernels import (
     sparse_flow,
     spmm,
 )
+from diffusion_mp.kernels.linear_attention import reference as linear
 from diffusion_mp.kernels.neumann import stencil
+from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.operation import Operation
 from diffusion_mp.kernels.sparse_flow import reference
+from diffusion_mp.kernels.sparse_flow.reference import flowing
 
-#: Every operation of a forward pass and its formula; ``None`` is its reference, where that looks at no values.
-FORMULAS: dict[Operation[Any], Callable[..., Any] | None] = {
-    spmm._spmm: None,
-    spmm._sddmm: None,
-    spmm._row_sums: None,
-    spmm._at_rows: None,
-    spmm._softmax: None,
-    linear_attention._product: formulas.linear_product,
-    linear_attention._attention: formulas.linear_attention,
-    log_linear_attention._attention: formulas.log_linear_attention,
-    log_linear_attention._entries: None,
-    pairwise._attention: formulas.pairwise_attention,
-    pairwise._logsumexp: formulas.pairwise_logsumexp,
-    pairwise._product: formulas.pairwise_product,
-    sparse_flow._potentials: formulas.sparse_flow_potentials,
-    sparse_flow._product: formulas.sparse_flow_product,
-    reference._support: formulas.sparse_flow_support,
-    neumann._product: None,
-    neumann._inner: None,
-    stencil._transform: formulas.neumann_transform,
-    stencil._modes: stencil._modes_of_rows,
-}
+Formula = Callable[..., Any]
 
 
 def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
-    """The program with every operation of this library written out in operations of torch.
+    """Return the program with every operation of this library written out in operations of torch.
 
-    It runs where the library is not installed, for graphs of all sizes, and torch makes ONNX of it:
+    It runs where the library is not installed, for graphs of all sizes, and torch converts it to ONNX:
 
         program = torch.export.export(model.eval(), (x, edge_index), dynamic_shapes=sizes)
         torch.onnx.export(in_plain_torch(program), f="model.onnx")
 
-    What is written out takes more memory than the kernels: attention over pairs holds all pairs of a graph, a batch is
-    filled up to its largest graph, and walks of several hops are found in the matrix of all pairs.
-
-    Args:
-        program: what ``torch.export.export`` makes of a model in evaluation mode.
-
-    Returns:
-        Another program; that which was given stays as it is.
+    Attention over pairs then holds all pairs of a graph, a batch is padded to its largest graph, and walks of several
+    hops are found in the matrix of all pairs. The given program, of a model in evaluation mode, is not modified.
 
     Raises:
-        TypeError: it is no exported program.
+        TypeError: not an exported program.
 
     Examples:
         >>> model = DIFFormerConv(4, 3).eval()
         >>> plain = in_plain_torch(torch.export.export(model, (x, edge_index)))
         >>> any("diffusion_mp" in str(node.target) for node in plain.graph.nodes)
         False
-        >>> torch.allclose(plain.module()(x, edge_index), model(x, edge_index), atol=1e-5)
-        True
     """
     check_kind(program, "program", ExportedProgram, "what torch.export.export returns")
-    table: dict[Any, Callable[..., Any]] = {
-        torch.ops.aten.repeat_interleave.Tensor: formulas.numbers,
-        torch.ops.aten.repeat_interleave.self_Tensor: formulas.repeat_interleave,
-        graph_ops.batch_pointers._opoverload: formulas.batch_pointers,
-        graph_ops._compress._opoverload: formulas.compress,
-        graph_ops.walk_pairs._opoverload: formulas.walk_pairs,
+    table: dict[Any, Formula] = {
+        torch.ops.aten.repeat_interleave.Tensor: _numbers,
+        torch.ops.aten.repeat_interleave.self_Tensor: _repeat_interleave,
+        graph_ops.batch_pointers._opoverload: batch_pointers,
+        graph_ops._compress._opoverload: compress,
+        graph_ops.walk_pairs._opoverload: walk_pairs,
         **dict(operation.written_out(formula) for operation, formula in FORMULAS.items()),
     }
     return program.run_decompositions(table)
+
+
+def batch_pointers(batch: Tensor) -> Tensor:
+    """Return the row boundaries [B+1] of a sorted ``batch`` vector."""
+    return _bounds(batch, _number(pad(batch, (1, 0), value=-1).max() + 2))
+
+
+def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
+    edges = node.size(0)
+    order = (node * edges + torch.arange(edges, device=node.device)).argsort()
+    return _bounds(node, num_nodes + 1), order, opposite[order]
+
+
+def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
+    """Return every pair with a walk of 1 to ``hops`` edges of positive weight; O(N²) memory."""
+    source, target = edge_index
+    step = weight.new_zeros(num_nodes, num_nodes).index_put((source, target), (weight > 0).to(weight), accumulate=True)
+    reached = step = (step > 0).to(weight)
+    for _ in range(hops - 1):
+        reached = ((reached @ step + step) > 0).to(weight)
+    return reached.nonzero().t()
+
+
+def _repeat_interleave(
+    x: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Size | None = None
+) -> Tensor:
+    """Return repeated entries; torch converts its own function to ONNX only without a size."""
+    return (x.flatten() if dim is None else x).index_select(dim or 0, _numbers(repeats, output_size=output_size))
+
+
+def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
+    """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
+    ends = repeats.cumsum(0)
+    size = _number(repeats.sum()) if output_size is None else output_size
+    return ends.new_zeros(size + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
+
+
+def _number(count: Tensor) -> Size:
+    """Return a count as a size, which is a symbol while torch traces."""
+    number: Size = count.item()  # type: ignore[assignment]
+    torch._check(number >= 0)
+    return number
+
+
+def _bounds(number: Tensor, length: Size) -> Tensor:
+    """Return where the members of every number begin and end when they are sorted by it, [length]."""
+    return number.new_zeros(length).index_add(0, number + 1, torch.ones_like(number)).cumsum(0)
+
+
+class Stacked:
+    """The graphs of a batch side by side, as heads of one graph that has as many nodes as the largest of them."""
+
+    def __init__(self, ptr: Tensor, num_nodes: int, device: torch.device) -> None:
+        ptr = ptr.to(device)
+        graph = _numbers(ptr.diff(), output_size=num_nodes)
+        first = ptr[graph]
+        self.place, self.first = (torch.arange(num_nodes, device=device) - first, graph), first.unsqueeze(1)
+        self.graphs, self.size = ptr.size(0) - 1, _number(ptr.diff().max())
+
+    def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
+        """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
+        stack = x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
+        return stack.index_put(self.place, x).flatten(1, 2)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Return [N, H, …] of [n, B H, …]."""
+        return x.unflatten(1, (self.graphs, x.size(1) // self.graphs))[self.place]
+
+    def argument(self, name: str, x: Any, masked: bool) -> Any:
+        """Stack an argument of an operation, so that missing nodes send nothing."""
+        if not isinstance(x, Tensor) or name == "ptr":
+            return None if name == "ptr" else x
+        if masked and name in ("q", "friction_q"):
+            return pad(self(x), (0, 1), value=1.0)
+        if masked and name in ("k", "friction_k"):  # a feature of 0 or −∞: the scores of missing nodes are −∞
+            return torch.cat([self(x), self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)], -1)
+        return self(x - self.first if name == "best" else x, -torch.inf if name == "col_shift" else 0.0)
+
+    def result(self, name: str, x: Tensor) -> Tensor:
+        """Return the rows of a result, unless the reference leaves it empty."""
+        rows = self.back(x) if x.dim() > 1 else x
+        return rows + self.first if name == "best" else rows
+
+
+def for_batches(operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True) -> Formula:
+    """Return the reference of an operation for one graph, which a batch is stacked for.
+
+    With ``masked`` the products of queries and keys are scores, which are −∞ for missing nodes.
+    """
+    compute, signature = reference or operation._table["reference"].run, operation._signature
+    names = [name.rpartition(".")[2] for name in signature.flat]
+
+    def formula(*args: Any) -> Any:
+        given = signature.flatten(args)
+        ptr, rows = given[names.index("ptr")], given[0]
+        if ptr is None:
+            return compute(*args)
+        stack = Stacked(ptr, rows.size(0), rows.device)
+        out = compute(
+            *signature.unflatten([stack.argument(name, x, masked) for name, x in zip(names, given, strict=True)])
+        )
+        parts = [
+            stack.result(name, x)
+            for name, x in zip(signature.results, out if signature.several else [out], strict=True)
+        ]
+        return signature.returned(*parts) if signature.several else parts[0]
+
+    return formula
+
+
+def _linear_sums(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return Σ_j (q_i·k_j) v_j of one graph through the sums over senders."""
+    return torch.einsum("ihf,hfd->ihd", q, torch.einsum("jhf,jhd->hfd", k, v))
+
+
+_linear_product = for_batches(linear_attention._product, _linear_sums, masked=False)
+
+
+def _sparse_flow_support(
+    s: Tensor, u: Tensor, resistance: Tensor, friction: Tensor, lam: Tensor, leak: Tensor, target: Tensor
+) -> reference.Support:
+    """Solve for the edges of every node by sorting: edges are to nodes what nodes are to graphs."""
+    nodes, heads = lam.shape
+    ptr, order, _ = compress(target, target, nodes)
+    stack = Stacked(ptr, target.size(0), s.device)
+
+    def rows(entries: Tensor, absent: float) -> Tensor:
+        return stack(entries[order], absent).t().unflatten(0, (nodes, heads))
+
+    log_c = rows(s + resistance[target], -torch.inf)
+    log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
+    active = flowing(log_c, log_theta, leak.unsqueeze(2))
+    best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(2)
+    entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
+    in_order = stack.back(active.flatten(0, 1).t())
+    return reference.Support(torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry])
+
+
+def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+    """Return the orthonormal Hartley transform of every sequence, or the DCT-II, by a matrix between all rows."""
+    place, length = positions(ptr, v.size(0), v.device)
+    length = torch.as_tensor(length).expand(v.size(0))
+    start = torch.arange(v.size(0), device=v.device) - place
+    steps, period = (place, length) if periodic else (2 * place + 1, 4 * length)
+    angle = 2 * math.pi * (place.unsqueeze(1) * steps % period.unsqueeze(1)).to(v.dtype) / period.unsqueeze(1)
+    size = (1 if periodic else 2 - (place == 0).to(v.dtype).unsqueeze(1)) / length.to(v.dtype).unsqueeze(1)
+    basis = (angle.cos() + angle.sin() if periodic else angle.cos()) * size.sqrt()
+    basis = torch.where(start.unsqueeze(1) == start, basis, 0.0)
+    return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
+
+
+#: Every operation of a forward pass and its formula; ``None`` is its reference.
+FORMULAS: dict[Operation[Any], Formula | None] = {
+    **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
+    **dict.fromkeys((log_linear_attention._entries, neumann._product, neumann._inner)),
+    linear_attention._product: _linear_product,
+    linear_attention._attention: partial(linear.attention, product=_linear_product),
+    log_linear_attention._attention: for_batches(log_linear_attention._attention),
+    pairwise._attention: for_batches(pairwise._attention),
+    pairwise._logsumexp: for_batches(pairwise._logsumexp),
+    pairwise._product: for_batches(pairwise._product),
+    sparse_flow._potentials: for_batches(sparse_flow._potentials),
+    sparse_flow._product: for_batches(sparse_flow._product),
+    reference._support: _sparse_flow_support,
+    stencil._transform: _neumann_transform,
+    stencil._modes: stencil._modes_of_rows,
+}

@@ -20,8 +20,7 @@ from diffusion_mp.errors import check_counts, check_flags, check_kind, check_pro
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import input_linear
-from diffusion_mp.models.base import GraphModel, Record, forget, recorded
-from diffusion_mp.models.ends import Task, output_layers
+from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, discard, output_layers, run_layer
 from diffusion_mp.updates import fixed_point
 
 
@@ -37,21 +36,18 @@ class CertifiedDIFFormer(GraphModel):
     memory does not depend on the number of steps (see `fixed_point`).
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the state and the logits.
+        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_layers: K, or ``None``.
         penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
             ``penalty=None`` is the model without attention.
         inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph;
             ``graph`` may then be ``False``.
         encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
-            dropout, and the width between them, by default ``hidden_channels``. One layer is best for bags of words
-            and few labels (docs/findings.md).
-        centre: subtract from H its mean over the nodes of each graph. Constants cost no energy of pairs or edges, so
-            with a large μ they outlast differences between nodes. For a graph of one node, zero remains.
+            dropout, and the width between them, by default ``hidden_channels``.
+        centre: subtract from H its mean over the nodes of each graph: constants cost no energy of pairs or edges, so
+            with a large μ they outlast differences between nodes.
         dropout: dropout rate of the encoder.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-
-    Shapes: see :class:`GraphModel`.
 
     Raises:
         TypeError, ValueError: an option or the input does not fit.
@@ -59,8 +55,6 @@ class CertifiedDIFFormer(GraphModel):
 
     Examples:
         >>> model = CertifiedDIFFormer(4, 16, 3, num_layers=8)
-        >>> model(x, edge_index).shape
-        torch.Size([6, 3])
         >>> energies = model.energies(x, edge_index)  # before the first step and after each
         >>> bool((energies.diff() <= 1e-5 * energies[0].abs()).all())
         True
@@ -88,10 +82,9 @@ class CertifiedDIFFormer(GraphModel):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        if num_layers is not None:
-            check_counts(num_layers=num_layers)
         width = hidden_channels if encoder_channels is None else encoder_channels
-        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
+        steps = {} if num_layers is None else {"num_layers": num_layers}
+        check_counts(**steps, encoder_layers=encoder_layers, encoder_channels=width)
         check_flags(centre=centre)
         check_kind(inputs, "inputs", (Diffusivity, NoneType), "a Diffusivity that reads the features, or None")
         check_probability(dropout, "dropout")
@@ -105,17 +98,13 @@ class CertifiedDIFFormer(GraphModel):
         self.conv = CertifiedConv(hidden_channels, penalty=penalty, constraint=constraint, lam=lam, mu=mu, **options)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
-    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
-        for state in self._states(*self._terms(x, graph), graph, record):  # noqa: B007  # only the last one is kept
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
+        for state in self._states(*self._terms(x, graph), graph, collect):  # noqa: B007  # only the last one is kept
             pass
         return self.decoder(state)
 
     def energy(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
+        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None
     ) -> JointEnergy:
         """Return the energy F at these inputs, a function of states [N, heads, channels / heads]."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
@@ -123,23 +112,19 @@ class CertifiedDIFFormer(GraphModel):
 
     @torch.no_grad()
     def energies(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
+        self, x: Tensor, edge_index: Edges = None, edge_weight: Tensor | None = None, batch: Tensor | None = None
     ) -> Float[Tensor, " states"]:
         """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*."""
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
         energy = self.conv.energy(graph, source, beside)
-        states = self._states(source, beside, graph, forget)
+        states = self._states(source, beside, graph, discard)
         return torch.stack([energy(self.conv.by_head(state)) for state in states])
 
     @torch.no_grad()
     def certificate(
         self,
         x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
+        edge_index: Edges = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
@@ -148,52 +133,47 @@ class CertifiedDIFFormer(GraphModel):
         Only the initial state and its coupling are checked, since every step preserves the premises. Without x a random
         input on a directed graph is used.
         """
-        broken = broken_parameter(self, "encoder.", "inputs.", "conv.")
-        if broken is not None:
-            return Certificate.refused("Theorem T1", math.nan, broken)
         if x is None:
             x, edge_index = random_input(self.in_channels, self.conv.mu.raw)
         source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
+        broken = broken_parameter(self, "encoder.", "inputs.", "conv.")  # now that the first call has drawn them all
+        if broken is not None:
+            return Certificate.refused("Theorem T1", math.nan, broken)
         return self.conv.certificate(source, graph, source=source, beside=beside)
 
-    def _inputs(
-        self, x: Tensor, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, batch: Tensor | None
-    ) -> tuple[Tensor, Coupling | None, Graph]:
+    def _inputs(self, x: Tensor, *edges: Any) -> tuple[Tensor, Coupling | None, Graph]:
         """Check the inputs and return H, the coupling of the features, and the graph."""
         self._check_features(x)
-        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        graph = Graph.coerce(x, *edges)
         return *self._terms(x, graph), graph
 
     def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
         """Return H and the coupling of the features."""
         beside = None if self.inputs is None else self.inputs(x, graph)
-        source = self.encoder(x).to(
-            self.conv.mu.raw.dtype
-        )  # the half precision of autocast is too coarse for an energy
+        # The half precision of autocast is too coarse for an energy.
+        source = self.encoder(x).to(self.conv.mu.raw.dtype)
         if self.mean is not None:
             source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
         return source, beside
 
-    def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, record: Record) -> Iterator[Tensor]:
+    def _states(self, source: Tensor, beside: Coupling | None, graph: Graph, collect: Collect) -> Iterator[Tensor]:
         """Yield Z⁰, Z¹, …, Z^K; with ``num_layers=None`` Z⁰ and the stationary point."""
+        terms: dict[str, Any] = {"source": source, "beside": beside}
         state = self.conv.update.constraint.project(self.conv.by_head(source)).flatten(1)
         yield state
-        if self.num_layers is not None:
-            for _ in range(self.num_layers):
-                state = recorded(record, self.conv, state, graph, source=source, beside=beside)
-                yield state
-            return
-        rest = self.conv.at_rest(graph, source, beside)
-        if rest is None:
-            rest = self._iterated(state, source, beside, graph)
-        yield recorded(record, self.conv, rest, graph, source=source, beside=beside)
+        if self.num_layers is None:
+            rest = self.conv.at_rest(graph, source, beside)
+            state = self._iterated(state, graph, terms) if rest is None else rest
+        for _ in range(self.num_layers or 1):
+            state = run_layer(collect, self.conv, state, graph, **terms)
+            yield state
 
-    def _iterated(self, state: Tensor, source: Tensor, beside: Coupling | None, graph: Graph) -> Tensor:
+    def _iterated(self, state: Tensor, graph: Graph, terms: dict[str, Any]) -> Tensor:
         """Return the fixed point of the steps from a state."""
-        alone = self.conv.attention is None and self.conv.update.constraint.convex  # F is convex, with one minimum
-        energy = None if alone else self.conv.energy(graph, source, beside)
+        convex = self.conv.attention is None and self.conv.update.constraint.convex  # F has one minimum
+        energy = None if convex else self.conv.energy(graph, **terms)
         return fixed_point(
-            lambda z: self.conv(z, graph, source=source, beside=beside),
+            lambda z: self.conv(z, graph, **terms),
             state,
             energy=None if energy is None else lambda z: energy(self.conv.by_head(z)),
             total=graph.total,

@@ -15,8 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.attention import TAU
-from diffusion_mp.models.base import LayerStack, Record, recorded
-from diffusion_mp.models.ends import Task
+from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
 from diffusion_mp.updates import StateUpdate
 
 #: Default growth, over all steps of a model, of the component that all nodes share, and the largest default step.
@@ -28,14 +27,13 @@ class DIFFormer(LayerStack):
 
     Z^(0) = ReLU(W_I X + b_I),  Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),  Ŷ = Z^(K) W_O + b_O.
 
-    By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on what
-    is propagated: projecting a state with dropout makes the published form unstable with few labels (docs/errata.md,
-    D20). Beside a graph, the component that all nodes share grows by 1 + τ in every step, by default to (1 + τ)^K = 4
-    in total. More steps then solve the same diffusion more finely instead of smoothing away differences between nodes
-    (docs/errata.md, D27). The published form, τ = ½ and LayerNorm in every layer, is ``tau=0.5, layer_norm=True``.
+    By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on the
+    propagated values (docs/errata.md, D20). Beside a graph, the component that all nodes share grows by 1 + τ in every
+    step, by default to (1 + τ)^K = 4 in total: more steps solve the same diffusion more finely (D27). The published
+    form, τ = ½ and LayerNorm in every layer, is ``tau=0.5, layer_norm=True``.
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings).
+        in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
         num_layers: K.
         tau: step size τ; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
         transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
@@ -44,7 +42,6 @@ class DIFFormer(LayerStack):
         activation: σ′ after every layer, ``"relu"`` or ``None``.
         layer_norm: normalise after the input layer (before its ReLU) and after every step (before σ′), as published.
             With it no theorem covers the stack.
-        dropout: dropout rate.
         task: ``"node"``, ``"graph"`` or ``"link"``.
         dropout_on: ``"values"``, the propagated values and the input of the output layer; or ``"state"``, after the
             input layer and every layer, as in the released code, where attention reads a state with dropout.
@@ -53,15 +50,11 @@ class DIFFormer(LayerStack):
         options: further options of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …); learnable
             ones are copied for every layer.
 
-    Shapes: see :class:`GraphModel`.
-
     Examples:
         >>> model = DIFFormer(4, 16, 3, num_layers=2, kernel="simple")
-        >>> model(x, edge_index).shape
-        torch.Size([6, 3])
         >>> logits, couplings = model(x, edge_index, return_coupling=True)  # one coupling per layer
-        >>> couplings[0].to_dense().shape  # [heads, nodes, nodes]
-        torch.Size([1, 6, 6])
+        >>> logits.shape, couplings[0].to_dense().shape  # [heads, nodes, nodes]
+        (torch.Size([6, 3]), torch.Size([1, 6, 6]))
     """
 
     references = DIFFormerConv.references
@@ -96,39 +89,24 @@ class DIFFormer(LayerStack):
             )
         if tau is None:
             tau = TAU if update is not None else min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
+        own: dict[str, Any] = {"transform": transform, "tau": tau, "update": update}
+        own["beta"] = 1.0 if source and update is None else 0.0
+        own["dropout"] = dropout if dropout_on == "values" else 0.0
 
-        def conv() -> DIFFormerConv:
-            layer = DIFFormerConv(
-                hidden_channels,
-                hidden_channels,
-                transform=transform,
-                tau=tau,
-                beta=1.0 if source and update is None else 0.0,
-                update=update,
-                dropout=dropout if dropout_on == "values" else 0.0,
-                **options,
-            )
-            return copy.deepcopy(layer)  # layers share no learnable option
+        def conv() -> DIFFormerConv:  # layers share no learnable option
+            return copy.deepcopy(DIFFormerConv(hidden_channels, hidden_channels, **own, **options))
 
-        super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
-            num_layers,
-            conv,
-            layer_norm=layer_norm,
-            dropout=dropout,
-            task=task,
-        )
+        sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        super().__init__(*sizes, conv, layer_norm=layer_norm, dropout=dropout, task=task)
         self.activation, self.source, self.dropout_on = activation, source, dropout_on
         self.two_steps = update is not None and update.takes_previous
 
-    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
         x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
         initial, previous = x if self.source else None, None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             before = {"previous": previous} if self.two_steps else {}
-            x, previous = norm(recorded(record, conv, x, graph, source=initial, **before)), x
+            x, previous = norm(run_layer(collect, conv, x, graph, source=initial, **before)), x
             x = dropout(relu(x) if self.activation == "relu" else x, self.dropout, on_state)
         return self.decoder(dropout(x, self.dropout, self.training and not on_state))

@@ -18,8 +18,7 @@ from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GATConv, GCNConv, GCNIIConv, GINConv, MLPConv, SGConv
 from diffusion_mp.layers.features import input_linear
 from diffusion_mp.layers.gps import Norm, make_norm
-from diffusion_mp.models.base import GraphModel, Record, recorded
-from diffusion_mp.models.ends import Task, output_layers
+from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
@@ -34,11 +33,10 @@ class DiffusionGNN(GraphModel):
     values.
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the hidden states and the logits.
+        in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
         num_layers: layers of the stack (MLP, GCN, GIN, GAT, GCNII), or propagation steps (SGC, APPNP).
         conv: the kind of layer.
         heads: of the hidden layers of GAT; its last layer has one.
-        dropout: dropout rate.
         alpha: teleport probability of APPNP and GCNII.
         theta: θ of GCNII.
         norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
@@ -49,11 +47,8 @@ class DiffusionGNN(GraphModel):
         task: ``"node"``; ``"graph"`` or ``"link"``, whose head reads the activation of a last layer of
             ``hidden_channels``.
 
-    Shapes: see :class:`GraphModel`.
-
     Examples:
-        >>> model = DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)
-        >>> model(x, edge_index).shape
+        >>> DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)(x, edge_index).shape
         torch.Size([6, 3])
     """
 
@@ -92,7 +87,7 @@ class DiffusionGNN(GraphModel):
         if edge_dim is not None and conv != "gat":
             raise ValueError(f"edge_dim goes with conv='gat', whose attention reads edge_attr; got conv={conv!r}.")
         self.dropout, self.act = dropout, _activation(act)
-        self.reads_edge_attr = edge_dim is not None
+        self.reads = () if edge_dim is None else ("edge_attr",)
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
@@ -133,7 +128,7 @@ class DiffusionGNN(GraphModel):
         self.convs = nn.ModuleList(layers())
         cast("DiffusionConv", self.convs[0]).sparse_features = conv != "gin"  # which propagates the features themselves
 
-    def propagate(self, x: Tensor, graph: Graph, record: Record, edge_attr: Tensor | None = None) -> Tensor:
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None) -> Tensor:
         initial, states = None, []
         features = {} if edge_attr is None else {"edge_attr": edge_attr}
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
@@ -144,7 +139,7 @@ class DiffusionGNN(GraphModel):
             initial = x if has_source and initial is None else initial
             x = dropout(x, self.dropout, self.training) if has_weights else x
             states += [x] if k else []
-            x = recorded(record, conv, x, graph, source=initial if has_source else None, **features)
+            x = run_layer(collect, conv, x, graph, source=initial if has_source else None, **features)
         if self.lin is not None:
             x = dropout(self._activated(x, len(states)), self.dropout, self.training)
             x = self.lin(x if self.jk is None else self.jk([*states, x]))
@@ -159,13 +154,8 @@ class ResidualGCN(nn.Module):
 
     This is the GNN beside the attention in PyG's SGFormer and in the code released for large graphs.
 
-    Args:
-        in_channels, hidden_channels: of X and of the states.
-        num_layers: number of layers after the first one.
-        dropout: dropout rate.
-
-    Shapes:
-        x: [N, in_channels], dense or sparse; output: [N, hidden_channels].
+    ``num_layers`` counts the layers after the first one.
+    x: [N, in_channels], dense or sparse; output: [N, hidden_channels].
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float) -> None:
@@ -177,9 +167,8 @@ class ResidualGCN(nn.Module):
 
     def reset_parameters(self) -> None:
         """Reset all parameters and the statistics of the norms."""
-        reset(self.encoder)
-        reset(self.convs)
-        reset(self.norms)
+        for part in (self.encoder, self.convs, self.norms):
+            reset(part)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Return the last state."""
@@ -195,7 +184,6 @@ class ResidualGCN(nn.Module):
 def _activation(act: str) -> nn.Module:
     check_kind(act, "act", str, "the name of an activation, such as 'relu'")
     try:
-        found: nn.Module = activation_resolver(act)
+        return cast("nn.Module", activation_resolver(act))
     except ValueError as error:
         raise ValueError(f"act must name an activation of torch.nn ('relu', 'elu', 'gelu', …); got {act!r}.") from error
-    return found

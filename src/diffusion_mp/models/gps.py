@@ -3,16 +3,162 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability, describe
-from diffusion_mp.layers import GatedGCNConv, GPSBlock, SFiConv
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.errors import (
+    check_choice,
+    check_counts,
+    check_edge_rows,
+    check_flags,
+    check_kind,
+    check_probability,
+    describe,
+)
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.gps import Norm
-from diffusion_mp.models.base import BlockStack
+from diffusion_mp.layers.pyg import refuse_proxy
+from diffusion_mp.models.base import HEADS, Collect, Edges, FeatureEncoder, GraphModel, Task, feature_columns, run_layer
+
+Encodings = Tensor | tuple[Tensor, ...]
+
+
+class BlockStack(GraphModel):
+    r"""Base of models with states of nodes and edges: x⁰ = [W x ‖ PE], e⁰ = W_e e, (x, e) ← block(x, e, A), head(x).
+
+    The encodings of `AddLaplacianPE` are passed as ``pe=(data.laplacian_eigenvectors, data.laplacian_eigenvalues,
+    data.laplacian_mask)``.
+
+    Args:
+        in_channels: of floating-point features, -1 to infer them from the first call; for integer features a list
+            with the number of categories of every column.
+        hidden_channels, out_channels, task: see :class:`GraphModel`.
+        num_layers, block: number of blocks, and function that builds one, a module called as ``block(x, graph,
+            edge_attr=..., return_coupling=True)`` such as :class:`GPSBlock`.
+        edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
+        pe_channels: channels of the positional encoding, a part of ``hidden_channels``; 0: none.
+        pe_encoder: module that computes the encoding from ``pe``; :class:`LaplacianEncoder` by default.
+
+    Shapes:
+        as of :class:`GraphModel`; x: [N, columns] of integers for categories; edge_attr: [E, edge_dim] in the order of
+        ``edge_index``; pe: a tensor or a tuple of tensors, a row per node.
+    """
+
+    reads = ("edge_attr", "pe")
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        block: Callable[[], nn.Module],
+        *,
+        edge_dim: int | Sequence[int] | None = None,
+        pe_channels: int = 0,
+        pe_encoder: nn.Module | None = None,
+        task: Task = "node",
+    ) -> None:
+        super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
+        check_counts(num_layers=num_layers)
+        check_choice(task, "task", HEADS)
+        if edge_dim is not None:
+            feature_columns(edge_dim, "edge_dim")
+        if type(pe_channels) is not int or pe_channels:
+            check_counts(pe_channels=pe_channels)
+        check_kind(pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings")
+        if not 0 <= pe_channels < hidden_channels:
+            most = hidden_channels - 1
+            raise ValueError(f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}.")
+        if pe_encoder is not None and not pe_channels:
+            raise ValueError("pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0.")
+        self.pe_channels = pe_channels
+        self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
+        self.pe_encoder = (pe_encoder or LaplacianEncoder(pe_channels)) if pe_channels else None
+        self.edge_encoder = None if edge_dim is None else FeatureEncoder(edge_dim, hidden_channels, "edge_attr")
+        self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
+        self.blocks = nn.ModuleList(block() for _ in range(num_layers))
+        self.head = HEADS[task](hidden_channels, out_channels)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        pe: Encodings | None = None,
+        edge_label_index: Tensor | None = None,
+        return_coupling: bool = False,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+        """Return predictions; with ``return_coupling`` also the coupling of every block."""
+        refuse_proxy(self, x)
+        others |= {"edge_attr": edge_attr, "edge_label_index": edge_label_index, "return_coupling": return_coupling}
+        return super().forward(x, edge_index, edge_weight, batch, pe=pe, **others)
+
+    def _check_features(self, x: Tensor) -> None:
+        """Raise unless x has a row per node; the encoder checks its columns."""
+        check_kind(x, "x", Tensor, f"a tensor [num_nodes, {self.in_channels}]")
+        if not x.dim():
+            raise ValueError(f"x must be [num_nodes, {self.in_channels}]; got {describe(x)}.")
+
+    def propagate(
+        self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None, pe: Encodings | None = None
+    ) -> Tensor:
+        x, edges = self._placed(self.encoder(x), pe), self._edges(graph, edge_attr)
+        if self.in_channels == -1:
+            self.in_channels = self.encoder.channels
+        for block in self.blocks:
+            if edges is None:
+                x = run_layer(collect, block, x, graph)
+            else:
+                x, edges = run_layer(collect, block, x, graph, edge_attr=edges)
+        return x
+
+    def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
+        """Return the states concatenated with the positional encoding."""
+        if (self.pe_encoder is None) != (pe is None):
+            came = f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}"
+            raise ValueError(f"pe must be passed to a model with pe_channels, and only to one; {came}.")
+        if self.pe_encoder is None or pe is None:
+            return x
+        for part in pe if isinstance(pe, tuple) and pe else (pe,):
+            if not isinstance(part, Tensor) or not (part.is_floating_point() or part.dtype == torch.bool):
+                raise TypeError(
+                    f"pe must be floating-point tensors, and masks of bool, with a row per node; got {describe(part)}."
+                )
+            if part.shape[:1] != x.shape[:1] or part.device != x.device:
+                raise ValueError(f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}.")
+        try:
+            encoded = cast("Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"pe must be what {type(self.pe_encoder).__name__} reads: {error}") from error
+        if encoded.shape != (x.size(0), self.pe_channels):
+            wanted = f"[{x.size(0)}, {self.pe_channels}], one row per node"
+            raise ValueError(f"the encoding of pe must be {wanted}; got {describe(encoded)}.")
+        return torch.cat([x, encoded], 1)
+
+    def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
+        """Return the initial edge states, ``None`` without observed edges."""
+        if graph.edge_index is None:
+            if edge_attr is not None:
+                raise ValueError("edge_attr needs edge_index; got edge_attr alone.")
+            return None
+        if (self.edge_encoder is None) != (edge_attr is None):
+            came = "none" if edge_attr is None else describe(edge_attr)
+            raise ValueError(f"edge_attr must be passed to a model with edge_dim, and only to one; got {came}.")
+        if self.edge_encoder is None or edge_attr is None:
+            return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
+        check_edge_rows(edge_attr, graph.num_edges)
+        return self.edge_encoder(edge_attr)
 
 
 class GatedGCN(BlockStack):
@@ -21,7 +167,7 @@ class GatedGCN(BlockStack):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         norm, dropout: of every layer.
-        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
 
     Examples:
@@ -58,7 +204,7 @@ class GPS(BlockStack):
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout: of the blocks.
         attention_dropout: dropout rate of the values of the attention.
-        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
 
     Examples:
@@ -89,10 +235,8 @@ class GPS(BlockStack):
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):
-            raise ValueError(
-                f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "
-                f"attention={{'head_channels': …}}."
-            )
+            came = f"got {heads} heads, {hidden_channels} channels"
+            raise ValueError(f"heads must divide hidden_channels; {came}. Or pass attention={{'head_channels': …}}.")
 
         def block() -> nn.Module:
             own: dict[str, Any] = {"lam": lam, "adjacency": adjacency, "residual": False, "dropout": attention_dropout}
@@ -110,12 +254,11 @@ class DFiFormer(GPS):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         adjacency: the term Ã.
-        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further options of :class:`GPS` except ``lam`` (``heads``, ``edge_dim``, ``pe_channels``, …).
 
     Examples:
-        >>> model = DFiFormer(4, 16, 3, num_layers=2, task="graph")
-        >>> model(x, edge_index).shape  # one row for the one graph
+        >>> DFiFormer(4, 16, 3, num_layers=2, task="graph")(x, edge_index).shape  # one row for the one graph
         torch.Size([1, 3])
     """
 
@@ -141,14 +284,12 @@ class SFiFormer(GPS):
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         lam: λ*.
         adjacency: the term Ã (Table 3 compares).
-        task: ``"node"``; ``"graph"``: logits of every graph, from the mean of its nodes; ``"link"``: scores of pairs.
+        task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further options of :class:`GPS` (``heads``, ``edge_dim``, ``pe_channels``, …); α, frictions and γ in
             ``attention={"alpha": ...}``.
 
     Examples:
-        >>> model = SFiFormer(4, 16, 3, num_layers=2)
-        >>> logits, couplings = model(x, edge_index, return_coupling=True)
-        >>> logits.shape
+        >>> SFiFormer(4, 16, 3, num_layers=2)(x, edge_index).shape
         torch.Size([6, 3])
     """
 
@@ -168,18 +309,12 @@ class SFiFormer(GPS):
 
     @classmethod
     def from_dfi(cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None) -> SFiFormer:
-        """Return an SFi-Former+, initialised with the parameters of a trained DFi-Former (Section 4.2).
+        """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
-        The projections of the frictions, which DFi-Former lacks, are drawn at random. From a checkpoint:
-
-        ```python
-        dfi = DFiFormer(16, 64, 6)
-        dfi.load_state_dict(torch.load(path, weights_only=True))
-        model = SFiFormer.from_dfi(dfi)
-        ```
+        The projections of the frictions, which DFi-Former lacks, are drawn at random.
 
         Args:
-            dfi: the trained model, which is not modified.
+            dfi: the trained model.
             lam: λ*, positive.
             attention: options that override those of ``dfi`` (``alpha``, ``friction``).
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,11 @@ from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, SumCoupling, merged
+from diffusion_mp.couplings.facts import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
+from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 # Modules that act on every row separately.
@@ -27,7 +29,7 @@ ROW_WISE = (nn.Linear, Linear, nn.LayerNorm)
 def full_graph_inference(
     model: nn.Module,
     x: Float[Tensor, "N C"],
-    edge_index: Tensor | Graph | None = None,
+    edge_index: Edges = None,
     edge_weight: Tensor | None = None,
     *,
     block_size: int = 1 << 14,
@@ -36,25 +38,20 @@ def full_graph_inference(
 ) -> Tensor:
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
-    Nothing is sampled. The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their
-    count), whose size does not depend on N. One pass over blocks of rows accumulates them and another reads them, so
-    the result equals that of a forward pass up to rounding. Queries, keys and intermediate values exist for one block.
-    A few states [N, channels] and the graph stay on the device of ``x``, where sparse products are computed. ``x`` may
-    be memory-mapped.
+    The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count), whose size does
+    not depend on N. One pass over blocks of rows accumulates them and another reads them, so the result equals that of
+    a forward pass up to rounding. Queries, keys and intermediate values exist for one block. A few states [N, channels]
+    and the graph stay on the device of ``x``, where sparse products are computed. ``x`` may be memory-mapped.
 
     A copy of the model runs; the model itself is not modified. A diffusivity whose coupling has no such sums (pairwise
     scores, sequences, the Frobenius norm) runs on all rows on the device of ``x``.
 
     Args:
         model: any model of this library, or one made of its layers, called as ``model(x, graph)``.
-        x, edge_index, edge_weight: one graph, as the model takes it. A ``Graph`` caches its self-loops and compressed
-            forms for the next call.
+        x, edge_index, edge_weight: one graph, as the model takes it.
         block_size: number of rows that are on the device at a time.
         device: device that computes blocks; by default that of ``x``.
         progress: show a progress bar.
-
-    Returns:
-        The logits [N, channels] on the device of ``x``.
 
     Raises:
         TypeError, ValueError: the input does not fit the model, or is a batch of several graphs.
@@ -71,10 +68,8 @@ def full_graph_inference(
     check_flags(progress=progress)
     graph = Graph.coerce(x, edge_index, edge_weight)
     if not graph.is_single:
-        raise ValueError(
-            f"full_graph_inference takes one large graph; got a batch of {graph.num_graphs}. "
-            f"Call the model on batches of such a size that they fit."
-        )
+        came = f"got a batch of {graph.num_graphs}"
+        raise ValueError(f"full_graph_inference takes one large graph; {came}. Call the model on batches that fit.")
     with torch.no_grad(), tqdm(disable=not progress, unit="block", leave=False) as bar:
         blocks = Blocks(block_size, as_device(x.device if device is None else device), bar)
         runner = deepcopy(model).to(x.device).eval()
@@ -87,7 +82,7 @@ def full_graph_inference(
 
 
 class Blocks:
-    """Move blocks of rows to the device and results back."""
+    """Move blocks of rows to the device and results back to the device of the input."""
 
     def __init__(self, size: int, device: torch.device, bar: tqdm) -> None:
         self.size, self.device, self.bar = size, device, bar
@@ -104,25 +99,6 @@ class Blocks:
             elif child.depends_on == "rows":
                 setattr(module, name, _Blockwise(child, self))
 
-    def each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
-        """Return the results of the function for every block of rows."""
-        return [self.call(function, rows, tensors) for rows in self.announced(tensors[0].size(0))]
-
-    def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return the concatenated results for every block of rows, on the device of the tensors."""
-        self.announced(tensors[0].size(0))
-        return self.filled(lambda rows: self.call(function, rows, tensors), tensors[0])
-
-    def filled(self, make: Callable[[slice], Tensor], like: Tensor) -> Tensor:
-        """Return the concatenated results of ``make`` for every slice of rows, on the device of ``like``."""
-        first, *others = self.slices(like.size(0))
-        part = make(first)
-        out = torch.empty(like.size(0), *part.shape[1:], dtype=part.dtype, device=like.device)
-        out[first] = part
-        for rows in others:
-            out[rows] = make(rows)
-        return out
-
     def slices(self, num_rows: int) -> list[slice]:
         """Return the blocks of ``num_rows`` rows, one empty block for no rows."""
         return [slice(first, min(first + self.size, num_rows)) for first in range(0, max(num_rows, 1), self.size)]
@@ -133,11 +109,26 @@ class Blocks:
         self.bar.total = max(self.bar.total, self.bar.n + len(rows))
         return rows
 
-    def call(self, function: Callable[..., Any], rows: slice, tensors: tuple[Tensor, ...]) -> Any:
+    def call(self, function: Callable[..., Any], rows: slice, *tensors: Tensor) -> Any:
         """Return the function of these rows, computed on the device."""
         result = function(*(t[rows].to(self.device) for t in tensors))
         self.bar.update()
         return result
+
+    def joined(self, make: Callable[[slice], Tensor], like: Tensor) -> Tensor:
+        """Return the concatenated results of ``make`` for every slice of rows, on the device of ``like``."""
+        first, *others = self.slices(like.size(0))
+        part = make(first)
+        out = torch.empty(like.size(0), *part.shape[1:], dtype=part.dtype, device=like.device)
+        out[first] = part
+        for rows in others:
+            out[rows] = make(rows)
+        return out
+
+    def each(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return the concatenated results of the function for every block of x."""
+        self.announced(x.size(0))
+        return self.joined(lambda rows: self.call(function, rows, x), x)
 
 
 class _RowWise(nn.Module):
@@ -149,7 +140,7 @@ class _RowWise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device != self.blocks.device:
-            return self.blocks.joined(self.module, x)
+            return self.blocks.each(self.module, x)
         self.blocks.bar.update(len(self.blocks.announced(x.size(0))))
         out: Tensor = self.module(x)  # all rows: only the result needs memory there
         return out
@@ -188,46 +179,57 @@ class RowBlock(Graph):
         return self._centre[0].to(x.device)
 
 
-class BlockwiseCoupling(Coupling):
+class PartialCoupling(Coupling):
+    """Base of couplings that have some of the rows at a time: products, with the promises of ``like``."""
+
+    no_transpose = ""
+
+    def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
+
+        def promise(name: str) -> Promise:
+            return lambda: getattr(like, name)
+
+        promises: dict[str, Any] = {name: promise(name) for name in PROMISES} | {"symmetric": symmetric}
+        super().__init__(num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises)
+
+    def _transpose(self) -> NoReturn:
+        raise NotImplementedError(self.no_transpose)
+
+
+class BlockwiseCoupling(PartialCoupling):
     """A coupling with products in two passes over blocks of rows, one that accumulates sums and one that reads them."""
+
+    no_transpose = (
+        "a coupling by blocks of rows has no transpose unless it is symmetric; ask the model itself, "
+        "model(x, graph, return_coupling=True), on a graph that fits into memory."
+    )
 
     def __init__(
         self, couple: Callable[[Tensor], Any], example: PooledCoupling, x: Float[Tensor, "N C"], blocks: Blocks
     ) -> None:
-        super().__init__(
-            x.size(0),
-            example.heads,
-            torch.empty(0, dtype=example.dtype, device=x.device),
-            symmetric=example.symmetric,
-            row_stochastic=example.row_stochastic,
-            nonnegative=example.nonnegative,
-            positive_semidefinite=example.positive_semidefinite,
-        )
+        super().__init__(x.size(0), example, example.symmetric)
         self.couple, self.x, self.blocks = couple, x, blocks
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.blocks.filled(self.rows_of(v), self.x)
+        return self.blocks.joined(self.rows_of(v), self.x)
 
     def rows_of(self, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
         """Accumulate the sums, and return a function of a slice that computes these rows of S v."""
-        sums = merged(self.blocks.each(lambda x, values: self.couple(x).pool(values), self.x, v))
-        self.blocks.announced(v.size(0))
+
+        def pool(x: Tensor, values: Tensor) -> Any:
+            return self.couple(x).pool(values)
 
         def read(x: Tensor, values: Tensor) -> Tensor:
             return self.couple(x).read(sums, values)
 
-        return lambda rows: self.blocks.call(read, rows, (self.x, v)).to(self.x.device)
-
-    def _transpose(self) -> Coupling:
-        raise NotImplementedError(
-            "a coupling by blocks of rows has no transpose unless it is symmetric; ask the model itself, "
-            "model(x, graph, return_coupling=True), on a graph that fits into memory."
-        )
+        sums = merged([self.blocks.call(pool, rows, self.x, v) for rows in self.blocks.announced(v.size(0))])
+        self.blocks.announced(v.size(0))
+        return lambda rows: self.blocks.call(read, rows, self.x, v).to(self.x.device)
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         if self.row_stochastic:  # divided by a sum over all nodes
             return super().diagonal()
-        return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)
+        return self.blocks.each(lambda x: self.couple(x).diagonal(), self.x)
 
 
 class _BlockwiseStep(StateUpdate):
@@ -246,7 +248,7 @@ class _BlockwiseStep(StateUpdate):
             known = _KnownRows(coupling, moved(rows), None if degree is None else degree[rows])
             return self.update.step(x[rows], known, values[rows], None if source is None else source[rows])
 
-        return self.blocks.filled(step, x)
+        return self.blocks.joined(step, x)
 
 
 def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice], Tensor]:
@@ -263,11 +265,13 @@ def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice],
     return lambda rows: whole[rows]
 
 
-class _KnownRows(Coupling):
+class _KnownRows(PartialCoupling):
     """Some rows of a coupling, with given products and row sums."""
 
+    no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
+
     def __init__(self, coupling: Coupling, moved: Float[Tensor, "N H D"], degree: Tensor | None) -> None:
-        super().__init__(moved.size(0), coupling.heads, moved)
+        super().__init__(moved.size(0), coupling, symmetric=False)
         self.moved, self._degree = moved, degree
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -275,6 +279,3 @@ class _KnownRows(Coupling):
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return super().degree() if self._degree is None else self._degree
-
-    def _transpose(self) -> Coupling:
-        raise NotImplementedError("some rows of a coupling have no transpose; ask the coupling itself.")

@@ -22,28 +22,27 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
+from diffusion_mp.models.base import Edges
 from diffusion_mp.updates import teleport, teleport_limit
 
-# Limit on the number of classes beyond one per node: a larger label is an error, and would cost memory.
+# Classes beyond one per node: a larger label is an error, and would cost memory.
 MANY_CLASSES = 1 << 16
 
 
 class LabelPropagation(KnowsPyGNames, nn.Module):
     r"""Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
 
-    Edge weights, the third argument of a call, are normalised by degrees like edges without weights. In PyG's class the
-    third argument is the mask, and weights are not normalised; for that pass ``AdjacencyDiffusivity("sum")``.
+    Edge weights, the third argument of a call, are normalised by degrees. In PyG's class the third argument is the
+    mask, and weights are not normalised; for that pass ``AdjacencyDiffusivity("sum")``.
 
     ``num_layers=None`` gives the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et al. 2004, Eq. 4), for a
-    symmetric S, or a symmetric Ω divided by its row sums. With S = D^-½WD^-½ without the diagonal,
-    ``SymmetricDiffusivity(..., diagonal=False)``, this is scikit-learn's ``LabelSpreading`` up to its final division of
-    rows by their sums.
+    symmetric S, or a symmetric Ω divided by its row sums. With ``SymmetricDiffusivity(..., diagonal=False)`` this is
+    scikit-learn's ``LabelSpreading`` up to its final division of rows by their sums.
 
     Args:
         num_layers: number of steps, or ``None`` for the limit.
         alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: the diffusivity of S, with one head; by default D^-½AD^-½. It never reads the labels: an attention
-            reads ``features``.
+        diffusivity: of S, with one head, which reads ``features``, not labels; by default D^-½AD^-½.
 
     Shapes:
         y: [N] class labels or [N, K] soft labels; mask: [N] of bool, the nodes with known labels; features: [N, F], if
@@ -67,9 +66,8 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
             bounds = "(0, 1)" if num_layers is None else "(0, 1]"
             raise ValueError(f"alpha must lie in {bounds} for {num_layers=}; got {alpha}.")
         if diffusivity is not None and diffusivity.heads != 1:
-            raise ValueError(
-                f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
-            )
+            heads = diffusivity.heads
+            raise ValueError(f"diffusivity must have one head, for there is one state, the labels; got {heads} heads.")
         self.num_layers = num_layers
         self.update = teleport_limit(1 - alpha) if num_layers is None else teleport(1 - alpha)
         self.diffusivity = AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
@@ -79,7 +77,7 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
     def forward(
         self,
         y: Tensor,
-        edge_index: Tensor | Graph | None = None,
+        edge_index: Edges = None,
         edge_weight: Tensor | None = None,
         mask: Tensor | None = None,
         batch: Tensor | None = None,
@@ -89,19 +87,7 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
     ) -> Tensor:
         """Return soft labels of every node."""
         refuse_inputs(self, others)
-        check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
-        if y.is_meta:
-            raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
-        if y.dim() not in (1, 2):
-            raise ValueError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
-        if y.dim() == 1:
-            if y.dtype not in INTEGERS:
-                raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
-            classes = 1 + max(int(y.max()), 0) if y.numel() else 1
-            if classes > y.numel() + MANY_CLASSES:
-                raise ValueError(f"y must number the classes of {y.numel()} nodes; it reaches {classes - 1}.")
-            y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
-        check_state(y, "y")
+        y = _soft(y)
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:1]:
                 order = "The order here is (y, edge_index, edge_weight, mask)."
@@ -110,22 +96,35 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
             y = y * mask.unsqueeze(1)
         if self.reads_features != (features is not None):
             came = "none came" if features is None else "features came, and nobody reads them"
-            raise ValueError(
-                f"features [num_nodes, channels] must come if and only if the diffusivity reads nodes, for it must not "
-                f"read the labels; {came}."
-            )
+            must = "must come if and only if the diffusivity reads nodes, for it must not read the labels"
+            raise ValueError(f"features [num_nodes, channels] {must}; {came}.")
         if features is not None:
             check_rows(features, "features", y)
-        coupling = self.diffusivity(
-            y if features is None else features, Graph.coerce(y, edge_index, edge_weight, batch)
-        )
+        graph = Graph.coerce(y, edge_index, edge_weight, batch)
+        coupling = self.diffusivity(y if features is None else features, graph)
         if self.num_layers is None:
-            limit: Tensor = self.update(y, coupling)
-            return limit
+            return self.update(y, coupling)
         state = y
         for _ in range(self.num_layers):
             state = self.update(state, coupling, source=y).clamp(0, 1)
         return state
+
+
+def _soft(y: Tensor) -> Tensor:
+    """Check labels, and return them as soft labels [N, K]."""
+    check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
+    if y.is_meta:
+        raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
+    if y.dim() not in (1, 2) or (y.dim() == 1 and y.dtype not in INTEGERS):
+        kind = TypeError if y.dim() == 1 else ValueError
+        raise kind(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
+    if y.dim() == 1:
+        classes = 1 + max(int(y.max()), 0) if y.numel() else 1
+        if classes > y.numel() + MANY_CLASSES:
+            raise ValueError(f"y must number the classes of {y.numel()} nodes; it reaches {classes - 1}.")
+        y = one_hot(y.long().clamp(min=0), classes).to(torch.get_default_dtype()) * (y >= 0).unsqueeze(1)
+    check_state(y, "y")
+    return y
 
 
 def _reads_nodes(diffusivity: Diffusivity) -> bool:

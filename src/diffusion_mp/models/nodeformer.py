@@ -12,8 +12,7 @@ from diffusion_mp.errors import check_choice, check_counts, check_flags, check_p
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import NodeFormerConv
-from diffusion_mp.models.base import LayerStack, Record, recorded
-from diffusion_mp.models.ends import Task
+from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
 
 
 class NodeFormer(LayerStack):
@@ -21,32 +20,28 @@ class NodeFormer(LayerStack):
 
     Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
 
-    The forward pass returns logits. In training with a graph every layer also records λ/L times its edge loss. The
-    objective of the slides, L_s + λ L_e, is then
+    The forward pass returns logits. In training with a graph every layer also stores λ/L times its edge loss, and the
+    objective of the slides, L_s + λ L_e, is
 
     ```python
     loss = cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)
     ```
 
-    Without a graph nothing is recorded. The model of the slides has ``jump="cat"``, the layers that
-    :class:`NodeFormerConv` describes, and ``edge_regularization=1.0, relative_edge_loss=False``: an edge loss of about
-    log n per node, which dominates that of the task (docs/errata.md, N11). Its s is 1. A layer adds roughly a mean over
-    all nodes, so each one then halves the differences between nodes, and after 16 layers almost none remain (N12).
+    The model of the slides has ``jump="cat"``, the layers of :class:`NodeFormerConv`, s = 1 (docs/errata.md,
+    N12), and ``edge_regularization=1.0, relative_edge_loss=False``, an edge loss that dominates that of the task (N11).
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the state (and every head), and the logits.
+        in_channels, hidden_channels, out_channels, layer_norm: see :class:`GraphModel`; every head has the width of
+            the state.
         num_layers: L.
         edge_regularization: λ, the weight of the edge loss.
         residual: add the input state of a layer to its output.
         step: s, the weight of the output in that sum; by default min(1, 2/L).
-        layer_norm: normalise after the input layer and after every layer.
         activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: input of the output layer: the last state (``None``), all states (``"cat"``) or their ``"max"``.
         dropout: dropout rate after the input layer and on the output of every layer.
         task: ``"node"``, ``"graph"`` or ``"link"``.
         options: further options of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
-
-    Shapes: see :class:`GraphModel`.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3, heads=2)
@@ -83,25 +78,17 @@ class NodeFormer(LayerStack):
         def conv() -> NodeFormerConv:
             return NodeFormerConv(hidden_channels, hidden_channels, edge_regularization=share, **options)
 
-        super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
-            num_layers,
-            conv,
-            layer_norm=layer_norm,
-            dropout=dropout,
-            states=num_layers + 1 if jump == "cat" else 1,
-            task=task,
-        )
+        sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        states = num_layers + 1 if jump == "cat" else 1
+        super().__init__(*sizes, conv, layer_norm=layer_norm, dropout=dropout, states=states, task=task)
         self.residual, self.step, self.activation = residual, step, activation
         self.jump = None if jump is None else JumpingKnowledge(jump)
 
-    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         x = dropout(elu(self.norms[0](self.encoder(x))), self.dropout, self.training)
         states = [x]
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            moved = dropout(recorded(record, conv, x, graph), self.dropout, self.training)
+            moved = dropout(run_layer(collect, conv, x, graph), self.dropout, self.training)
             x = norm(self.step * moved + x if self.residual else moved)
             x = elu(x) if self.activation == "elu" else x
             states.append(x)

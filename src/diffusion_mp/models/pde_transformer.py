@@ -25,11 +25,12 @@ from diffusion_mp.errors import (
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
-from diffusion_mp.models.ends import FeatureEncoder, Pooling, feature_columns, pooled
+from diffusion_mp.models.base import FeatureEncoder, feature_columns
 
+Pooling = Literal["mean", "first", "last"]
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
 
-# Zhang & Zhou, Table 1. The code calls every site once, with a diffusion or the identity in it.
+# Zhang & Zhou, Table 1. Every site is called once, with a diffusion or the identity in it.
 SITES: dict[str, str] = {
     "P1": "embedding",  # X ← S(Embed(·))
     "P2": "mlp",  # X ← S(X + MLP(X))
@@ -47,15 +48,13 @@ class PDETransformer(nn.Module):
     X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
     positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there.
 
-    As printed, P2 and P3 are the same function, since the MLP of a pre-norm block comes last. P7 differs from them only
-    by the nonlinearity of the MLP, since diffusion commutes with linear maps that act position by position. P4 smooths
-    the input of the two LayerNorms of a block, not the residual state nor the input of the final LayerNorm. P6 smooths
-    along the heads of one token, not along the sequence.
+    P2 and P3 are the same function, since the MLP of a pre-norm block comes last. P7 differs from them only by the
+    nonlinearity of the MLP. P4 smooths the input of the two LayerNorms of a block, not the residual state nor the input
+    of the final LayerNorm. P6 smooths along the heads of one token, not along the sequence.
 
     Args:
         in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.
-        hidden_channels, out_channels: C of the state, and the number of logits.
-        num_layers, heads: of the encoder.
+        hidden_channels, out_channels, num_layers, heads: C of the state, number of logits, of blocks and of heads.
         max_length: number of learned positions.
         placement: ``"P1"`` … ``"P7"`` of Table 1, or ``None``, the plain encoder.
         diffusion: options of :class:`PDEDiffusion1d` (``strides``, ``alpha``, ``budget``, ``norm``, …).
@@ -67,13 +66,9 @@ class PDETransformer(nn.Module):
         dropout: dropout rate of the blocks, see :class:`TransformerBlock`, and after the embedding.
 
     Shapes:
-        - x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true for tokens, ``None`` without
-          padding; other, other_mask: the second sequences, of any length.
-        - output: [B, out_channels], raw logits. They do not depend on the place or content of padding, since positions
-          count tokens.
-
-    Raises:
-        TypeError, ValueError: an option or the input does not fit.
+        x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true for tokens, ``None`` without
+        padding; other, other_mask: the second sequences, of any length; output: raw logits [B, out_channels], which do
+        not depend on the place or content of padding, since positions count tokens.
 
     Examples:
         >>> model = PDETransformer(4, 16, 2, num_layers=1, heads=2, max_length=10, placement="P2")
@@ -101,14 +96,11 @@ class PDETransformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_counts(
-            **({"in_channels": in_channels} if isinstance(in_channels, int) else {}),
-            hidden_channels=hidden_channels,
-            out_channels=out_channels,
-            num_layers=num_layers,
-            max_length=max_length,
-        )
+        if isinstance(in_channels, int):
+            check_counts(in_channels=in_channels)
         feature_columns(in_channels, "in_channels")
+        sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
+        check_counts(**sizes, num_layers=num_layers, max_length=max_length)
         check_flags(causal=causal)
         check_kind(diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d")
         check_choice(placement, "placement", [*SITES, None])
@@ -120,10 +112,8 @@ class PDETransformer(nn.Module):
         chosen = None if placement is None else SITES[placement]
         options = dict(diffusion or {})
         if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
-            raise ValueError(
-                f"boundary must be 'causal' in a causal model, or positions see later ones; "
-                f"got {options['boundary']!r}."
-            )
+            came = options["boundary"]
+            raise ValueError(f"boundary must be 'causal' in a causal model, or positions see later ones; got {came!r}.")
 
         def place(site: str, channels: int) -> nn.Module:
             return PDEDiffusion1d(channels, **copy.deepcopy(options)) if site == chosen else NoDiffusion()
@@ -133,10 +123,9 @@ class PDETransformer(nn.Module):
         self.encoder = FeatureEncoder(in_channels, hidden_channels)
         self.after_embedding = place("embedding", hidden_channels)
         wide = 4 * hidden_channels
-        between = wide if mlp_channels is None else mlp_channels
+        block: dict[str, Any] = {"mlp_channels": wide if mlp_channels is None else mlp_channels, "place": place}
         self.blocks = nn.ModuleList(
-            TransformerBlock(hidden_channels, heads, mlp_channels=between, causal=causal, dropout=dropout, place=place)
-            for _ in range(num_layers)
+            TransformerBlock(hidden_channels, heads, causal=causal, dropout=dropout, **block) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(hidden_channels)
         read = hidden_channels if task == "classify" else wide
@@ -158,10 +147,8 @@ class PDETransformer(nn.Module):
     ) -> Float[Tensor, "B out"]:
         """Return the logits of every sequence, or of every pair."""
         if (other is None) != (self.task == "classify"):
-            raise ValueError(
-                f"other must be passed with task='retrieve', the second sequence of a pair, and only then; "
-                f"got {'none' if other is None else 'one'} with task={self.task!r}."
-            )
+            came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
+            raise ValueError(f"other must be passed with task='retrieve', the second of a pair, and only then; {came}.")
         read = self.encode(x, mask)
         if other is not None:
             second = self.encode(other, other_mask, name="other")
@@ -174,7 +161,19 @@ class PDETransformer(nn.Module):
         for block in self.blocks:
             state = block(state, mask)
         tokens = torch.ones_like(state[..., 0], dtype=torch.bool) if mask is None else mask
-        return pooled(self.norm(state), tokens, self.pooling)
+        return self._pooled(self.norm(state), tokens)
+
+    def _pooled(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B C"]:
+        """Return the mean, the first or the last token of every sequence, zero for a sequence without tokens.
+
+        The first token is the [CLS] of many tokenisers; the last one has seen all others in a causal model.
+        """
+        if self.pooling == "first":
+            mask = mask & (mask.cumsum(1) == 1)
+        elif self.pooling == "last":
+            mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask.unsqueeze(2), 0)
+        return (wide.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
     def embed(self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x") -> Float[Tensor, "B L C"]:
         """Return the initial state: embedding plus position, smoothed under P1."""
@@ -199,7 +198,7 @@ class PDETransformer(nn.Module):
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
             raise ValueError(
-                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it, or raise it."
+                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it or raise it."
             )
 
     def _start_positions(self) -> None:

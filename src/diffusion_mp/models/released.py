@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
 from diffusion_mp.errors import check_kind, describe
+from diffusion_mp.layers.renaming import Rule, new_name
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.nodeformer import NodeFormer
 from diffusion_mp.models.sgformer import SGFormer
 
-Renaming = tuple[str, str | Callable[[re.Match[str]], str]]
-
-
-class Names(NamedTuple):
-    """Names of tensors: (pattern, replacement) pairs, applied in order."""
-
-    released: tuple[Renaming, ...]
-    """From the names of this library to the released ones."""
-    other: tuple[Renaming, ...] = ()
-    """From the names of another implementation to the released ones."""
-
-
-#: Names within a layer.
-LAYER: tuple[Renaming, ...] = (
+#: From names within a layer of this library to the released ones.
+LAYER: tuple[Rule, ...] = (
     (r"\bdiffusivity\.(attention\.)?", ""),
     (r"\bquery\b", "Wq"),
     (r"\bkey\b", "Wk"),
@@ -34,32 +22,31 @@ LAYER: tuple[Renaming, ...] = (
     (r"\bmix\b", "Wo"),
     (r"\bgraph_term\.bias\b", "b"),
 )
-STACK: tuple[Renaming, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
-NAMES: dict[type[nn.Module], Names] = {
-    DIFFormer: Names((*LAYER, *STACK)),
-    NodeFormer: Names((*LAYER, *STACK)),
-    SGFormer: Names(
-        (
-            (r"^gnn\.encoder\b", "graph_conv.fcs.0"),
-            (r"^gnn\.norms\.(\d+)\.module\b", r"graph_conv.bns.\1"),
-            (r"^gnn\.convs\.(\d+)\.value\b", r"graph_conv.convs.\1.W"),
-            (r"^gnn\.convs\.(\d+)\.bias\b", r"graph_conv.convs.\1.W.bias"),
-            (r"^encoder\.0\b", "trans_conv.fcs.0"),
-            (r"^encoder\.1\b", "trans_conv.bns.0"),
-            (r"^conv\b", "trans_conv.convs.0"),
-            (r"^norm\b", "trans_conv.bns.1"),
-            (r"^further\.(\d+)\.0\b", lambda found: f"trans_conv.convs.{int(found[1]) + 1}"),
-            (r"^further\.(\d+)\.1\b", lambda found: f"trans_conv.bns.{int(found[1]) + 2}"),
-            (r"^decoder\b", "fc"),
-            *LAYER,
-        ),
-        other=(  # PyG's
-            (r"^(trans_conv)\.attns\.(\d+)\.([qkv])\b", r"\1.convs.\2.W\3"),
-            (r"^(graph_conv\.convs\.\d+)\.lin\b", r"\1.W"),
-            (r"^(graph_conv\.convs\.\d+)\.bias\b", r"\1.W.bias"),
-        ),
+STACK: tuple[Rule, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
+NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
+    DIFFormer: (*LAYER, *STACK),
+    NodeFormer: (*LAYER, *STACK),
+    SGFormer: (
+        (r"^gnn\.encoder\b", "graph_conv.fcs.0"),
+        (r"^gnn\.norms\.(\d+)\.module\b", r"graph_conv.bns.\1"),
+        (r"^gnn\.convs\.(\d+)\.value\b", r"graph_conv.convs.\1.W"),
+        (r"^gnn\.convs\.(\d+)\.bias\b", r"graph_conv.convs.\1.W.bias"),
+        (r"^encoder\.0\b", "trans_conv.fcs.0"),
+        (r"^encoder\.1\b", "trans_conv.bns.0"),
+        (r"^conv\b", "trans_conv.convs.0"),
+        (r"^norm\b", "trans_conv.bns.1"),
+        (r"^further\.(\d+)\.0\b", lambda found: f"trans_conv.convs.{int(found[1]) + 1}"),
+        (r"^further\.(\d+)\.1\b", lambda found: f"trans_conv.bns.{int(found[1]) + 2}"),
+        (r"^decoder\b", "fc"),
+        *LAYER,
     ),
 }
+#: From the names of PyG's SGFormer to the released ones.
+PYG: tuple[Rule, ...] = (
+    (r"^(trans_conv)\.attns\.(\d+)\.([qkv])\b", r"\1.convs.\2.W\3"),
+    (r"^(graph_conv\.convs\.\d+)\.lin\b", r"\1.W"),
+    (r"^(graph_conv\.convs\.\d+)\.bias\b", r"\1.W.bias"),
+)
 
 #: The option of a model that adds a tensor, by the released name of the tensor.
 OPTIONS = {
@@ -83,18 +70,16 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     model.load_state_dict(released_state_dict(model, released))
     ```
 
-    Names and shapes are checked. Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed
-    to the model: docs/released.md lists them side by side. Buffers that the released code does not save, the random
-    features of NodeFormer, keep the values of ``model``.
+    Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed to the model: docs/released.md
+    lists them. The random features of NodeFormer, which the released code does not save, keep the values of ``model``.
 
     Args:
         model: a :class:`DIFFormer`, :class:`NodeFormer` or :class:`SGFormer`.
-        released: the released state dict, loaded with ``torch.load(path, weights_only=True)``, which runs no code.
+        released: the released state dict.
 
     Raises:
         TypeError: another model, or no dictionary of tensors.
-        ValueError: a tensor of an unknown name or another shape, or one that is missing on either side (the message
-            names the option).
+        ValueError: a tensor of an unknown name or another shape, or one that is missing on either side.
 
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer
@@ -114,16 +99,16 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
         check_kind(tensor, f"released[{name!r}]", Tensor, "a tensor")
     own = model.state_dict()
     drawn = {name: tensor for name, tensor in own.items() if DRAWN.search(name)}
-    places = {_renamed(name, NAMES[kind].released): name for name in own if name not in drawn}
-    came = {_renamed(name, NAMES[kind].other): name for name in released}
+    places = {new_name(name, NAMES[kind]): name for name in own if name not in drawn}
+    came = {new_name(name, PYG if kind is SGFormer else ()): name for name in released}
     _check_depth(kind, came, places)
     for name in came:
         if name not in places:
             raise ValueError(f"released has {came[name]!r}, {_no_place(kind, name)}")
-    for name in places:
+    for name, place in places.items():
         if name not in came:
             raise ValueError(
-                f"{kind.__name__} has {places[name]!r}, which is {name!r} in the released code, and released lacks it. "
+                f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it. "
                 f"Build the model without {_option(name) or 'it'}."
             )
     for name, place in places.items():
@@ -136,12 +121,6 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     return drawn | {place: released[came[name]] for name, place in places.items()}
 
 
-def _renamed(name: str, renamings: Iterable[Renaming]) -> str:
-    for pattern, replacement in renamings:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def _option(name: str) -> str | None:
     return next((option for pattern, option in OPTIONS.items() if re.search(pattern, name)), None)
 
@@ -152,10 +131,8 @@ def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None
         layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
         there, here = (len({found[1] for found in map(layers.match, names) if found}) for names in (came, places))
         if f"{part}fcs.0.weight" in places and there and here and there != here:
-            raise ValueError(
-                f"released has {there} layers in '{part}convs', and {kind.__name__} has {here}. Build it with {option}="
-                f"{there}."
-            )
+            told = f"released has {there} layers in '{part}convs', and {kind.__name__} has {here}"
+            raise ValueError(f"{told}. Build it with {option}={there}.")
 
 
 def _no_place(kind: type, name: str) -> str:

@@ -13,8 +13,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import input_linear
-from diffusion_mp.models.base import GraphModel, Record, recorded
-from diffusion_mp.models.ends import Task, output_layers
+from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 
 
@@ -26,14 +25,12 @@ class SGFormer(GraphModel):
 
     Without observed edges Z_O = Z. Dropout acts on propagated values and on Z_O, not on the input of the attention.
     With ``trans_num_layers > 1`` further attentions with norms follow, which read Z instead of Z⁽⁰⁾.
-
     docs/released.md lists the options that give PyG's class of this name and the released code.
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the embeddings and the logits.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` on hidden channels; by default ten
-            steps of APPNP, which work well with few labels. The slides have a GCN. ``gnn="residual"`` is the
-            :class:`ResidualGCN` of PyG's SGFormer, which reads X.
+        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
+        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` (slides: GCN) on hidden channels;
+            or ``"residual"``, the :class:`ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
         shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
         layer_norm: normalise in the encoders and after the attention.
@@ -48,11 +45,6 @@ class SGFormer(GraphModel):
         trans_num_heads, trans_dropout, gnn_num_layers, graph_weight: PyG's names of ``heads``, ``dropout``,
             ``num_gnn_layers`` and ``alpha``; they take precedence.
         options: further options of the attention, see :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
-
-    Shapes: see :class:`GraphModel`.
-
-    Raises:
-        TypeError, ValueError: an option or the input does not fit.
 
     Examples:
         >>> SGFormer(4, 16, 3)(x, edge_index).shape
@@ -110,6 +102,7 @@ class SGFormer(GraphModel):
         check_probability(gnn_dropout, "gnn_dropout")
         self.alpha, self.dropout = alpha, dropout
         self.activation, self.dropout_on, self.aggregate = activation, dropout_on, aggregate
+        options["dropout"] = dropout if dropout_on == "values" else 0.0
 
         def norm() -> nn.Module:
             return nn.LayerNorm(hidden_channels) if layer_norm else nn.Identity()
@@ -117,14 +110,13 @@ class SGFormer(GraphModel):
         def encoder() -> nn.Module:
             return nn.Sequential(input_linear(in_channels, hidden_channels), norm(), nn.ReLU())
 
+        def attention() -> nn.ModuleList:
+            return nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
+
         self.encoder = encoder()
         self.gnn_encoder = None if shared_encoder or gnn == "residual" else encoder()
-        options["dropout"] = dropout if dropout_on == "values" else 0.0
-        self.conv, self.norm = SGFormerConv(hidden_channels, hidden_channels, **options), norm()
-        self.further = nn.ModuleList(
-            nn.ModuleList([SGFormerConv(hidden_channels, hidden_channels, **options), norm()])
-            for _ in range(trans_num_layers - 1)
-        )
+        self.conv, self.norm = attention()
+        self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = hidden_channels, num_gnn_layers
         self.gnn = (
             ResidualGCN(in_channels, *sizes, dropout=gnn_dropout)
@@ -134,29 +126,20 @@ class SGFormer(GraphModel):
         states = 2 if aggregate == "cat" else 1
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
 
-    def propagate(self, x: Tensor, graph: Graph, record: Record) -> Tensor:
+    def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
         initial = self.encoder(x)
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
-            z = norm(recorded(record, conv, z, graph))
+            z = norm(run_layer(collect, conv, z, graph))
             z = dropout(relu(z) if self.activation == "relu" else z, self.dropout, on_state)
         if graph.edge_index is not None:
-            z = self._joined(z, self._observed(x, initial, graph))
+            read = x if isinstance(self.gnn, ResidualGCN) else self.gnn_encoder(x) if self.gnn_encoder else initial
+            observed = self.gnn(read, graph)
+            z = torch.cat([z, observed], 1) if self.aggregate == "cat" else (1 - self.alpha) * z + self.alpha * observed
         elif self.aggregate == "cat":
             raise ValueError(
                 "aggregate='cat' puts what the GNN makes of the observed edges beside the attention; got a graph "
                 "without any. Pass edge_index (an empty [2, 0] one if no edge was observed), or take aggregate='add'."
             )
         return self.decoder(dropout(z, self.dropout, self.training and not on_state))
-
-    def _observed(self, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
-        """Return the states of GN."""
-        if isinstance(self.gnn, ResidualGCN):
-            return self.gnn(x, graph)
-        return self.gnn(initial if self.gnn_encoder is None else self.gnn_encoder(x), graph)
-
-    def _joined(self, z: Tensor, observed: Tensor) -> Tensor:
-        if self.aggregate == "cat":
-            return torch.cat([z, observed], 1)
-        return (1 - self.alpha) * z + self.alpha * observed

@@ -1,0 +1,234 @@
+"""Every model: explainers, threads, sparse features, channels found at the first call, gradients, certificates."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch_geometric import seed_everything
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
+from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
+from torch_geometric.nn import GAT, summary
+
+from diffusion_mp import CertifiedDIFFormer, DIFFormer, DiffusionGNN, PDETransformer, SGFormer, certify, from_pyg
+from model_cases import MODELS, Case
+
+READ_FEATURES = [name for name, case in MODELS.items() if {"x", "edge_index"} <= set(case.names)]
+READ_EDGES = [name for name in READ_FEATURES if name != "mlp"]
+LAYOUTS = {
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "coo": torch.Tensor.to_sparse_coo,
+    "uncoalesced": lambda x: twice(x.to_sparse_coo()),
+}
+
+
+def results(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+    """The output and its gradients."""
+    out = model(**inputs)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), parameters, materialize_grads=True)]
+
+
+def explained(model: nn.Module, algorithm: Any, **inputs: Tensor) -> Tensor:
+    config = {"mode": "regression", "task_level": "graph", "return_type": "raw"}
+    options = {"explanation_type": "model", "edge_mask_type": "object", "model_config": config}
+    return Explainer(model, algorithm, **options)(**inputs).edge_mask
+
+
+@pytest.mark.parametrize("name", READ_EDGES)
+def test_the_edges_of_a_model_are_explained(name: str) -> None:
+    """By a learned mask; and by attention, which is the largest entry of any coupling at the observed edges."""
+    case = MODELS[name]
+    model, inputs = case.model().eval(), case.inputs(12)
+    before = model(**inputs)
+    mask = explained(model, GNNExplainer(epochs=2), **inputs)
+    assert mask.shape == inputs["edge_index"].shape[1:]
+    assert mask.unique().numel() > 2
+    assert torch.equal(model(**inputs), before)
+    mask = explained(model, AttentionExplainer("max"), **inputs)
+    _, couplings = model(**inputs, return_coupling=True)
+    if isinstance(model, SGFormer):  # whose couplings are those of its attention; the explainer hears its GNN too
+        initial = (model.gnn_encoder or model.encoder)(inputs["x"])
+        couplings += model.gnn(initial, inputs["edge_index"], return_coupling=True)[1]
+    entries = [coupling.at(inputs["edge_index"]).amax(1) for coupling in couplings]
+    torch.testing.assert_close(mask, torch.stack(entries).amax(0))
+    assert not model.edge_mask._message_forward_hooks
+
+
+@pytest.mark.parametrize("name", ["gcn", "gps", "certified-options"])
+def test_a_mask_is_a_weight_of_the_edges(name: str) -> None:
+    case = MODELS[name]
+    model, inputs = case.model().eval(), case.inputs(12)
+    mask = torch.rand(inputs["edge_index"].size(1), generator=torch.Generator().manual_seed(0))
+    expected = model(**inputs, edge_weight=mask)
+    assert not torch.allclose(model(**inputs), expected)
+    for logits, sigmoid in ((mask, False), (mask.logit(), True)):
+        set_masks(model, logits, inputs["edge_index"], apply_sigmoid=sigmoid)
+        torch.testing.assert_close(model(**inputs), expected)
+        clear_masks(model)
+
+
+def test_attention_of_a_gat_is_that_of_pyg() -> None:
+    theirs = GAT(8, 6, 2, 3).eval()
+    ours = DiffusionGNN(8, 6, 3, conv="gat").eval()
+    ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
+    edges = torch.randint(9, (2, 20))
+    inputs = {"x": torch.randn(9, 8), "edge_index": edges[:, edges[0] != edges[1]].unique(dim=1)}
+    got, expected = (explained(model, AttentionExplainer("mean"), **inputs) for model in (ours, theirs))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_summarised_and_answers_for_its_energy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG draws the table with another package, which need not be there; a certificate needs no data."""
+    monkeypatch.setitem(sys.modules, "tabulate", SimpleNamespace(tabulate=lambda rows, **_: str(rows)))
+    case = MODELS[name]
+    model = case.model().eval()
+    assert type(model).__name__ in summary(model, **case.inputs(12))
+    certificate = certify(case.model())
+    assert certificate.holds == name.startswith("certified")
+    assert len(str(certificate)) > 40
+
+
+@pytest.mark.parametrize("name", READ_FEATURES)
+def test_every_parameter_learns(name: str) -> None:
+    case = MODELS[name]
+    model = case.model().train()
+    model(**case.inputs(12)).pow(3).sum().backward()
+    for key, parameter in model.named_parameters():
+        if not (key.startswith("blocks.1") and "edge_norm" in key):  # the last edge states are not read
+            assert parameter.grad is not None, key
+            assert parameter.grad.abs().max() > 0, key
+
+
+@pytest.mark.parametrize(
+    "name", ["difformer-options", "difformer-sigmoid", "sgformer", "sfi-former", "gat", "pde-transformer"]
+)
+def test_threads_that_share_a_model_do_not_meddle(name: str) -> None:
+    """Every call has the output and the gradients that it has alone."""
+    case = MODELS[name]
+    model = case.model().train()
+    calls = [case.inputs(size) for size in range(12, 22)]
+    alone = [results(model, inputs) for inputs in calls]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda inputs: results(model, inputs), calls))
+    for got, expected in zip(together, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.fixture
+def _only_what_the_test_makes() -> Iterator[None]:
+    """Objects of other tests are left out of collections, which take half a second each otherwise."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_only_what_the_test_makes")
+@pytest.mark.parametrize("name", ["difformer", "nodeformer", "sgformer", "gcn", "sfi-former"])
+def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
+    case = MODELS[name]
+    model: Any = case.model()
+    made: list[Any] = []
+    alive: list[int] = []
+
+    def watch(module: nn.Module, args: Any, out: Any) -> None:
+        gc.collect()
+        alive.append(sum(coupling() is not None for coupling in made))
+        made.append(weakref.ref(out[-1]))
+
+    within = model.gnn if name == "sgformer" else model
+    layers = within.blocks if name == "sfi-former" else within.convs
+    for layer in layers:
+        layer.register_forward_hook(watch)
+    with torch.no_grad():
+        model(**case.inputs(12))
+        assert alive == [0] * len(layers)
+        gc.collect()
+        assert all(coupling() is None for coupling in made)
+        made.clear()
+        alive.clear()
+        _, couplings = model(**case.inputs(12), return_coupling=True)
+    assert name == "sgformer" or (len(couplings) == len(layers) and alive == list(range(len(layers))))
+
+
+def twice(x: Tensor) -> Tensor:
+    """The same matrix with every entry stored in two halves."""
+    indices, values = x.coalesce().indices(), x.coalesce().values()
+    halves = torch.cat([indices, indices], 1), torch.cat([values, values]) / 2
+    return torch.sparse_coo_tensor(*halves, x.shape, check_invariants=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name in READ_FEATURES if name != "gin"])
+def test_sparse_features_give_what_dense_ones_give(name: str, layout: str) -> None:
+    case = MODELS[name]
+    model, inputs = case.model().eval(), case.inputs(12)
+    x = inputs["x"].where(inputs["x"] > 0.8, 0.0)
+    x[6], x[:, 5] = 0, 0
+    for got, expected in zip(
+        *(results(model, {**inputs, "x": given}) for given in (LAYOUTS[layout](x), x)), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def lazy(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """The model of a case with in_channels=-1."""
+    cls = type(case.model())
+    init = cls.__init__
+
+    def unknown(self: nn.Module, in_channels: int, *args: object, **options: object) -> None:
+        init(self, -1 if type(self) is cls and in_channels == 8 else in_channels, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cls, "__init__", unknown)
+        return case.model()
+
+
+@pytest.mark.parametrize("name", READ_FEATURES)
+def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MODELS[name]
+    known, inputs = case.model().eval(), case.inputs(12)
+    narrow = {**inputs, "x": inputs["x"][:, :5]}
+    model = lazy(case, monkeypatch).double().eval()
+    assert any(map(is_lazy, model.parameters()))
+    loaded = copy.deepcopy(model)
+    model.reset_parameters()
+    model.float()(**inputs if name == "gin" else {**inputs, "x": inputs["x"].to_sparse_csr()})
+    assert model.in_channels == 8
+    assert not any(map(is_lazy, model.parameters()))
+    # A model with known channels has the same names and numbers.
+    for each in (model, known):
+        seed_everything(0)
+        each.reset_parameters()
+    torch.testing.assert_close(model.state_dict(), known.state_dict())
+    # Weights that are loaded before the first call determine the channels.
+    loaded.load_state_dict(known.state_dict())
+    with pytest.raises(ValueError, match=r"x must have 8 channels|\[num_nodes, 8\]|\[8, 8\]"):
+        loaded.float()(**narrow)
+    torch.testing.assert_close(loaded(**inputs), known(**inputs))
+    with pytest.raises(ValueError, match="x must have 8 channels"):
+        model(**narrow)
+
+
+def test_channels_that_are_not_found_later() -> None:
+    with pytest.raises(ValueError, match=r"hidden_channels must be at least 1; got -1"):
+        DIFFormer(8, -1, 3)
+    with pytest.raises(ValueError, match=r"in_channels must be at least 1; got -1"):
+        PDETransformer(-1, 8, 3, max_length=5)
+    with pytest.raises(ValueError, match=r"x must be given, or the model called once"):
+        CertifiedDIFFormer(-1, 8, 3).certificate()
+    model = CertifiedDIFFormer(-1, 8, 3)
+    assert model.certificate(torch.randn(5, 4), torch.tensor([[0, 1], [1, 0]])).holds
+    assert model.in_channels == 4
