@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import diffusion_mp as dm
-from diffusion_mp.couplings.facts import PROMISES
+from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded

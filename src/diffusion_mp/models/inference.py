@@ -15,7 +15,7 @@ from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, SumCoupling, merged
-from diffusion_mp.couplings.facts import PROMISES, Promise
+from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind, check_state
 from diffusion_mp.graph import Graph
