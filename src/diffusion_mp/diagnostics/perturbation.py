@@ -45,8 +45,7 @@ def lipschitz(
     derivative of Jᵀw with respect to w.
 
     Args:
-        f: a function of one tensor, twice differentiable by autograd; modules should be in evaluation mode, and get no
-            gradients. Fused attention is replaced by the plain one, which holds its [B, H, L, L] weights.
+        f: a function of one tensor, twice differentiable, in evaluation mode; fused attention is replaced by plain one.
         x: the point.
         tol: relative tolerance.
         max_iter: the largest number of iterations.
@@ -122,9 +121,8 @@ def _top(main: list[float], side: list[float], beyond: float) -> tuple[float, fl
 class Perturbation:
     r"""Effect of a layer S in front of the tail T at the state Z: ‖T(SZ) − T(Z)‖ and its first-order estimates.
 
-    ``estimate`` = ``lipschitz`` · ``step`` ≤ ``roughness_estimate`` = ``lipschitz`` · ``step_bound``. They bound
-    ``truth`` if T is linear. For other T they may not, since ``lipschitz`` is measured at a few points only. Norms and
-    roughness are over all sequences.
+    ``estimate`` and ``roughness_estimate`` bound ``truth`` if T is linear. For other T they may not, since
+    ``lipschitz`` is measured at a few points only. Norms and roughness are over all sequences.
 
     Attributes:
         truth: ‖T(SZ) − T(Z)‖.
@@ -137,10 +135,8 @@ class Perturbation:
     Examples:
         >>> layer = PDEDiffusion1d(4)
         >>> found = perturbation_bound(torch.nn.Sequential(layer, torch.nn.Linear(4, 2)), layer, torch.rand(2, 5, 4))
-        >>> isinstance(found, Perturbation)
-        True
-        >>> found.truth <= found.estimate <= found.roughness_estimate  # the tail is linear
-        True
+        >>> isinstance(found, Perturbation), found.truth <= found.estimate <= found.roughness_estimate
+        (True, True)
     """
 
     truth: float
@@ -178,10 +174,10 @@ def perturbation_bound(
     r"""‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
     F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there, the mean
-    value theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. ``lipschitz`` is the maximum over
-    ``points`` of the segment, a lower bound, so the estimate may fail for nonlinear T. For symmetric boundaries and the
-    explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at
-    stride h. The printed α√(2𝓔(Z)) for one stride is too small by a factor of two (P3 in docs/errata.md).
+    value theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over
+    ``points`` of the segment. For symmetric boundaries and the explicit step without LayerNorm,
+    ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z))
+    is half of it (P3 in docs/errata.md).
 
     Args:
         model: a module whose output is a tensor; it runs in evaluation mode, and its mode is restored.
@@ -212,47 +208,35 @@ def perturbation_bound(
     with evaluating(model), evaluating(layer):
         with torch.no_grad(), recorded({"site": site}) as found:
             model(*inputs, **named)
-        calls = found["site"]
-        if not calls:
-            raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
-        if diffusion is not None:
-            with torch.no_grad():
+            calls = found["site"]
+            if not calls:
+                raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
+            if diffusion is not None:
                 calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
         for call in calls:
             check_finite(call.moved(), "the state that inputs give at site")
-        tail = _tail(model, site, inputs, named, [call.out.shape for call in calls])
+
+        def tail(states: Tensor) -> Tensor:
+            """Return T of the concatenated, flattened outputs of all calls, which replace those of ``site``."""
+            pieces = states.split([call.out.numel() for call in calls])
+            given = iter([piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)])
+            with hooked({"site": site}, lambda *_: next(given)):
+                out: Tensor = model(*inputs, **named)
+            return out
+
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
             truth = float((tail(after).double() - tail(before).double()).norm())
         segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
-        stretch = max(lipschitz(tail, point, tol=tol) for point in segment)
         return Perturbation(
             truth,
-            stretch,
+            max(lipschitz(tail, point, tol=tol) for point in segment),
             step=sum(float(call.moved().square().sum()) for call in calls) ** 0.5,
             step_bound=_step_bound(layer, calls),
             roughness=sum(call.roughness() for call in calls),
             size=sum(call.square() for call in calls) ** 0.5,
         )
-
-
-def _tail(
-    model: nn.Module, site: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], shapes: list[torch.Size]
-) -> Callable[[Tensor], Tensor]:
-    """Return T, from the concatenated, flattened outputs of the calls of ``site`` to the output of the model.
-
-    T runs the model on its inputs, with a hook that replaces these outputs.
-    """
-
-    def tail(states: Tensor) -> Tensor:
-        pieces = states.split([shape.numel() for shape in shapes])
-        given = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-        with hooked({"site": site}, lambda *_: next(given)):
-            out: Tensor = model(*inputs, **named)
-        return out
-
-    return tail
 
 
 @torch.no_grad()
