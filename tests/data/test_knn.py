@@ -104,13 +104,6 @@ def test_neighbours_by_angle_have_something_in_common(k, generator):
     assert 3 not in data.edge_index
 
 
-def test_the_length_of_a_row_does_not_matter_by_angle(generator):
-    x = torch.rand(20, 4, generator=generator)
-    longer = x * torch.rand(20, 1, generator=generator).add(0.5)
-    first, second = (KNNGraph(3, "cosine")(Data(x=rows)).edge_index for rows in (x, longer))
-    assert torch.equal(first, second)
-
-
 @pytest.mark.parametrize("lonely", [0, 1, 2])
 def test_rows_of_zeros_have_no_angle(lonely):
     x = torch.zeros(5, 3)
@@ -128,28 +121,23 @@ def test_the_data_stay_and_a_copy_has_the_edges():
 
 
 @pytest.mark.usefixtures("no_typecheck")
-def test_what_does_not_fit():
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        KNNGraph(0)
-    with pytest.raises(ValueError, match="sharpness must be finite and > 0; got 0"):
-        KNNGraph(3, weighted=True, sharpness=0)
-    with pytest.raises(ValueError, match="metric must be one of 'euclidean', 'cosine'; got 'manhattan'"):
-        KNNGraph(3, "manhattan")
-    with pytest.raises(ValueError, match="k must be below the number of nodes, 3; got 3"):
-        KNNGraph(3)(Data(x=torch.eye(3)))
-    with pytest.raises(TypeError, match="data must be a torch_geometric Data"):
-        KNNGraph(3)(torch.eye(3))
-    with pytest.raises(ValueError, match=r"data\.x must have two dimensions"):
-        KNNGraph(3)(Data(x=torch.ones(3)))
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        knn_graph(torch.eye(3), 0)
-    with pytest.raises(ValueError, match="metric must be one of 'euclidean', 'cosine'; got 'manhattan'"):
-        knn_graph(torch.eye(3), 1, "manhattan")
-    with pytest.raises(ValueError, match="k must be below the number of nodes, 3; got 3"):
-        knn_graph(torch.eye(3), 3)
-    with pytest.raises(ValueError, match=r"x must have a channel at least.*\[5, 0\]"):
-        knn_graph(torch.zeros(5, 0), 2)
-    with pytest.raises(TypeError, match="x must be a tensor"):
-        knn_graph([[1.0], [2.0]], 1)
-    with pytest.raises(ValueError, match="x must be finite; 3 of its 9 entries"):
-        knn_graph(torch.tensor([[1.0], [float("nan")], [2.0]]).expand(3, 3), 1)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: KNNGraph(0), ValueError, "k must be at least 1, got 0"),
+        (lambda: KNNGraph(3, sharpness=0), ValueError, "sharpness must be finite and > 0; got 0"),
+        (lambda: KNNGraph(3, weighted=1), TypeError, "weighted must be True or False"),
+        (lambda: KNNGraph(3, "manhattan"), ValueError, "metric must be one of 'euclidean', 'cosine'; got 'manhattan'"),
+        (lambda: KNNGraph(3)(Data(x=torch.eye(3))), ValueError, "k must be below the number of nodes, 3; got 3"),
+        (lambda: KNNGraph(3)(torch.eye(3)), TypeError, "data must be a torch_geometric Data"),
+        (lambda: KNNGraph(3)(Data(x=torch.ones(3))), ValueError, r"data\.x must have two dimensions"),
+        (lambda: knn_graph(torch.eye(3), 0), ValueError, "k must be at least 1, got 0"),
+        (lambda: knn_graph(torch.eye(3), 1, "manhattan"), ValueError, "metric must be one of"),
+        (lambda: knn_graph(torch.zeros(5, 0), 2), ValueError, r"x must have a channel at least.*\[5, 0\]"),
+        (lambda: knn_graph([[1.0], [2.0]], 1), TypeError, "x must be a tensor"),
+        (lambda: knn_graph(torch.eye(3) / torch.eye(3), 1), ValueError, "x must be finite; 6 of its 9 entries"),
+    ],
+)
+def test_what_does_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
