@@ -44,7 +44,7 @@ def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, 
         [2, E] on the device of x, sorted by sender and receiver, without self-loops.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, k is not below the number of rows, or x is not finite.
+        ValueError: k is not below the number of rows, or x is not finite.
         ModuleNotFoundError: scikit-learn is not installed.
 
     Examples:
@@ -69,9 +69,7 @@ class KNNGraph(BaseTransform):
         sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
 
     Shapes: reads x [N, C] of `Data`, and sets edge_index [2, E], with ``weighted`` edge_weight [E] in the dtype of x.
-
-    Raises:
-        TypeError, ValueError, ModuleNotFoundError: as `knn_graph`.
+    Errors are those of `knn_graph`.
 
     Examples:
         >>> KNNGraph(k=2)(Data(x=x)).edge_index.size(0)

@@ -52,11 +52,7 @@ class PartOf(BaseTransform):
             self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
 
     def forward(self, data: Data) -> Data:
-        """Add these attributes to the batch, of which PyG passes a shallow copy.
-
-        Raises:
-            TypeError, ValueError: the batch has no `n_id` or `batch_size`, or `n_id` exceeds the nodes of `data`.
-        """
+        """Add these attributes to the batch, of which PyG passes a shallow copy."""
         own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
         n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
         size = len(self.arriving)

@@ -31,8 +31,7 @@ class Split(NamedTuple):
         """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S].
 
         Raises:
-            TypeError: `data` has no integer labels y, or a mask is not boolean.
-            ValueError: a mask is missing, has no such column, or does not match the length of y.
+            TypeError, ValueError: `data` has no integer labels y, or a mask or its column is missing or does not fit.
         """
         if getattr(data, "y", None) is None:
             raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
@@ -54,11 +53,7 @@ class Split(NamedTuple):
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:
-        """Return a shallow copy of `data` with these masks as train_mask, val_mask and test_mask.
-
-        Raises:
-            TypeError, ValueError: `data` is not a `Data`, or has another number of labels.
-        """
+        """Return a shallow copy of `data` with these masks as train_mask, val_mask and test_mask."""
         check_kind(data, "data", Data, "a torch_geometric Data")
         if data.y is not None and len(data.y) != len(self.train):
             raise ValueError(f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}.")
@@ -69,9 +64,6 @@ class Split(NamedTuple):
 
 def label_mask(y: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
     """Return a mask of the labelled nodes; negative numbers mark unlabelled ones.
-
-    Raises:
-        TypeError: y is not a tensor (array, list) of integers [N].
 
     Examples:
         >>> label_mask(torch.tensor([0, 1, -1]))
@@ -95,7 +87,6 @@ def random_split_per_class(
         generator: random generator.
 
     Raises:
-        TypeError: `generator` is not a `torch.Generator`, or y or a count is not integral.
         ValueError: a class has fewer than `per_class` nodes, or too few nodes remain.
 
     Examples:
@@ -141,7 +132,6 @@ def random_split(y: Int[Tensor, " N"], train: float, val: float, generator: torc
         generator: random generator.
 
     Raises:
-        TypeError: `generator` is not a `torch.Generator`, y is not integral, or a fraction is not a number.
         ValueError: the fractions are negative, NaN or exceed 1, or no training node results.
 
     Examples:

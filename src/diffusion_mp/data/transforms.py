@@ -39,7 +39,7 @@ class AddLaplacianPE(BaseTransform):
     false for padding; rows are nodes, so that batches concatenate them.
 
     Raises:
-        TypeError, ValueError: as `Graph.from_data`; the graph has no edge_index or is not undirected.
+        ValueError: the graph has no edge_index or is not undirected.
 
     Examples:
         >>> AddLaplacianPE(2)(Data(x=x, edge_index=edge_index)).laplacian_eigenvectors.shape
@@ -107,9 +107,6 @@ class ToDiffusionGraph(BaseTransform):
         self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`), for example in a worker;
             pays above some 100 000 edges.
 
-    Raises:
-        TypeError, ValueError: not `Data`, or as `Graph.from_data`.
-
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
     """
@@ -146,8 +143,7 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
     Shapes: tokens [B, L] long, mask [B, L] bool (True = token), labels [B] long.
 
     Raises:
-        ValueError: the batch is empty, or `max_length` is below 1.
-        TypeError: items differ in kind, or tokens or labels are not integers.
+        ValueError, TypeError: the batch is empty, items differ in kind, or tokens or labels are not integers.
 
     Examples:
         >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])

@@ -31,9 +31,6 @@ def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
 
     With ``mask``, consecutive tokens (true) are neighbours, and other positions are ignored, even if NaN.
 
-    Raises:
-        TypeError, ValueError: x is not [B, L, C], or the mask is not [B, L] of bool.
-
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences
         torch.Size([3])
@@ -66,11 +63,6 @@ class Call:
     def square(self) -> float:
         """Return ‖x‖² over the tokens of all sequences."""
         return float(tokens(self.x, self.mask).square().sum())
-
-    def relative_roughness(self) -> float:
-        """Return 𝓔(x)/‖x‖², at most 2; 0 if x is zero."""
-        square = self.square()
-        return self.roughness() / square if square else 0.0
 
     def moved(self) -> Tensor:
         """Return out − x of the tokens, [N, C]."""
@@ -153,9 +145,6 @@ class EnergyTrace:
         energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)`` and
             ``energy(x_out, x_in)``, with ``None`` for x_in if the shape of the state changes; Σ_ij‖x_i − x_j‖² by
             default.
-
-    Raises:
-        ValueError: the model has no diffusion layer.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)

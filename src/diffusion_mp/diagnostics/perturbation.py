@@ -39,20 +39,18 @@ def lipschitz(
     r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Assumption 4.6
     (Zhang & Zhou, Eq. 8).
 
-    A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction. It stops when the residual
-    ‖JᵀJ v − ‖J‖² v‖ is below ``tol`` ‖J‖²/√n for n entries of x: any singular direction has about 1/√n of the start,
-    so a larger singular value would show in the residual. Each iteration takes two backward passes: Jᵀw, and Jv as the
-    derivative of Jᵀw with respect to w.
+    A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction, with two backward passes
+    per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
 
     Args:
-        f: a function of one tensor, twice differentiable, in evaluation mode; fused attention is replaced by plain one.
+        f: a function of one tensor, twice differentiable, in evaluation mode; plain attention replaces fused.
         x: the point.
-        tol: relative tolerance.
+        tol: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
         max_iter: the largest number of iterations.
         generator: of the initial direction; by default one with seed 0.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; f returns no real tensor, or has no finite derivative at x.
+        TypeError, ValueError: f returns no real tensor, or has no finite derivative at x.
         ConvergenceError: the tolerance was not reached.
         RuntimeError: a part of f can be differentiated only once.
 
@@ -60,6 +58,8 @@ def lipschitz(
         >>> round(lipschitz(lambda z: 3 * z, torch.rand(5)), 3)
         3.0
     """
+    from scipy.linalg import eigh_tridiagonal
+
     check_positive(tol, "tol")
     check_counts(max_iter=max_iter)
     check_function(f, "f", "of one tensor")
@@ -81,9 +81,9 @@ def lipschitz(
             return 0.0
         right = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         right, left = (right / right.norm()).to(x), torch.zeros_like(value)
+        # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        main: list[float] = []  # the diagonal and off-diagonal of JᵀJ, tridiagonal in the Lanczos basis
-        side: list[float] = []
+        main, side = list[float](), list[float]()  # of JᵀJ, tridiagonal in the Lanczos basis
         beta = 0.0
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
@@ -97,7 +97,9 @@ def lipschitz(
                 (image,) = torch.autograd.grad(value, point, left, retain_graph=True)
                 right = image - alpha * right
                 beta = float(right.norm(dtype=torch.float64))
-            square, residual = _top(main, side, alpha * beta)
+            last = len(main) - 1
+            (top,), vector = eigh_tridiagonal(main, side, select="i", select_range=(last, last))
+            square, residual = max(float(top), 0.0), alpha * beta * abs(float(vector[-1, 0]))
             if residual <= enough * square:
                 return math.sqrt(square)
             side.append(alpha * beta)
@@ -106,15 +108,6 @@ def lipschitz(
         f"the residual of ‖J‖² is {residual / square:.3g} of it, above tol={tol:g} over √n = {x.numel() ** 0.5:.4g}, "
         f"after {max_iter} iterations, at ‖J‖ = {math.sqrt(square):.6g}. Raise max_iter or tol."
     )
-
-
-def _top(main: list[float], side: list[float], beyond: float) -> tuple[float, float]:
-    """Return the largest eigenvalue of a tridiagonal matrix, and its residual for the next off-diagonal ``beyond``."""
-    from scipy.linalg import eigh_tridiagonal
-
-    last = len(main) - 1
-    (value,), vector = eigh_tridiagonal(main, side, select="i", select_range=(last, last))
-    return max(float(value), 0.0), beyond * abs(float(vector[-1, 0]))
 
 
 @dataclass(frozen=True)
@@ -129,8 +122,7 @@ class Perturbation:
         lipschitz: Lip(T), the maximum over points between Z and SZ.
         step: ‖(S − I)Z‖.
         step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``; ``None`` if unknown for the layer.
-        roughness: 𝓔(Z).
-        size: ‖Z‖.
+        roughness, size: 𝓔(Z) and ‖Z‖.
 
     Examples:
         >>> layer = PDEDiffusion1d(4)
@@ -188,13 +180,12 @@ def perturbation_bound(
         tol: of `lipschitz`.
 
     Raises:
-        TypeError, ValueError: ``site`` is not called, or neither it nor ``diffusion`` is a diffusion layer.
+        ValueError: ``site`` is not called, or neither it nor ``diffusion`` is a diffusion layer.
         ConvergenceError, RuntimeError: see `lipschitz`.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P1")
-        >>> site = next(module for module in model.modules() if isinstance(module, PDEDiffusion1d))
-        >>> perturbation_bound(model, site, torch.rand(2, 5, 4)).truth >= 0
+        >>> perturbation_bound(model, model.after_embedding, torch.rand(2, 5, 4)).truth >= 0
         True
     """
     check_counts(points=points)

@@ -37,9 +37,8 @@ class Commutator:
         routed: ‖A(X)‖.
 
     Examples:
-        >>> found = commutator(PDEDiffusion1d(4), torch.nn.Identity(), torch.rand(3, 10, 4))
-        >>> isinstance(found, Commutator), found.relative  # the identity commutes with everything
-        (True, 0.0)
+        >>> commutator(PDEDiffusion1d(4), torch.nn.Identity(), torch.rand(3, 10, 4)).relative  # the identity commutes
+        0.0
     """
 
     exact: float
@@ -112,8 +111,7 @@ class PlacementReport:
 
     Args:
         attention: one row per call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² (at most 2) of its input X, over all sequences; ``commutator`` `‖[S, A](X)‖`/‖A(X)‖ and
-            ``linearized``, Eq. 13 over the same (``None`` if the module has no ``frozen``).
+            𝓔(X)/‖X‖² of its input X; ``commutator`` and ``linearized``, relative to ‖A(X)‖ (see `Commutator`).
         insertion: one row per insertion of a diffusion layer: ``layer``, and of `Perturbation` ``roughness``,
             ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
 
@@ -135,15 +133,14 @@ class PlacementReport:
         """Plot one column against the layers on a matplotlib ``ax`` (default: a new one); return it.
 
         Args:
-            quantity: a column of ``attention``, or else of ``insertion``. ``"estimate"`` also plots the truth and the
+            quantity: a column of ``attention``, or else of ``insertion``; ``"estimate"`` also plots the truth and the
                 estimate by roughness, on a logarithmic scale.
             label: of this report in the legend, for several reports on one axis.
         """
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
-        ax = axis(ax)
+        ax, colour = axis(ax), None  # all lines of a report have one colour, the next of the axis
         drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
-        colour = None  # all lines of a report have one colour, the next of the axis
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
             values = [float("nan") if value is None else value for value in table[name]]
             title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
@@ -152,7 +149,7 @@ class PlacementReport:
         if len(drawn) > 1:
             ax.set_yscale("log")
         if len(ax.lines) > 1:
-            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # beside the data
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # to the right of the axis
         ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
         return ax
@@ -170,8 +167,8 @@ def diagnose(
     r"""Measure the quantities by which Zhang & Zhou predict the best placement (§ 3.5, Eqs. 6, 10, 12, 13).
 
     Modules with ``is_self_attention = True`` give the commutator with S at their input; diffusion layers are bypassed
-    for the estimate of Theorem 4.7. The model runs in evaluation mode, and its mode is restored. A Lipschitz constant
-    costs a few dozen backward passes; a few sequences in double precision suffice.
+    for the estimate of Theorem 4.7. A Lipschitz constant costs a few dozen backward passes; a few sequences in double
+    precision suffice.
 
     Args:
         model: a module that returns a tensor, such as `PDETransformer`.
@@ -213,8 +210,9 @@ def diagnose(
             check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
             smoothing = diffusion or _nearest(model, name, call.x.size(2))
             both = commutator(smoothing, attentions[name], call.x, call.mask)
-            rough = call.roughness(), call.relative_roughness()
-            attention.append((name, *rough, both.relative, both.relative_linearized))
+            rough, square = call.roughness(), call.square()
+            relative = rough / square if square else 0.0
+            attention.append((name, rough, relative, both.relative, both.relative_linearized))
     return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, insertion))
 
 

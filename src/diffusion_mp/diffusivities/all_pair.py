@@ -70,8 +70,7 @@ class QueryKeyDiffusivity(Diffusivity):
         if projection is None:
             if bias:
                 raise ValueError(
-                    "bias needs a projection; got bias=True with projection=None. Choose projection='separate' or "
-                    "'tied', or leave bias out."
+                    "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
                 )
             if channels is not None:
                 check_heads_divide(channels, heads, "channels when there is no projection")
@@ -165,9 +164,6 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
 
     Shapes: a state [N, C] → a coupling of N nodes and H heads.
 
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
-
     Examples:
         >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
         True
@@ -196,7 +192,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         )
         if constraint is not None and not self.reads_the_state:
             raise ValueError(
-                f"constraint says where the state lies, so f must read the state: projection=None, normalize=None, "
+                f"constraint is that of the state, so f must read the state: projection=None, normalize=None, "
                 f"measure='distance'; got {projection=}, {normalize=}, {measure=}."
             )
 
@@ -222,16 +218,9 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         centre = graph.centre(k) if self.measure == "distance" and self.normalize != "row" else None
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
-        return penalty.score.coupling(
-            q,
-            k,
-            graph.segments,
-            measure=self.measure,
-            unit=self.normalize == "row",
-            normalize=self.row_stochastic,
-            nonnegative=self.normalize is not None,
-            centre=centre,
-        )
+        forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
+        forms |= {"normalize": self.row_stochastic}
+        return penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"
@@ -354,14 +343,10 @@ class PenaltyDiffusivity(AllPairDiffusivity):
         penalty: δ, also the ``penalty`` of the diffusivity.
         channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
 
-    Raises:
-        TypeError: ``penalty`` is not a penalty.
-
     Examples:
         >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
-        >>> diffusivity = PenaltyDiffusivity(cauchy)
-        >>> diffusivity(x).row_stochastic, diffusivity.penalty is cauchy  # the energy that its steps descend
-        (True, True)
+        >>> PenaltyDiffusivity(cauchy).penalty is cauchy  # the energy that its steps descend
+        True
     """
 
     def __init__(
@@ -389,9 +374,6 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
             (docs/errata.md, G1).
         options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
-    Raises:
-        ValueError: ``normalize`` is ``None``, or another option does not fit.
-
     Examples:
         >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic
         True
@@ -407,10 +389,7 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         self, channels: int | None = None, *, normalize: Literal["row", "frobenius"] = "row", **options: Any
     ) -> None:
         if normalize is None:
-            raise ValueError(
-                "normalize must be 'row' or 'frobenius'; got None. Row sums of queries and keys of any length may be "
-                "zero or negative, and the attention divides by them."
-            )
+            raise ValueError("normalize must be 'row' or 'frobenius'; got None. Row sums might not be positive.")
         super().__init__(channels, normalize=normalize, **options)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

@@ -78,12 +78,8 @@ class NeumannDiffusivity(Diffusivity):
         alpha: initial Σ_k α_k, divided equally between the strides; below the budget.
         budget: > 0, or ``None``.
 
-    Raises:
-        ValueError: an argument does not fit.
-
     Examples:
-        >>> S = NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x)  # the rows are positions of a sequence
-        >>> S.symmetric
+        >>> NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x).symmetric  # the rows are positions of a sequence
         True
     """
 
@@ -106,10 +102,7 @@ class NeumannDiffusivity(Diffusivity):
         if budget is not None:
             check_positive(budget, "budget")
             if alpha >= budget:
-                raise ValueError(
-                    f"alpha must be below the budget {budget:g}, which bounds it; got {alpha:g}. Raise the budget, or "
-                    f"pass budget=None with an update that is stable for any alpha."
-                )
+                raise ValueError(f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget.")
         self.heads, self.strides, self.initial_alpha, self.budget = heads, tuple(strides), float(alpha), budget
         self.boundary: Boundary = boundary
         self.symmetric = is_symmetric_stencil(strides, boundary)
@@ -233,8 +226,8 @@ def _ones(graph: Graph) -> Graph:
         return graph
     if graph.full_degree is not None:
         raise ValueError(
-            "degrees='count' needs the number of edges in the whole graph; got a part of a weighted graph, whose "
-            "full_degree holds sums of weights. Take degrees='weighted', or the whole graph."
+            "degrees='count' needs the number of edges in the whole graph; got a part, whose full_degree holds sums of "
+            "weights. Take degrees='weighted', or the whole graph."
         )
     return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
 
@@ -256,12 +249,11 @@ class SymmetricDiffusivity(Diffusivity):
         diagonal: whether ω_ii counts; see :func:`symmetric_normalized`.
 
     Raises:
-        TypeError, ValueError: not a diffusivity, or one that divides rows by their sums.
+        ValueError: the diffusivity divides rows by their sums.
         CouplingMismatchError: its couplings are not known to be nonnegative.
 
     Examples:
-        >>> kernel = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
-        >>> SymmetricDiffusivity(kernel, diagonal=False)(x).symmetric
+        >>> SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
         True
     """
 
@@ -274,8 +266,8 @@ class SymmetricDiffusivity(Diffusivity):
         check_flags(diagonal=diagonal)
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
-                f"diffusivity must give Ω itself, with row sums to divide by; {type(diffusivity).__name__} has divided "
-                f"its rows by them already. Make it with row_stochastic=False, or normalization='sum' for an adjacency."
+                f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "
+                f"Take row_stochastic=False, or normalization='sum' for an adjacency."
             )
         self.diffusivity, self.diagonal = diffusivity, diagonal
         self.declare_parts(diffusivity)
@@ -302,9 +294,6 @@ class GraphAugmentedDiffusivity(Diffusivity):
             conservative one, which moves the state differently (docs/errata.md, D3); ``"joint"``: D⁻¹(Ŝ + Ã) with D
             the row sums of Ŝ + Ã.
         graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã instead, as in released code.
-
-    Raises:
-        TypeError, ValueError: an argument is not a diffusivity, or an option does not fit.
 
     Examples:
         >>> diffusivity = GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -36,49 +36,40 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
 
+Rows = Float[Tensor, "N H D"]
+Directions = Float[Tensor, "m D"]
 LogFeatures = tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]
 
 
-def orthogonal_directions(
-    num_features: int, dim: int, generator: torch.Generator | None = None
-) -> Float[Tensor, "m D"]:
+def orthogonal_directions(num_features: int, dim: int, generator: torch.Generator | None = None) -> Directions:
     """Return m directions w_r ~ N(0, I), orthogonal within blocks of ``dim`` (Choromanski et al. 2021).
 
-    Blocks are Haar-distributed and lengths are those of independent Gaussian vectors, so each direction is Gaussian and
-    the kernel estimate unbiased.
+    Blocks are Haar-distributed and lengths independent, so each direction is Gaussian and the kernel estimate unbiased.
     """
-    blocks = -(-num_features // dim)
-    gaussian = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(-(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
     lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
-def positive_features(
-    a: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
-) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+def positive_features(a: Rows, directions: Directions) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
     r"""Return w_r·a and −½‖a‖², in at least float32; log φ(a)_r is their sum less ½ log m, E[φ(a)·φ(b)] = exp(a·b)."""
     (a, directions), _ = accumulating(a, directions)
     with without_autocast(a):
         return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)
 
 
-def attention_features(
-    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
-) -> LogFeatures:
+def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
     r"""Return log features of queries and keys, and log weights of keys; their attention estimates softmax(q·k).
 
     −½‖q‖² is omitted: it scales a whole row, so it cancels on normalisation, and would cost digits before.
     """
     log_key, log_weight = positive_features(k, directions)
-    log_query = log_key if q is k else positive_features(q, directions)[0]
-    return log_query, log_key, log_weight
+    return log_key if q is k else positive_features(q, directions)[0], log_key, log_weight
 
 
-def stabilized_features(
-    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"], eps: float, graph: Graph
-) -> LogFeatures:
+def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph) -> LogFeatures:
     r"""Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
 
     M is the largest w_r·q of a query, or the largest w_r·k over all keys of a graph. With ε > 0 it does not cancel.
@@ -107,17 +98,14 @@ def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H on
 def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
     r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
 
-    The edge-level regularisation of one layer (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022); a model
-    adds its L layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the receiver u. The mean is over all N
-    nodes of a batch and over heads; the released code takes it over edges (docs/errata.md, N5).
+    Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
+    u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
+    N5). The result is a 0-dimensional tensor of at least float32, and zero without observed edges.
 
     Args:
         coupling: π; its rows should sum to one.
         graph: the observed edges; edges of weight zero do not count.
         relative: divide the part of every graph of n nodes by log n, the loss of uniform attention.
-
-    Returns:
-        A 0-dimensional tensor of at least float32, differentiable; zero without observed edges.
 
     Raises:
         ValueError: the graph has no ``edge_index``, or another number of nodes than the coupling.
@@ -129,15 +117,13 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
     check_coupling_kind(coupling)
     check_kind(graph, "graph", Graph, "a Graph")
     check_flags(relative=relative)
+    nodes = coupling.num_nodes, graph.num_nodes
     if graph.edge_index is None:
         raise ValueError(
-            "edge_loss compares the coupling with observed edges; got a graph without edge_index. "
-            "Pass one (an empty [2, 0] one if no edge was observed), or leave the loss out."
+            "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
         )
-    if coupling.num_nodes != graph.num_nodes:
-        raise ValueError(
-            f"coupling and graph must have the same nodes; got {coupling.num_nodes} and {graph.num_nodes} nodes."
-        )
+    if nodes[0] != nodes[1]:
+        raise ValueError(f"coupling and graph must have the same nodes; got {nodes[0]} and {nodes[1]} nodes.")
     target = graph.edge_index[1]
     log_entries = coupling.log_at(graph.edge_index)
     log_entries = log_entries.to(torch.promote_types(log_entries.dtype, torch.float32))
@@ -160,15 +146,9 @@ class AuxiliaryLoss:
     Copies and pickles are empty, since tensors of an autograd graph cannot be copied or saved.
 
     Examples:
-        >>> class Gate(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.auxiliary = AuxiliaryLoss()
-        ...     def forward(self, x):
-        ...         self.auxiliary.value = x.square().mean() if self.training else None
-        ...         return x.relu()
-        >>> gate = Gate()
-        >>> y = gate(torch.ones(6, 4))
+        >>> gate = torch.nn.Identity()
+        >>> gate.auxiliary = AuxiliaryLoss()
+        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass
         >>> auxiliary_loss(gate)  # the sum over all modules, to be added to the loss
         tensor(1.)
     """
@@ -186,9 +166,8 @@ class AuxiliaryLoss:
             return value
         if self._ever_set:
             raise RuntimeError(
-                "an auxiliary loss belongs to the thread whose forward pass recorded it; the module ran in other "
-                "threads, never in this one. Call auxiliary_loss(model) where the model is called; under "
-                "DataParallel, add it to the loss inside the module that is replicated."
+                "an auxiliary loss belongs to the thread whose forward pass recorded it; got other threads only. Call "
+                "auxiliary_loss(model) where the model is called; under DataParallel, inside the replicated module."
             )
         return None
 
@@ -205,15 +184,14 @@ class AuxiliaryLoss:
 def auxiliary_loss(model: nn.Module) -> Tensor:
     """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
 
-    Weights (λ/L) are included. A module that ran several times in one pass counts with its last run.
+    Weights (λ/L) are included. A module that ran several times counts with its last run.
 
     Raises:
         RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3)
-        >>> logits = model(x, edge_index)
-        >>> loss = logits.logsumexp(1).mean() + auxiliary_loss(model)
+        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
     """
     check_kind(model, "model", nn.Module, "a module")
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]
@@ -257,8 +235,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         options: ``heads``, ``projection``, ``head_channels``, ``normalize``, ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Examples:
-        >>> S = KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x)
-        >>> torch.allclose(S.degree(), torch.ones(6, 1), atol=1e-4)
+        >>> KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x).row_stochastic
         True
     """
 
@@ -324,9 +301,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)
-        scale = self.temperature**-0.5
-        scaled = scale * wide_q
-        return scaled, scaled if q is k else scale * wide_k
+        scaled = self.temperature**-0.5 * wide_q
+        return scaled, scaled if q is k else self.temperature**-0.5 * wide_k
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
@@ -334,18 +310,15 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             log_query, log_key, log_weight = stabilized_features(q, k, self.directions, self.stabilizer, graph)
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
-        noisy = self.training and self.num_samples > 0
-        regularized = self.training and self.edge_regularization > 0 and graph.edge_index is not None
+        weighted = partial(LogLowRankCoupling, log_query, log_key, graph.segments)
         self.auxiliary.value = None
-        if regularized or not noisy:
-            coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight)
-            if regularized:
-                loss = edge_loss(graph.share(coupling), graph, relative=self.relative_edge_loss)
-                self.auxiliary.value = self.edge_regularization * loss
-        if noisy:
+        if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
+            loss = edge_loss(graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss)
+            self.auxiliary.value = self.edge_regularization * loss
+        if self.training and self.num_samples > 0:
             noise = gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node) / self.tau
-            coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight + noise)
-        return coupling
+            return weighted(log_weight + noise)
+        return weighted(log_weight)
 
     def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""

@@ -29,8 +29,7 @@ class FrictionAttention(nn.Module):
         heads, head_channels: H and G of q̃ and k̃ [N, H, G].
 
     Examples:
-        >>> diffusivity = SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))
-        >>> diffusivity(x).heads
+        >>> SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))(x).heads
         1
     """
 
@@ -64,12 +63,8 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
         options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`, for r.
 
-    Raises:
-        ValueError, TypeError: an option does not fit, λ* < 0, or α ≤ 0.
-
     Examples:
-        >>> S = SparseFlowDiffusivity(4, lam=1.0)(x)
-        >>> S.density().shape  # the fraction of pairs that attend, by head
+        >>> SparseFlowDiffusivity(4, lam=1.0)(x).density().shape  # the fraction of pairs that attend, by head
         torch.Size([1])
     """
 
