@@ -175,9 +175,7 @@ def test_copies_pickles_and_state_dicts_start_empty(x):
 
 def test_each_thread_collects_what_its_own_forward_passes_left(x):
     """All threads have run the shared module before any of them collects."""
-    model, threads = Recorder(), 4
-    states = [x + k * x.cos() for k in range(threads)]
-    ready = Barrier(threads)
+    model, states, ready = Recorder(), [x + k * x.cos() for k in range(4)], Barrier(4)
 
     def collected(state: Tensor) -> Tensor:
         model(state, EDGES)
@@ -186,11 +184,10 @@ def test_each_thread_collects_what_its_own_forward_passes_left(x):
         loss.backward()
         return loss.detach()
 
-    expected = [edge_loss(model.attention(state), Graph(5, EDGES)).detach() for state in states]
-    with ThreadPoolExecutor(threads) as pool:
-        got = list(pool.map(collected, states))
-    torch.testing.assert_close(torch.stack(got), torch.stack(expected))
-    assert len(set(torch.stack(got).tolist())) == threads
+    expected = torch.stack([edge_loss(model.attention(state), Graph(5, EDGES)).detach() for state in states])
+    with ThreadPoolExecutor(4) as pool:
+        torch.testing.assert_close(torch.stack(list(pool.map(collected, states))), expected)
+    assert len(expected.unique()) == 4
 
 
 def test_a_loss_that_only_other_threads_have_is_not_taken_for_zero(x):

@@ -34,8 +34,7 @@ def test_it_is_the_algebra() -> None:
 
 
 def test_a_joint_normalisation_divides_both_by_their_common_row_sum() -> None:
-    both = dense(ATTENTION + TERM)
-    joint = GraphAugmentedDiffusivity(ATTENTION, TERM, "joint")
+    both, joint = dense(ATTENTION + TERM), GraphAugmentedDiffusivity(ATTENTION, TERM, "joint")
     torch.testing.assert_close(dense(joint), both / both.sum(2, keepdim=True))
     torch.testing.assert_close(dense(joint)[:, 4], dense(ATTENTION)[:, 4])
     assert joint(X, GRAPH).row_stochastic

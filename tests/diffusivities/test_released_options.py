@@ -230,7 +230,7 @@ def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> N
 
 
 def test_a_bias_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose projection='separate'"):
+    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
         SimpleDiffusivity(4, bias=True)
     with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
         DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)
