@@ -16,52 +16,34 @@ def neighbours(distance, k):
 
 
 @pytest.mark.parametrize("channels", [3, 70])  # searched in a tree, and pair by pair
-@pytest.mark.parametrize("k", [1, 5, 20])
-def test_euclidean_neighbours(channels, k, generator):
-    x = torch.randn(41, channels, generator=generator)
-    data = KNNGraph(k)(Data(x=x))
-    assert torch.equal(data.edge_index.t(), neighbours(torch.cdist(x.double(), x.double()), k).nonzero())
-    assert torch.equal(knn_graph(x.requires_grad_(), k), data.edge_index)
-    assert data.is_undirected()
-
-
-@pytest.mark.parametrize("channels", [3, 70])
-@pytest.mark.parametrize(("metric", "sharpness"), [("euclidean", 8.0), ("cosine", 4.5)])
-def test_an_edge_weighs_by_its_length_and_the_reach_of_its_ends(channels, metric, sharpness, generator):
-    x = torch.rand(41, channels, generator=generator, dtype=torch.float64)
-    data = KNNGraph(5, metric, weighted=True, sharpness=sharpness)(Data(x=x))
-    rows = x if metric == "euclidean" else torch.nn.functional.normalize(x)
-    square = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
-    reach = square.kthvalue(6, dim=1).values  # the first is the row itself
-    expected = torch.exp(-sharpness * square / (reach[:, None] * reach).sqrt())[tuple(data.edge_index)]
-    expected /= expected.mean()
-    torch.testing.assert_close(data.edge_weight, expected)
-    assert torch.equal(data.edge_index, knn_graph(x, 5, metric))
-    assert KNNGraph(2, weighted=True)(Data(x=x.float())).edge_weight.dtype == torch.float32
-    assert "edge_weight" not in KNNGraph(2)(Data(x=x))
-
-
-def near_and_weights(x, k):
-    """The pairs and the weights of differences in double precision."""
-    square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
-    near = neighbours(square, k)
-    reach = square.kthvalue(k, dim=1).values.sqrt()  # the row itself is infinitely far
-    weights = torch.exp(-8 * square / reach.outer(reach))[near]
-    return near.nonzero().t(), weights / weights.mean()
-
-
-@pytest.mark.parametrize("channels", [3, 70])
 @pytest.mark.parametrize(
-    ("offset", "dtype"), [(1e4, torch.float32), (1e4, torch.float64), (1e8, torch.float64), (1e12, torch.float64)]
+    ("offset", "dtype", "metric", "sharpness", "k"),
+    [
+        (0, torch.float32, "euclidean", 8.0, 1),
+        (0, torch.float64, "euclidean", 8.0, 20),
+        (0, torch.float64, "cosine", 4.5, 5),
+        (1e4, torch.float32, "euclidean", 8.0, 4),
+        (1e4, torch.float64, "euclidean", 8.0, 4),
+        (1e8, torch.float64, "euclidean", 8.0, 4),
+        (1e12, torch.float64, "euclidean", 8.0, 4),
+    ],
 )
-@pytest.mark.parametrize("sides", [1, 2])  # one cloud far from the origin, or two far from each other
-def test_far_from_the_origin_nothing_cancels(channels, offset, dtype, sides, generator):
+@pytest.mark.parametrize("sides", [1, 2])  # one cloud far from the origin, where nothing cancels, or two
+def test_neighbours_and_weights_are_those_of_all_pairs(channels, offset, dtype, metric, sharpness, k, sides, generator):
     x = (torch.randn(60, channels, generator=generator, dtype=torch.float64) + offset).to(dtype)
+    x = x.abs() if metric == "cosine" else x
     x[: 30 * (sides - 1)] *= -1
-    edges, weights = near_and_weights(x, 4)
-    data = KNNGraph(4, weighted=True)(Data(x=x))
-    assert torch.equal(data.edge_index, edges)
-    torch.testing.assert_close(data.edge_weight.double(), weights, rtol=1e-5, atol=1e-6)
+    rows = torch.nn.functional.normalize(x) if metric == "cosine" else x.double()
+    square = (rows.unsqueeze(1) - rows).square().sum(2)
+    square = square.masked_fill(square > 2, torch.inf) if metric == "cosine" else square
+    near, reach = neighbours(square, k), square.kthvalue(k, dim=1).values  # the row itself is infinitely far
+    weights = torch.exp(-sharpness * square / (reach[:, None] * reach).sqrt())[near]
+    data = KNNGraph(k, metric, weighted=True, sharpness=sharpness)(Data(x=x))
+    assert torch.equal(data.edge_index.t(), near.nonzero())
+    assert torch.equal(knn_graph(x.requires_grad_(), k, metric), data.edge_index)
+    torch.testing.assert_close(data.edge_weight.double(), weights / weights.mean(), rtol=1e-5, atol=1e-6)
+    assert data.edge_weight.dtype == dtype
+    assert "edge_weight" not in KNNGraph(2)(Data(x=x))
 
 
 @pytest.mark.parametrize("channels", [3, 70])
