@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics import commutator, diagnose, perturbation_bound, roughness
+from diffusion_mp.diagnostics import Commutator, commutator, diagnose, perturbation_bound, roughness
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import SelfAttention
 from diffusion_mp.models import PDETransformer
@@ -62,6 +62,7 @@ def test_on_matrices(generator: torch.Generator) -> None:
     for other in (torch.eye(6).double(), torch.full((6, 6), 1 / 6).double(), torch.linalg.matrix_exp(delta)):
         assert commutator(diffusion(3), Routing(other), x).relative < 1e-14
     assert commutator(diffusion(3), Routing(0 * delta), x).relative == 0
+    assert Commutator(exact=1.0, linearized=3.0, routed=0.0).relative_linearized == 0
 
 
 def test_equation_13(generator: torch.Generator) -> None:

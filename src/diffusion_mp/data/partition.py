@@ -134,9 +134,8 @@ def find_clusters(
 
 def _neighbours(graph: Graph) -> csr_array:
     """Return the symmetric boolean adjacency without self-loops."""
-    source, target = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
-    ones = np.ones(len(source), dtype=bool)
-    one_way = csr_array((ones, (source, target)), shape=(graph.num_nodes, graph.num_nodes))
+    edges = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
+    one_way = csr_array((np.ones(edges.shape[1], dtype=bool), tuple(edges)), shape=(graph.num_nodes, graph.num_nodes))
     return one_way + one_way.T
 
 
@@ -210,15 +209,11 @@ def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Gen
     held = torch.bincount(part[needed], minlength=num_parts)
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
-        given = _one_of(needed[part[needed] == rich], generator)
-        taken = _one_of((part == poor).nonzero().flatten(), generator)
+        pools = needed[part[needed] == rich], (part == poor).nonzero().flatten()
+        given, taken = (int(pool[torch.randint(len(pool), (1,), generator=generator)]) for pool in pools)
         part[given], part[taken] = poor, rich
         held[rich] -= 1
         held[poor] = 1
-
-
-def _one_of(nodes: Tensor, generator: torch.Generator) -> int:
-    return int(nodes[torch.randint(len(nodes), (1,), generator=generator)])
 
 
 class Part(NamedTuple):

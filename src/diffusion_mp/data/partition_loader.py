@@ -26,12 +26,8 @@ class RandomPartitionLoader(DataLoader[Data]):
     Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
     the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data`, and
-
-    - `n_id` [n], the numbers of its nodes in `data`; the first `batch_size`, its own, in ascending order;
-    - `edge_index` [2, e] and `e_id` [e], its edges and their numbers in `data`, in the order of `data`; without `halo`
-      as in `torch_geometric.utils.subgraph(n_id, edge_index, relabel_nodes=True)`;
-    - `kept_edges`, and with `degrees="full"` `full_degree`: see :class:`PartOf`.
+    A batch is a `Data` with the node and edge attributes of `data`, the numbers `n_id` [n] of its nodes (the first
+    `batch_size`, its own, in ascending order) and `e_id` [e] of its edges in `data`, and what :class:`PartOf` sets.
 
     The partition depends on `seed` and epoch only. Passes count epochs from 0; `set_epoch(epoch)`, which Lightning
     calls, sets the next one. Workers, if any, gather the attributes of a batch, so tensors may be memory-mapped. On
@@ -52,12 +48,10 @@ class RandomPartitionLoader(DataLoader[Data]):
         options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
 
     Raises:
-        TypeError, ValueError: data is not one graph on the CPU; there are more parts than nodes or training nodes; or
-            `num_replicas` does not divide `num_parts`.
+        ValueError: more parts than nodes or training nodes, or `num_replicas` does not divide `num_parts`.
 
     Examples:
-        >>> data = Data(x=x, edge_index=edge_index, y=torch.arange(6) % 2)
-        >>> sorted(batch.num_nodes for batch in RandomPartitionLoader(data, num_parts=2))
+        >>> [batch.num_nodes for batch in RandomPartitionLoader(Data(x=x, edge_index=edge_index), num_parts=2)]
         [3, 3]
     """
 
@@ -117,15 +111,8 @@ class PartSampler(DistributedSampler[Part]):
     on use, since Lightning starts them after loaders are constructed.
     """
 
-    def __init__(
-        self,
-        cut: Callable[[int, torch.Generator], Cut],
-        count: Callable[[int], int],
-        seed: int,
-        num_replicas: int | None,
-        rank: int | None,
-    ) -> None:
-        self._cut, self._count, self._given = cut, count, (num_replicas, rank)
+    def __init__(self, cut: Callable[..., Cut], count: Callable[[int], int], seed: int, *share: int | None) -> None:
+        self._cut, self._count, self._given = cut, count, share
         seed = as_whole(seed, "seed")
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)

@@ -63,7 +63,7 @@ class AddLaplacianPE(BaseTransform):
             )
         size, device = graph.num_nodes, graph.edges.device
         found = max(min(self.k, size - 1), 0)
-        vectors, values = torch.zeros(2, size, self.k, dtype=torch.get_default_dtype())
+        vectors, values = (torch.zeros(size, self.k, dtype=torch.get_default_dtype()) for _ in range(2))
         if found:
             value, vector = _lowest(_laplacian(graph), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)

@@ -88,10 +88,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]) -> Iterator[None]:
-    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)`` in the body.
-
-    A tensor that it returns replaces the output. The hooks are removed also after an error.
-    """
+    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
 
     def after(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Tensor | None:
         x, mask = (args[k] if len(args) > k else kwargs.get(key) for k, key in enumerate(("x", "mask")))
@@ -161,10 +158,8 @@ class EnergyTrace:
         found = declared(model, "is_diffusion_layer")
         self.layers = {name or type(module).__name__: module for name, module in found.items()}
         if not self.layers:
-            raise ValueError(
-                f"model must contain a diffusion layer, a module with is_diffusion_layer = True; "
-                f"{type(model).__name__} has none among its {sum(1 for _ in model.modules())} modules."
-            )
+            name = type(model).__name__
+            raise ValueError(f"model must contain a diffusion layer (is_diffusion_layer = True); {name} has none.")
         self.records: list[LayerEnergy] = []
         self._hooks = ExitStack()
 

@@ -37,8 +37,9 @@ class Commutator:
         routed: ‖A(X)‖.
 
     Examples:
-        >>> commutator(PDEDiffusion1d(4), torch.nn.Identity(), torch.rand(3, 10, 4)).relative  # the identity commutes
-        0.0
+        >>> found = commutator(PDEDiffusion1d(4), torch.nn.Identity(), torch.rand(3, 10, 4))
+        >>> isinstance(found, Commutator), found.relative  # the identity commutes with everything
+        (True, 0.0)
     """
 
     exact: float
@@ -53,7 +54,7 @@ class Commutator:
     @property
     def relative_linearized(self) -> float | None:
         """The linearised form over ‖A(X)‖; 0 if A(X) is zero, ``None`` if not measured."""
-        return self.linearized if not self.linearized or not self.routed else self.linearized / self.routed
+        return self.linearized and (self.linearized / self.routed if self.routed else 0.0)
 
 
 @torch.no_grad()

@@ -30,18 +30,13 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     r"""σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
 
     The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
-    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel. A
-    node with little weight to others is uncertain.
-
+    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel.
     Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
-    4 096 nodes of one head.
+    4 096 nodes of one head, in double precision.
 
     Args:
         coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
         leak: κ > 0.
-
-    Shapes:
-        result [N, H], in at least float32; computed in double.
 
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
@@ -56,10 +51,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     _check_promises(coupling, "posterior_variance")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
-        raise SingularSystemError(
-            "posterior_variance needs positive row sums; got a zero row, whose variance is infinite. Leave the node "
-            "out, or add an IdentityCoupling."
-        )
+        raise SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave the node out.")
     dtype = torch.promote_types(coupling.dtype, torch.float32)
     diagonal = (1.0 + leak) * degree
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
@@ -124,7 +116,6 @@ def smoothing_floor(
 
     Raises:
         CouplingMismatchError: Ω is not known to be symmetric and nonnegative.
-        TypeError, ValueError: an argument does not fit.
 
     Examples:
         >>> smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x, leak=0.5).floor >= 0

@@ -363,9 +363,8 @@ class PenaltyDiffusivity(AllPairDiffusivity):
 class SGFormerDiffusivity(QueryKeyDiffusivity):
     r"""D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
 
-    (S v)_i = (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j), j over the n nodes of the graph of i. With
-    the identity rows sum to one; those that the released code exports do not. A row with D = 0 (every k̃_j is −q̃_i) is
-    zero.
+    n is the number of nodes of a graph. With the identity rows sum to one; those that the released code exports do not.
+    A row with D = 0 (every k̃_j is −q̃_i) is zero.
 
     Args:
         channels: C of the state; required with projections.
