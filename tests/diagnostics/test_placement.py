@@ -201,9 +201,6 @@ LAYER = PDEDiffusion1d(6).double()
 def test_it_says_what_it_needs(model: nn.Module, x: Tensor, options: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         diagnose(model, x, **options)
-
-
-def test_a_commutator_needs_finite_numbers() -> None:
     with pytest.raises(ValueError, match="x must be finite; 96 of its 96 entries"):
         commutator(diffusion(6), attention(6, 3), torch.full((2, 8, 6), torch.inf).double())
 

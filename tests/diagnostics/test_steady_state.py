@@ -18,7 +18,6 @@ from diffusion_mp.couplings import (
     LowRankCoupling,
     SparseCoupling,
     UniformCoupling,
-    row_normalized,
 )
 from diffusion_mp.diagnostics import smoothing_floor
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
@@ -33,7 +32,6 @@ from diffusion_mp.energies import (
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import path_problem
-from diffusion_mp.updates import Equilibrium
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 30])
@@ -80,18 +78,6 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
     inverse = np.linalg.inv(precision_matrix(coupling, leak))
     expected = torch.from_numpy(np.diagonal(inverse, axis1=1, axis2=2).T.copy())
     torch.testing.assert_close(posterior_variance(coupling, leak), expected, rtol=1e-10, atol=0)
-
-
-def test_is_the_variance_of_samples_whose_mean_is_the_steady_state() -> None:
-    """x = Q⁻¹(βD̄h) + L⁻ᵀ ε for Q = LLᵀ."""
-    coupling, leak, h = KINDS["both"](), 0.3, random(30, 2, 1, seed=3)
-    root = np.linalg.cholesky(precision_matrix(coupling, leak)[0])
-    mean = Equilibrium("residual", beta=0.5, leak=leak)(h, row_normalized(coupling))[:, 0]
-    matrix = torch.from_numpy(root @ root.T)
-    torch.testing.assert_close(matrix @ mean, 0.5 * coupling.degree()[:, :1] * h[:, 0])
-    samples = np.linalg.solve(root.T, np.random.default_rng(0).standard_normal((30, 40_000)))
-    variance = posterior_variance(coupling, leak)[:, 0]
-    torch.testing.assert_close(torch.from_numpy(samples.var(1)), variance, rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("low_rank", [True, False])

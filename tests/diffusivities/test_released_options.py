@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusion_mp import (
     AdjacencyDiffusivity,
+    AdjacencyEnhancedDiffusivity,
     Coupling,
     DIFFormerConv,
     DiffusionConv,
@@ -26,6 +27,7 @@ from diffusion_mp import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
+from diffusion_mp.testing import check_diffusivity
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
@@ -130,6 +132,27 @@ def test_a_weight_in_both_forms_of_the_update() -> None:
         s = coupling.to_dense()[0]
         keep = 1 - 0.4 * (s.sum(1, keepdim=True) if form == "mean" else 1)
         torch.testing.assert_close(out, keep * x + 0.4 * s @ x, rtol=1e-10, atol=1e-10)
+
+
+ATTENTION, TERM = SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("row")
+
+
+def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
+    return diffusivity(random(11, 4, seed=1), Graph(11, edges)).to_dense()
+
+
+def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -> None:
+    both, joint = dense(ATTENTION + TERM), GraphAugmentedDiffusivity(ATTENTION, TERM, "joint")
+    mean, enhanced = 0.5 * ATTENTION + 0.5 * TERM, AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
+    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "sum")), both)
+    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "mean")), dense(mean))
+    torch.testing.assert_close(dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term))
+    torch.testing.assert_close(dense(joint), both / both.sum(2, keepdim=True))
+    torch.testing.assert_close(dense(joint)[:, 4], dense(ATTENTION)[:, 4])  # a node without edges
+    assert joint(random(11, 4, seed=1), Graph(11, EDGES)).row_stochastic
+    for augmented in (joint, enhanced, *(GraphAugmentedDiffusivity(ATTENTION, TERM, mix) for mix in ("sum", "mean"))):
+        assert torch.equal(dense(augmented, None), dense(ATTENTION, None))
+    check_diffusivity(GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("sum"), "joint"), channels=4)
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.5, float("nan"), "half", True])
