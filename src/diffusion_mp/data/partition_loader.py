@@ -26,8 +26,8 @@ class RandomPartitionLoader(DataLoader[Data]):
     Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
     the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data`, the numbers `n_id` [n] of its nodes (the first
-    `batch_size`, its own, in ascending order) and `e_id` [e] of its edges in `data`, and what :class:`PartOf` sets.
+    A batch is a `Data` with the node and edge attributes of `data` and those of :class:`PartOf`. `n_id` [n] and `e_id`
+    [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`, are in ascending order.
 
     The partition depends on `seed` and epoch only. Passes count epochs from 0; `set_epoch(epoch)`, which Lightning
     calls, sets the next one. Workers, if any, gather the attributes of a batch, so tensors may be memory-mapped. On

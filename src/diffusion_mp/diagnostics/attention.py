@@ -33,7 +33,7 @@ def kernel_error(
 ) -> dict[int, float]:
     r"""Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
 
-    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature, at most
+    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature. That is at most
     e^(‖q_i + k_j‖²/τ) − 1 over the pairs, with the temperature of the diffusivity for τ. A value near or above 1 means
     that m features do not suffice: raise τ, or bound the queries and keys (``normalize="row"``).
 

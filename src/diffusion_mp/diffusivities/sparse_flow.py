@@ -48,7 +48,7 @@ class FrictionAttention(nn.Module):
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
     r"""SFi-attention: every node draws one unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
 
-    Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² with resistances
+    Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)². Resistances are
     r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of the graph of i. Row
     i is the sink, in the paper the source; the solution is exact (docs/errata.md, S3, S4), see
     :class:`SparseFlowCoupling`. With λ* = 0 it is softmax attention (DFi), without frictions and for any α.
