@@ -268,6 +268,7 @@ class Counting(SequenceDataset):
 LIST_OPS = ListOps(num=5, min_length=10, max_length=30)
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_sequences_in_a_loader_by_any_whole_number() -> None:
     shapes = [
         (tokens.shape, mask.shape, len(labels)) for tokens, mask, labels in DataLoader(LIST_OPS, 2, collate_fn=pad)
