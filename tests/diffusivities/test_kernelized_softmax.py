@@ -102,7 +102,12 @@ def test_the_error_is_measured_at_the_stated_temperature(generator):
         assert module.temperature == pytest.approx(tau)
         q, k = x @ module.query.weight.t(), x @ module.key.weight.t()
         torch.testing.assert_close(module.exact(x).to_dense()[0], torch.softmax(q @ k.t() / tau, dim=1))
-    assert kernel_error(build(), x, [16, 4096], draws=5)[4096] < 0.05
+    module = build()
+    assert kernel_error(module, x, [16, 4096], draws=5)[4096] < 0.05
+    module.directions = orthogonal_directions(16, 6, torch.Generator().manual_seed(0)).double()
+    exact, estimate = module.exact(x).to_dense(), module.eval()(x).to_dense()
+    expected = ((estimate - exact).norm() / exact.norm()).item()
+    assert kernel_error(module, x, [16], draws=1)[16] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.exhaustive
