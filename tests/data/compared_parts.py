@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-
-from diffusion_mp.data import RandomPartitionLoader
 
 
 def same(a: Data, b: Data) -> bool:
@@ -16,5 +16,5 @@ def same(a: Data, b: Data) -> bool:
     )
 
 
-def compare(loader: RandomPartitionLoader, expected: list[Data]) -> None:
-    assert all(same(a, b) for a, b in zip(loader, expected, strict=True))
+def compare(parts: Iterable[Data], expected: Iterable[Data]) -> None:
+    assert all(same(a, b) for a, b in zip(parts, expected, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp.data import PartOf, RandomPartitionLoader, find_clusters
 from diffusion_mp.errors import as_whole
@@ -18,38 +18,6 @@ DATA = Data(x=torch.zeros(60, 2), edge_index=EDGES)
 
 def parts(data=DATA, num_parts=4, **options):
     return list(RandomPartitionLoader(data, num_parts, **options))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": "a"}, "seed must be a whole number; got 'a'"),
-        ({"seed": 1.5}, "seed must be a whole number"),
-        ({"halo": 1}, "halo must be True or False; got 1"),
-        ({"halo": "yes"}, "halo must be True or False"),
-        ({"allow_unlabelled": None}, "allow_unlabelled must be True or False"),
-        ({"num_replicas": 1.5}, "num_replicas must be a whole number"),
-        ({"num_replicas": 2, "rank": "0"}, "rank must be a whole number"),
-        ({"clusters": torch.zeros(60)}, "clusters must hold integers; got a float32 tensor"),
-        ({"clusters": "metis"}, "clusters must be a tensor"),
-        ({"num_parts": 2.5}, "num_parts must be an integer"),
-        ({"num_parts": True}, "num_parts must be an integer"),
-        ({"data": Data(edge_index=EDGES.tolist(), num_nodes=60)}, r"edge_index must be a tensor \[2, num_edges\]"),
-    ],
-)
-def test_options_of_the_loader(options, message):
-    with pytest.raises(TypeError, match=message):
-        parts(**options)
-
-
-def test_an_epoch_is_a_whole_number():
-    with pytest.raises(TypeError, match="epoch must be a whole number"):
-        RandomPartitionLoader(DATA, 4).set_epoch(1.5)
-
-
-def test_a_training_mask_is_a_tensor():
-    with pytest.raises(ValueError, match=r"train_mask must be a bool tensor \[60\]"):
-        parts(Data(edge_index=EDGES, num_nodes=60, train_mask=[True] * 60))
 
 
 @pytest.mark.parametrize("form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.byte, torch.Tensor.int])
@@ -69,28 +37,66 @@ def test_edges_of_fewer_bits(dtype):
     assert torch.equal(find_clusters(narrow, 4), find_clusters(DATA, 4))
 
 
-def test_clusters_to_find():
-    for seed in ("a", 1.5, None):
-        for options in ({"num_clusters": 4}, {"method": "label_propagation"}):
-            with pytest.raises(TypeError, match="seed must be a whole number"):
-                find_clusters(DATA, seed=seed, **options)
-    with pytest.raises(ValueError, match="num_clusters must be at most the number of nodes, 60; got 61"):
-        find_clusters(DATA, 61)
+OF_LOADER = [
+    ({"seed": "a"}, "seed must be a whole number; got 'a'"),
+    ({"seed": 1.5}, "seed must be a whole number"),
+    ({"halo": 1}, "halo must be True or False; got 1"),
+    ({"allow_unlabelled": None}, "allow_unlabelled must be True or False"),
+    ({"num_replicas": 1.5}, "num_replicas must be a whole number"),
+    ({"num_replicas": 2, "rank": "0"}, "rank must be a whole number"),
+    ({"clusters": torch.zeros(60)}, "clusters must hold integers; got a float32 tensor"),
+    ({"clusters": "metis"}, "clusters must be a tensor"),
+    ({"num_parts": 2.5}, "num_parts must be an integer"),
+    ({"num_parts": True}, "num_parts must be an integer"),
+    ({"data": HeteroData()}, "one graph.*got HeteroData"),
+    ({"data": Data(edge_index=EDGES.tolist(), num_nodes=60)}, r"edge_index must be a tensor \[2, num_edges\]"),
+]
+ONES = torch.ones(60, 10).bool()
+OF_LOADER_VALUES = [
+    ({"num_parts": None}, "pass num_parts or batch_size, one of them"),
+    ({"num_parts": 2, "batch_size": 3}, "one of them; got 2 and 3"),
+    ({"num_parts": 0}, "num_parts must be at least 1; got 0"),
+    ({"num_parts": None, "batch_size": 0}, "batch_size must be at least 1"),
+    ({"num_parts": 61, "allow_unlabelled": True}, "num_parts must leave every part a node; got 61 parts of 60 nodes"),
+    ({"num_parts": 5, "num_replicas": 2}, "multiple of the 2 proc"),
+    ({"num_replicas": 2, "rank": 2}, "rank must lie in 0 "),
+    ({"degrees": "all"}, "degrees must be one of"),
+    ({"data": Data(edge_index=EDGES, num_nodes=60, train_mask=ONES)}, r"bool tensor \[60\], one split.*Split\.of"),
+    ({"data": Data(edge_index=EDGES, num_nodes=60, train_mask=[True] * 60)}, r"train_mask must be a bool tensor"),
+    ({"data": Data(edge_index=EDGES + 1, num_nodes=60)}, r"edge_index must lie in \[0, 59\]"),
+    ({"data": Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr())}, "must have edge_index; got adj_t"),
+    ({"data": Data(x=DATA.x, edge_index=EDGES.to("meta"))}, "must be on the CPU.*got edge_index on meta"),
+    ({"clusters": torch.arange(4)}, r"clusters must hold an integer for each of 60 nodes; got.*\[4\]"),
+    ({"clusters": torch.arange(60) - 1}, "clusters must be numbered from 0; the smallest is -1"),
+    ({"clusters": torch.arange(60) * 2}, "60 nodes have at most as many; the largest is 118.*return_inverse"),
+]
+OF_BATCHES = [
+    (Data(), TypeError, "batch_size must be a whole number; got None.*PyG's loaders set it"),
+    (Data(batch_size=1), TypeError, "n_id must be"),
+    (Data(batch_size=1, n_id=torch.tensor([60])), ValueError, "nodes n_id of the 60 of data"),
+    (Data(batch_size=1, n_id=torch.tensor([-1])), ValueError, "nodes n_id of the 60 of data"),
+    (Data(batch_size=3, n_id=torch.tensor([1, 2])), ValueError, r"a batch must have batch_size <= n nodes"),
+]
+OTHERS = [
+    (lambda: RandomPartitionLoader(DATA, 4).set_epoch(1.5), TypeError, "epoch must be a whole number"),
+    (lambda: find_clusters(DATA, 4, seed="a"), TypeError, "seed must be a whole number"),
+    (lambda: find_clusters(DATA, 4, seed=-1), ValueError, r"seed must lie in 0 \.\. 2\*\*31 - 1"),
+    (lambda: find_clusters(DATA, method="label_propagation", seed=None), TypeError, "seed must be a whole number"),
+    (lambda: find_clusters(DATA, 61), ValueError, "num_clusters must be at most the number of nodes, 60; got 61"),
+    (lambda: find_clusters(DATA, 0), ValueError, "num_clusters must be at least 1"),
+    (lambda: find_clusters(DATA), ValueError, "METIS needs, and label propagation finds; got None"),
+    (lambda: find_clusters(DATA, 8, "label_propagation"), ValueError, "got 8 with method='label_propagation'"),
+    (lambda: find_clusters(DATA, 8, "louvain"), ValueError, "method must be one of 'metis', 'label_propagation'"),
+]
+REFUSALS = [(lambda options=options: parts(**options), TypeError, message) for options, message in OF_LOADER]
+REFUSALS += [(lambda options=options: parts(**options), ValueError, message) for options, message in OF_LOADER_VALUES]
+REFUSALS += [(lambda batch=batch: PartOf(DATA).forward(batch), *refusal) for batch, *refusal in OF_BATCHES]
 
 
-@pytest.mark.parametrize(
-    ("batch", "error", "message"),
-    [
-        (Data(), TypeError, "batch_size must be a whole number; got None.*PyG's loaders set it"),
-        (Data(batch_size=1), TypeError, "n_id must be"),
-        (Data(batch_size=1, n_id=torch.tensor([60])), ValueError, "nodes n_id of the 60 of data"),
-        (Data(batch_size=1, n_id=torch.tensor([-1])), ValueError, "nodes n_id of the 60 of data"),
-        (Data(batch_size=3, n_id=torch.tensor([1, 2])), ValueError, r"a batch must have batch_size <= n nodes"),
-    ],
-)
-def test_batches_that_are_no_part(batch, error, message):
+@pytest.mark.parametrize(("call", "error", "message"), REFUSALS + OTHERS)
+def test_what_does_not_fit_is_refused(call, error, message):
     with pytest.raises(error, match=message):
-        PartOf(DATA).forward(batch)
+        call()
 
 
 def test_whole_numbers():

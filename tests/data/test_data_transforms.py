@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader as BatchLoader
-from torch_geometric.transforms import AddLaplacianEigenvectorPE, Compose, NormalizeFeatures
+from torch_geometric.transforms import Compose, NormalizeFeatures
 from torch_geometric.utils import to_undirected
 
 from diffusion_mp import Graph
@@ -45,122 +45,52 @@ def _double():
     torch.set_default_dtype(before)
 
 
-def laplacian(data):
-    """I − D^-½AD^-½, dense."""
-    adjacency = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
-    weight = torch.ones(data.num_edges) if data.edge_weight is None else data.edge_weight
-    adjacency[data.edge_index[0], data.edge_index[1]] = weight.double()
-    scale = adjacency.sum(dim=1).rsqrt()
-    return torch.eye(data.num_nodes, dtype=torch.float64) - scale[:, None] * adjacency * scale
-
-
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
+    """Of I − D^-½AD^-½, written out; repeatable, and without a draw from the global state."""
     if not dense:
         monkeypatch.setattr(transforms, "_DENSE", 0)
-    data = random_graph(60, weighted=weighted)
+    data, before = random_graph(60, weighted=weighted), torch.get_rng_state()
+    weight = torch.ones(data.num_edges) if data.edge_weight is None else data.edge_weight
+    adjacency = torch.zeros(60, 60).index_put(tuple(data.edge_index), weight)
+    scale = adjacency.sum(1).rsqrt()
+    laplacian = torch.eye(60) - scale[:, None] * adjacency * scale
     out = AddLaplacianPE(5)(data)
     vectors, values = out.laplacian_eigenvectors, out.laplacian_eigenvalues[0]
-    assert torch.allclose(laplacian(data) @ vectors, vectors * values, rtol=0, atol=1e-10)
+    assert torch.allclose(laplacian @ vectors, vectors * values, rtol=0, atol=1e-10)
     assert torch.allclose(vectors.T @ vectors / 60, torch.eye(5), rtol=0, atol=1e-10)
-    assert torch.allclose(values, torch.linalg.eigvalsh(laplacian(data))[1:6], rtol=0, atol=1e-10)
+    assert torch.allclose(values, torch.linalg.eigvalsh(laplacian)[1:6], rtol=0, atol=1e-10)
     assert out.laplacian_mask.all()
     assert (out.laplacian_eigenvalues == values).all()
-
-
-@pytest.mark.parametrize("num_nodes", [30, 130])
-def test_pygs_transform_up_to_sign(num_nodes):
-    """PyG has a dense and, from 100 nodes on, a sparse solver."""
-    data = random_graph(num_nodes)
-    ours = AddLaplacianPE(4)(data).laplacian_eigenvectors / math.sqrt(num_nodes)
-    with torch.random.fork_rng(devices=[]):
-        theirs = AddLaplacianEigenvectorPE(4, is_undirected=True)(data).laplacian_eigenvector_pe
-    sign = (ours * theirs).sum(dim=0).sign()
-    assert torch.allclose(ours, theirs.to(ours.dtype) * sign, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("dense", [True, False])
-def test_it_repeats_and_draws_nothing(monkeypatch, dense):
-    if not dense:
-        monkeypatch.setattr(transforms, "_DENSE", 0)
-    data = random_graph(50)
-    before = torch.get_rng_state()
-    first, second = (AddLaplacianPE(6)(data).laplacian_eigenvectors for _ in range(2))
-    assert torch.equal(first, second)
+    assert torch.equal(AddLaplacianPE(5)(data).laplacian_eigenvectors, vectors)
     assert torch.equal(before, torch.get_rng_state())
     assert "laplacian_eigenvectors" not in data
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 2, 4])
-def test_small_graphs_are_padded(num_nodes):
-    edges = torch.combinations(torch.arange(num_nodes)).T if num_nodes > 1 else torch.zeros(2, 0, dtype=torch.long)
-    out = AddLaplacianPE(5)(Data(edge_index=to_undirected(edges), num_nodes=num_nodes))
+@pytest.mark.parametrize("edges", [True, False])
+def test_small_graphs_are_padded(num_nodes, edges):
+    pairs = torch.combinations(torch.arange(num_nodes)).T if num_nodes > 1 and edges else torch.zeros(2, 0).long()
+    out = AddLaplacianPE(5)(Data(edge_index=to_undirected(pairs), num_nodes=num_nodes))
     found = max(num_nodes - 1, 0)
     assert out.laplacian_eigenvectors.shape == out.laplacian_eigenvalues.shape == (num_nodes, 5)
     assert (out.laplacian_mask == (torch.arange(5) < found)).all()
     assert (out.laplacian_eigenvectors[:, found:] == 0).all()
     assert (out.laplacian_eigenvalues[:, found:] == 0).all()
-    if num_nodes == 4:  # the complete graph: L = (n I − 1 1ᵀ)/(n − 1)
+    assert out.laplacian_eigenvectors.isfinite().all()
+    if num_nodes == 4 and edges:  # the complete graph: L = (n I − 1 1ᵀ)/(n − 1)
         assert torch.allclose(out.laplacian_eigenvalues[:, :3], torch.tensor(4 / 3))
 
 
-def test_isolated_nodes_and_no_edges():
-    out = AddLaplacianPE(2)(Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=4))
-    assert torch.isfinite(out.laplacian_eigenvectors).all()
-    assert torch.isfinite(
-        AddLaplacianPE(2)(Data(edge_index=torch.zeros(2, 0).long(), num_nodes=3)).laplacian_eigenvectors
-    ).all()
-
-
-def test_the_path_has_cosines():
-    """Path of n nodes, L = I − D^-½AD^-½: eigenvalues 1 − cos(πr/(n − 1)), r = 0, 1, …"""
-    n = 9
+@pytest.mark.parametrize("n", [9, transforms._DENSE + 100])
+def test_the_path_has_cosines(n):
+    """Path of n nodes, L = I − D^-½AD^-½: eigenvalues 1 − cos(πr/(n − 1)), r = 0, 1, …; dense, and a sparse solver."""
     chain = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
     out = AddLaplacianPE(4)(Data(edge_index=to_undirected(chain), num_nodes=n))
     expected = [1 - math.cos(math.pi * r / (n - 1)) for r in range(1, 5)]
     assert out.laplacian_eigenvalues[0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_alone_and_batched():
-    graphs = [AddLaplacianPE(5)(random_graph(n, seed=n)) for n in (3, 20, 11)]
-    batch = Batch.from_data_list(graphs)
-    assert torch.equal(batch.laplacian_mask, torch.cat([g.laplacian_mask for g in graphs]))
-    assert torch.equal(batch.laplacian_eigenvectors, torch.cat([g.laplacian_eigenvectors for g in graphs]))
-
-
-def test_large_graphs_take_the_sparse_solver():
-    n = transforms._DENSE + 100
-    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
-    ladder = torch.cat([ring, torch.tensor([[0], [n // 3]])], dim=1)  # a chord, so that eigenvalues differ
-    out = AddLaplacianPE(3)(Data(edge_index=to_undirected(ladder), num_nodes=n))
-    values = out.laplacian_eigenvalues[0]
-    assert (values > 0).all()
-    assert (values.diff() >= 0).all()
-    assert (values < 1e-4).all()
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (Data(num_nodes=3), "needs edge_index"),
-        (Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2), r"undirected graph.*ToUndirected\(\)"),
-        (
-            Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([1.0, 2.0]), num_nodes=2),
-            "with one weight",
-        ),
-    ],
-)
-def test_refusals(data, message):
-    with pytest.raises(ValueError, match=message):
-        AddLaplacianPE(2)(data)
-
-
-def test_a_count_below_one():
-    with pytest.raises(ValueError, match="k must be at least 1"):
-        AddLaplacianPE(0)
-    assert repr(AddLaplacianPE(7)) == "AddLaplacianPE(k=7)"
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
@@ -172,22 +102,6 @@ def test_edges_of_fewer_bits(dtype):
     wide, narrow = (Data(edge_index=path.to(dtype), num_nodes=size) for dtype in (torch.long, dtype))
     add = AddLaplacianPE(2)
     assert torch.equal(add(narrow).laplacian_eigenvectors, add(wide).laplacian_eigenvectors)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("data", "error", "message"),
-    [
-        (Data(edge_index=torch.tensor([[0, 9], [9, 0]]), num_nodes=3), ValueError, r"edge_index must lie in \[0, 2\]"),
-        (Data(edge_index=torch.tensor([[0, -1], [-1, 0]]), num_nodes=3), ValueError, "edge_index must lie in"),
-        (Data(edge_index=torch.zeros(2, 2), num_nodes=3), TypeError, "edge_index must hold integers"),
-        (Data(edge_index=torch.zeros(3, 2).long(), num_nodes=3), ValueError, r"edge_index must be \[2, num_edges\]"),
-        (None, TypeError, "data must be a torch_geometric Data"),
-    ],
-)
-def test_edges_that_are_none(data, error, message):
-    with pytest.raises(error, match=message):
-        AddLaplacianPE(2)(data)
 
 
 def molecule(nodes: int) -> Data:
@@ -212,6 +126,54 @@ def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops: Any) ->
     assert data.graph.with_self_loops("remaining") is looped
 
 
+SINGLE = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+UNEQUAL = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_weight=torch.tensor([1.0, 2.0]), num_nodes=2)
+
+
+def of_three(edges: Any) -> Any:
+    return lambda: AddLaplacianPE(2)(Data(edge_index=torch.tensor(edges), num_nodes=3))
+
+
+def padded(*items: Any) -> Any:
+    return lambda: pad(list(items))
+
+
+ONE = torch.tensor([1])
+REFUSALS = [
+    (lambda: AddLaplacianPE(0), ValueError, "k must be at least 1"),
+    (lambda: AddLaplacianPE(2)(Data(num_nodes=3)), ValueError, "needs edge_index"),
+    (lambda: AddLaplacianPE(2)(SINGLE), ValueError, r"undirected graph.*ToUndirected\(\)"),
+    (lambda: AddLaplacianPE(2)(UNEQUAL), ValueError, "with one weight"),
+    (lambda: AddLaplacianPE(2)(None), TypeError, "data must be a torch_geometric Data"),
+    (of_three([[0, 9], [9, 0]]), ValueError, r"edge_index must lie in \[0, 2\]"),
+    (of_three([[0, -1], [-1, 0]]), ValueError, "edge_index must lie in"),
+    (of_three([[0.0, 1.0], [1.0, 0.0]]), TypeError, "edge_index must hold integers"),
+    (of_three([[0, 1], [1, 0], [0, 0]]), ValueError, r"edge_index must be \[2, num_edges\]"),
+    *(
+        (lambda data=data: ToDiffusionGraph()(data), TypeError, "data must be")
+        for data in (None, HeteroData(), [], [1])
+    ),
+    (lambda: ToDiffusionGraph("all"), ValueError, "self_loops must be one of"),
+    (lambda: pad([]), ValueError, "batch must hold at least one item"),
+    (lambda: pad([(ONE, 0)], max_length=0), ValueError, "max_length must be at least 1"),
+    (lambda: pad(None), TypeError, "batch must be a list of items; got None"),
+    (lambda: pad(torch.zeros(2, 3)), TypeError, "batch must be a list of items; got a float32 tensor"),
+    (padded(3, 4), TypeError, "every item of batch must be tokens and a label"),
+    (padded((ONE, 0), (ONE, ONE, 0)), TypeError, "every item of batch .* like the first"),
+    (padded((ONE / 2, 0)), TypeError, r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor"),
+    (padded((ONE[None], 0)), TypeError, r"whole numbers \[L\]; got a int64 tensor of shape \[1, 1\]"),
+    (padded(([1, 2], 0)), TypeError, r"whole numbers \[L\]; got \[1, 2\]"),
+    (padded((ONE, 0.5)), TypeError, "the label of an item of batch must be a whole number; got 0.5"),
+]
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(("call", "error", "message"), REFUSALS)
+def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
 def batches() -> Iterator[tuple[str, Any]]:
     yield "a batch", ToDiffusionGraph()(Batch.from_data_list(MOLECULES))
     yield "a list", ToDiffusionGraph()(MOLECULES)
@@ -233,12 +195,6 @@ def test_graphs_that_were_made_before_the_batch_are_refused(no_typecheck: None) 
     batch = next(iter(BatchLoader(dataset, 4)))
     with pytest.raises(TypeError, match=r"graph of the batch; got a list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"):
         GCNConv(4, 4)(batch.x, batch.graph)
-
-
-@pytest.mark.parametrize("data", [None, HeteroData(), torch.zeros(3), [], [1]])
-def test_what_is_no_data_is_refused(data: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        ToDiffusionGraph()(data)
 
 
 def test_the_graph_moves_with_its_data() -> None:
@@ -274,6 +230,29 @@ def test_prepared_forms_do_not_change_what_is_computed() -> None:
     assert torch.equal(grad(plain), grad(prepared))
 
 
+def test_pad() -> None:
+    items = [(torch.full((n,), n - 1), n % 2) for n in (2, 4, 1)]
+    tokens, mask, labels = pad(items)
+    assert tokens.tolist() == [[1, 1, 0, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
+    assert mask.tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
+    assert labels.tolist() == [0, 0, 1]
+    assert (tokens.dtype, mask.dtype, labels.dtype) == (torch.long, torch.bool, torch.long)
+    tokens, mask, _ = pad(items[:2], max_length=3)
+    assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
+    assert mask.tolist() == [[True, True, False], [True] * 3]
+    assert pad(items[:1], max_length=3)[0].shape == (1, 2)  # never longer than needed
+
+
+def test_two_texts() -> None:
+    batch = [(byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1), (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0)]
+    tokens, mask, other, other_mask, labels = pad(batch)
+    assert tokens.tolist() == [[98, 99], [0, 0]]
+    assert mask.tolist() == [[True, True], [False, False]]
+    assert other.tolist() == [[98, 99, 100], [1, 256, 0]]
+    assert other_mask.sum(dim=1).tolist() == [3, 2]
+    assert labels.tolist() == [1, 0]
+
+
 class Counting(SequenceDataset):
     """Item i is i + 1 times the token i."""
 
@@ -286,107 +265,41 @@ class Counting(SequenceDataset):
         return torch.full((index + 1,), index), index % 2
 
 
-def test_pad():
-    tokens, mask, labels = pad([Counting()[i] for i in (1, 3, 0)])
-    assert tokens.tolist() == [[1, 1, 0, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
-    assert mask.tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
-    assert labels.tolist() == [1, 1, 0]
-    assert (tokens.dtype, mask.dtype, labels.dtype) == (torch.long, torch.bool, torch.long)
+LIST_OPS = ListOps(num=5, min_length=10, max_length=30)
 
 
-def test_pad_cuts():
-    tokens, mask, _ = pad([Counting()[i] for i in (1, 3)], max_length=3)
-    assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
-    assert mask.tolist() == [[True, True, False], [True] * 3]
-    assert pad([Counting()[1]], max_length=3)[0].shape == (1, 2)  # never longer than needed
-
-
-def test_two_texts():
-    batch = [(byte_tokens(b"ab", 9), byte_tokens(b"abcd", 3), 1), (byte_tokens(b"", 9), byte_tokens(b"\0\xff", 9), 0)]
-    tokens, mask, other, other_mask, labels = pad(batch)
-    assert tokens.tolist() == [[98, 99], [0, 0]]
-    assert mask.tolist() == [[True, True], [False, False]]
-    assert other.tolist() == [[98, 99, 100], [1, 256, 0]]
-    assert other_mask.sum(dim=1).tolist() == [3, 2]
-    assert labels.tolist() == [1, 0]
-
-
-def test_in_a_loader():
-    loader = DataLoader(ListOps(num=5, min_length=10, max_length=30), batch_size=2, collate_fn=pad)
-    shapes = [(tokens.shape, mask.shape, len(labels)) for tokens, mask, labels in loader]
+@pytest.mark.usefixtures("no_typecheck")
+def test_sequences_in_a_loader_by_any_whole_number() -> None:
+    shapes = [
+        (tokens.shape, mask.shape, len(labels)) for tokens, mask, labels in DataLoader(LIST_OPS, 2, collate_fn=pad)
+    ]
     assert [count for *_, count in shapes] == [2, 2, 1]
     assert all(tokens == mask and 10 <= tokens[1] <= 30 for tokens, mask, _ in shapes)
-
-
-def test_indices():
-    dataset = Counting()
-    assert [label for _, label in dataset] == [0, 1, 0, 1, 0]
-    assert len(dataset[-1][0]) == 5
+    assert [label for _, label in Counting()] == [0, 1, 0, 1, 0]
+    for index in (np.int64(3), np.uint8(3), torch.tensor(3), -2, np.int8(-2)):
+        assert Counting()[index][0].tolist() == [3] * 4
     for index in (5, -6):
         with pytest.raises(IndexError, match=rf"-5 \.\. 4; got {index}"):
-            dataset[index]
+            Counting()[index]
+    for index in (-1, 5, 10**20):
+        with pytest.raises(IndexError, match=rf"index must lie in 0 \.\. 4; got {index}"):
+            LIST_OPS.item(index)
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("index", [1.5, "a", None, True, slice(0, 2), [0, 1], torch.tensor([0, 1]), torch.tensor(0.5)])
-def test_indices_that_are_none(index):
-    options = {"num": 4, "min_length": 5, "max_length": 20}
-    for read in (
-        Counting().__getitem__,
-        Pathfinder(num=4).__getitem__,
-        Pathfinder(num=4).scene,
-        ListOps(**options).item,
-    ):
+def test_indices_and_seeds_that_are_none(index: Any) -> None:
+    for read in (Counting().__getitem__, Pathfinder(num=4).__getitem__, Pathfinder(num=4).scene, LIST_OPS.item):
         with pytest.raises(TypeError, match="index must be a whole number; got"):
             read(index)
+    for task in (ListOps, Pathfinder):
+        with pytest.raises(TypeError, match="seed must be a whole number"):
+            task(seed=index)
 
 
-@pytest.mark.usefixtures("no_typecheck")
-def test_any_whole_number_is_an_index():
-    for index in (np.int64(3), np.uint8(3), torch.tensor(3), -2, np.int8(-2)):
-        assert Counting()[index][0].tolist() == [3] * 4
-    for index in (-1, 4, 10**20):
-        with pytest.raises(IndexError, match=rf"index must lie in 0 \.\. 3; got {index}"):
-            ListOps(num=4, min_length=5, max_length=20).item(index)
-
-
-def test_refusals_of_pad():
-    with pytest.raises(ValueError, match="batch must hold at least one item"):
-        pad([])
-    with pytest.raises(ValueError, match="max_length must be at least 1"):
-        pad([Counting()[0]], max_length=0)
-
-
-def test_neighbouring_keys_give_unrelated_numbers():
+def test_neighbouring_keys_give_unrelated_numbers() -> None:
     first = torch.tensor([item_random("task", seed, i).random() for seed in range(20) for i in range(200)])
     assert first.mean() == pytest.approx(0.5, abs=0.02)
     assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.05
     assert item_random("a", 1, 23).random() != item_random("a", 12, 3).random()
     assert item_random("a", 1).random() == item_random("a", 1).random()
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        (None, "batch must be a list of items; got None"),
-        (torch.zeros(2, 3), "batch must be a list of items; got a float32 tensor"),
-        ([3, 4], "every item of batch must be tokens and a label"),
-        ([(torch.tensor([1]), 0), (torch.tensor([1]), torch.tensor([2]), 0)], "every item of batch .* like the first"),
-        ([(torch.tensor([1.5]), 0)], r"tokens of an item of batch must be whole numbers \[L\]; got a float32 tensor"),
-        ([(torch.tensor([[1]]), 0)], r"whole numbers \[L\]; got a int64 tensor of shape \[1, 1\]"),
-        ([([1, 2], 0)], r"whole numbers \[L\]; got \[1, 2\]"),
-        ([(torch.tensor([1]), 0.5)], "the label of an item of batch must be a whole number; got 0.5"),
-    ],
-)
-def test_batches_that_are_none(batch, message):
-    with pytest.raises(TypeError, match=message):
-        pad(batch)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize("seed", ["a", 1.5, None, True, [1]])
-def test_seeds_are_whole_numbers(seed):
-    for task in (ListOps, Pathfinder):
-        with pytest.raises(TypeError, match="seed must be a whole number"):
-            task(seed=seed)

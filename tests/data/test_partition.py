@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import ClusterData
 
-from diffusion_mp.data import RandomPartitionLoader, find_clusters
+from diffusion_mp.data import find_clusters
 from diffusion_mp.data.partition import Cut, random_partition
 
 
@@ -69,16 +69,6 @@ def test_clusters_stay_together_but_at_the_cuts() -> None:
     assert len(seen) > 15
 
 
-def test_exchange_takes_one_node_for_each_that_it_gives() -> None:
-    """Three training nodes, three parts: one in each, whatever was drawn, and every node still in a part."""
-    needed = torch.zeros(30, dtype=torch.bool)
-    needed[[4, 5, 29]] = True
-    for seed in range(30):
-        part = random_partition(30, 3, drawn(seed), None, needed)
-        assert sorted(part[needed].tolist()) == [0, 1, 2]
-        assert torch.bincount(part).tolist() == [10, 10, 10]
-
-
 def dense(edge_index: Tensor, part: Tensor, k: int, halo: bool) -> Tensor:
     """Numbers of the edges of part k, by definition."""
     source, target = edge_index
@@ -108,9 +98,8 @@ def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(
 
 
 def test_a_cut_of_no_edges() -> None:
-    for n_id, own, e_id, local in (
-        Cut(torch.empty(2, 0, dtype=torch.long), torch.tensor([0, 1, 1]), 2)[k] for k in (0, 1)
-    ):
+    cut = Cut(torch.empty(2, 0, dtype=torch.long), torch.tensor([0, 1, 1]), 2)
+    for n_id, own, e_id, local in (cut[0], cut[1]):
         assert len(n_id) == own
         assert e_id.shape == (0,)
         assert local.shape == (2, 0)
@@ -129,40 +118,21 @@ def planted(groups: int = 8, size: int = 10) -> Data:
     return data
 
 
-def agree(a: Tensor, b: Tensor) -> bool:
-    """The same sets of nodes, whatever their numbers."""
-    return torch.equal(a[:, None] == a, b[:, None] == b)
-
-
-def test_label_propagation_finds_planted_groups_and_nothing_global_moves() -> None:
+@pytest.mark.parametrize("options", [{"num_clusters": 8}, {"method": "label_propagation", "seed": 1}], ids=str)
+def test_planted_groups_are_found_and_nothing_global_moves(options: dict[str, Any]) -> None:
+    if "method" not in options:
+        pytest.importorskip("pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]")
     data, state = planted(), (random.getstate(), torch.get_rng_state())
-    clusters = find_clusters(data, method="label_propagation", seed=1)
-    assert agree(clusters, data.group)
+    clusters = find_clusters(data, **options)
+    assert torch.equal(clusters[:, None] == clusters, data.group[:, None] == data.group)
     assert clusters.unique().tolist() == list(range(8))
-    assert torch.equal(find_clusters(data, method="label_propagation", seed=1), clusters)
+    assert torch.equal(find_clusters(data, **options), clusters)
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
 
 
-def test_metis_finds_planted_groups() -> None:
-    pytest.importorskip("pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]")
-    data = planted()
-    clusters = find_clusters(data, 8)
-    assert agree(clusters, data.group)
-    assert torch.equal(find_clusters(data, 8), clusters)
-
-
-def test_batches_of_clusters_keep_more_edges() -> None:
-    data = planted()
-    clusters = find_clusters(data, method="label_propagation")
-    for part in RandomPartitionLoader(data, 4, clusters=clusters):
-        assert part.kept_edges > 0.97
-    for part in RandomPartitionLoader(data, 4):
-        assert part.kept_edges < 0.5
-
-
 def test_metis_of_pyg_stands_in_for_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyG's own METIS is replaced by the answer; that it gets both directions, without loops, is looked at."""
+    """PyG's own METIS, replaced by the answer, gets both directions and no loops; without it a sentence says so."""
     data = planted()
 
     def metis(self: ClusterData, edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -173,31 +143,15 @@ def test_metis_of_pyg_stands_in_for_pymetis(monkeypatch: pytest.MonkeyPatch) -> 
         assert int(dense.sum()) == 8 * 90 + 16
         return data.group
 
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    monkeypatch.setattr(ClusterData, "_metis", metis)
-    assert torch.equal(find_clusters(data, 8), data.group)
-
-
-def test_without_any_metis_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> Tensor:
         raise ImportError("'ClusterData' requires either 'pyg-lib' or 'torch-sparse'")
 
     monkeypatch.setitem(sys.modules, "pymetis", None)
+    monkeypatch.setattr(ClusterData, "_metis", metis)
+    assert torch.equal(find_clusters(data, 8), data.group)
     monkeypatch.setattr(ClusterData, "_metis", missing)
     with pytest.raises(ImportError, match=r"none of pymetis, pyg-lib and torch-sparse.*diffusion-mp\[metis\]"):
-        find_clusters(planted(), 8)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"METIS needs, and label propagation finds; got None"):
-        find_clusters(planted())
-    with pytest.raises(ValueError, match=r"label propagation finds; got 8 with method='label_propagation'"):
-        find_clusters(planted(), 8, "label_propagation")
-    with pytest.raises(ValueError, match="num_clusters must be at least 1"):
-        find_clusters(planted(), 0)
-    with pytest.raises(ValueError, match="method must be one of 'metis', 'label_propagation'; got 'louvain'"):
-        find_clusters(planted(), 8, "louvain")  # type: ignore[arg-type]
+        find_clusters(data, 8)
 
 
 def test_nodes_without_edges_are_clusters_of_their_own() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from compared_parts import compare, same
+from compared_parts import compare
 from torch import Tensor
 from torch.multiprocessing import get_context
 from torch.utils.data import DistributedSampler
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import NodeLoader, RandomNodeLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.utils import k_hop_subgraph, subgraph
@@ -53,33 +52,27 @@ def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict
     """The published irreproducible numbers came from batches whose x and edge_index disagreed (ERRATA C1)."""
     batches = list(RandomPartitionLoader(DATA, **options))
     assert torch.equal(torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES))
-    kept = 0
     for batch in batches:
         expected, weight, mask = subgraph(
             batch.n_id, DATA.edge_index, DATA.edge_weight, relabel_nodes=True, num_nodes=NODES, return_edge_mask=True
         )
-        assert torch.equal(batch.edge_index, expected)
-        assert torch.equal(batch.edge_weight, weight)
-        assert torch.equal(batch.edge_attr, DATA.edge_attr[mask])
-        assert torch.equal(batch.e_id, mask.nonzero().flatten())
-        assert torch.equal(batch.n_id[batch.edge_index], DATA.edge_index[:, batch.e_id])
-        for name in ("x", "y", "train_mask", "val_mask"):
-            assert torch.equal(batch[name], DATA[name][batch.n_id])
+        wanted = {"edge_index": expected, "edge_weight": weight, "edge_attr": DATA.edge_attr[mask]}
+        wanted |= {"e_id": mask.nonzero().flatten()}
+        wanted |= {name: DATA[name][batch.n_id] for name in ("x", "y", "train_mask", "val_mask")}
+        assert all(torch.equal(batch[name], value) for name, value in wanted.items())
         assert batch.num_nodes == batch.batch_size == len(batch.n_id)
         assert batch.name == "a graph"
         assert batch.train_mask.any()
-        kept += int(mask.sum())
         arriving = torch.isin(DATA.edge_index[1], batch.n_id).sum()
         assert batch.kept_edges == pytest.approx(int(mask.sum()) / int(arriving))
-    assert kept < EDGES or len(batches) == 1
+        assert len(batches) == 1 or not mask.all()
 
 
 def test_a_batch_is_what_pyg_cuts_from_the_same_nodes() -> None:
-    """Whole batches of RandomNodeLoader, attribute by attribute."""
-    theirs = next(iter(RandomNodeLoader(DATA, 5)))
+    keys = next(iter(RandomNodeLoader(DATA, 5))).keys()
     for batch in RandomPartitionLoader(DATA, 5):
         expected = DATA.subgraph(batch.n_id)
-        for key in theirs.keys():  # noqa: SIM118
+        for key in keys:
             value = expected[key]
             assert torch.equal(batch[key], value) if isinstance(value, Tensor) else batch[key] == value
 
@@ -93,44 +86,32 @@ def test_batches_are_even_and_never_empty(batch_size: int, sizes: list[int]) -> 
 
 
 def test_seed_and_epoch_determine_the_partition() -> None:
-    def parts(loader: RandomPartitionLoader) -> list[list[int]]:
-        return [batch.n_id.tolist() for batch in loader]
+    def parts(seed: int, *epochs: int) -> list[list[list[int]]]:
+        loader, found = RandomPartitionLoader(DATA, 4, seed=seed), []
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            found += [[batch.n_id.tolist() for batch in loader] for _ in range(2)]
+        return found
 
-    loader = RandomPartitionLoader(DATA, 4, seed=3)
-    first, second = parts(loader), parts(loader)
+    first, second, *others = parts(3, 0, 0, 1)
     assert first != second
-    loader.set_epoch(0)
-    assert parts(loader) == first
-    assert parts(loader) == second
-    assert parts(RandomPartitionLoader(DATA, 4, seed=3)) == first
-    other = RandomPartitionLoader(DATA, 4, seed=4)
-    assert parts(other) not in (first, second)  # nor is seed 4, epoch 0 seed 3, epoch 1
-    later = RandomPartitionLoader(DATA, 4, seed=3)
-    later.set_epoch(1)
-    assert parts(later) == second
+    assert others[:3] == [first, second, second]
+    assert parts(3, 1)[0] == second
+    assert parts(4, 0)[0] not in (first, second)  # nor is seed 4, epoch 0 seed 3, epoch 1
 
 
-def test_workers_change_nothing_and_nothing_touches_the_global_state() -> None:
-    state = torch.get_rng_state()
-    plain = RandomPartitionLoader(DATA, 5, degrees="full", halo=True)
-    workers = RandomPartitionLoader(
-        DATA, 5, degrees="full", halo=True, num_workers=2, persistent_workers=True, prefetch_factor=1
-    )
+def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data() -> None:
+    state, options = torch.get_rng_state(), {"degrees": "full", "halo": True}
+    plain = RandomPartitionLoader(DATA, 5, **options)
+    workers = RandomPartitionLoader(DATA, 5, **options, num_workers=2, persistent_workers=True, prefetch_factor=1)
     for _ in range(3):  # persistent workers were made before the second epoch was drawn
-        assert all(same(a, b) for a, b in zip(plain, workers, strict=True))
+        compare(plain, workers)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_data_are_not_changed() -> None:
-    data = example()
-    for _ in RandomPartitionLoader(data, 4, halo=True, degrees="full"):
-        pass
-    assert same(data, example())
+    compare([DATA], [example()])
 
 
 def test_a_halo_is_every_edge_that_arrives_and_where_it_comes_from() -> None:
     e_id, loops = [], DATA.edge_index[0] == DATA.edge_index[1]
-    assert loops.any()
     for batch in RandomPartitionLoader(DATA, 5, halo=True):
         own, context = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
         nodes, _, _, mask = k_hop_subgraph(own, 1, DATA.edge_index, num_nodes=NODES, directed=True)
@@ -155,15 +136,12 @@ def test_a_halo_is_every_edge_that_arrives_and_where_it_comes_from() -> None:
 @pytest.mark.parametrize("self_loops", ["keep", "remaining"])
 def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(halo: bool, self_loops: Any) -> None:
     diffusivity = AdjacencyDiffusivity("sym", self_loops=self_loops)
-    whole = diffusivity(DATA.x, Graph.from_data(DATA))
-    full = whole.to_dense()[0]
+    whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     for batch in RandomPartitionLoader(DATA, 5, degrees="full", halo=halo):
-        own = batch.batch_size
+        own, expected = batch.batch_size, whole[batch.n_id[: batch.batch_size]]
         entries = diffusivity(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
-        torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
-        moved = (diffusivity(batch.x, Graph.from_data(batch)) @ batch.x.unsqueeze(1))[:own]
-        all_of_it = (whole @ DATA.x.unsqueeze(1))[batch.n_id[:own]]
-        assert torch.allclose(moved, all_of_it, rtol=1e-5) is halo  # with the halo a whole step, without it a part
+        torch.testing.assert_close(entries, expected[:, batch.n_id], rtol=1e-6, atol=1e-8)
+        assert torch.allclose(entries.sum(1), expected.sum(1), rtol=1e-5) is halo  # without it a part of the rows
         without = diffusivity(batch.x, Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)).to_dense()[0][:own]
         assert not torch.allclose(entries, without)
 
@@ -171,17 +149,12 @@ def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(halo: bool,
 def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
     data = example()
     data.train_mask = torch.arange(NODES) < 6
-    for epoch in range(5):
-        loader = RandomPartitionLoader(data, 6, seed=epoch)
-        assert [int(batch.train_mask.sum()) for batch in loader] == [1] * 6
-    counts = [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, allow_unlabelled=True)]
+    for seed in range(5):
+        assert [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, seed=seed)] == [1] * 6
+    counts = [int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 7, allow_unlabelled=True)]
     assert sum(counts) == 6
-    assert 0 in counts
-    with pytest.raises(
-        ValueError, match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unlabelled"
-    ):
+    with pytest.raises(ValueError, match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unl"):
         RandomPartitionLoader(data, 7)
-    assert len(list(RandomPartitionLoader(data, 7, allow_unlabelled=True))) == 7
 
 
 def test_clusters_are_kept_together() -> None:
@@ -220,18 +193,14 @@ def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPa
         list(uneven)
 
 
-def test_a_loader_goes_to_another_process() -> None:
-    """As Lightning sends it to the processes that it spawns."""
-    loader = RandomPartitionLoader(DATA, 4, halo=True, degrees="full", clusters=DATA.y)
-    pairs = zip(pickle.loads(pickle.dumps(loader)), loader, strict=True)
-    assert all(same(a, b) for a, b in pairs)
-
-
 def test_a_loader_goes_to_a_process_that_shares_nothing() -> None:
     """Tensors then go by shared memory; that of a generator's state is freed before the process can read it."""
     data = example()
     data.train_mask, data.val_mask = torch.stack([data.train_mask, data.val_mask])  # one storage
-    loader, here = (RandomPartitionLoader(data, 4, degrees="full") for _ in range(2))
+    options = {"degrees": "full", "halo": True, "clusters": data.y}
+    loader, here = (RandomPartitionLoader(data, 4, **options) for _ in range(2))
+    compare(pickle.loads(pickle.dumps(loader)), here)
+    here.set_epoch(0)
     context = get_context("forkserver")
     context.set_forkserver_preload(["diffusion_mp"])  # the server may serve other tests, which begin it with that
     process = context.Process(target=compare, args=(loader, list(here)), daemon=True)
@@ -303,8 +272,7 @@ def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
     for name in ("x", "y", "edge_index", "edge_weight", "edge_attr", "train_mask", "val_mask"):
         np.save(tmp_path / f"{name}.npy", data[name].numpy())
         data[name] = torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c"))
-    pairs = zip(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5), strict=True)
-    assert all(same(mapped, plain) for mapped, plain in pairs)
+    compare(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5))
 
 
 class AllNeighbours(BaseSampler):
@@ -313,102 +281,32 @@ class AllNeighbours(BaseSampler):
     edge_permutation = None
 
     def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        seeds = index.node
-        mask = torch.isin(DATA.edge_index[1], seeds)
-        nodes = torch.cat([seeds, DATA.edge_index[0, mask]])
+        mask = torch.isin(DATA.edge_index[1], index.node)
+        nodes = torch.cat([index.node, DATA.edge_index[0, mask]])
         nodes = torch.tensor(list(dict.fromkeys(nodes.tolist())))
-        local = torch.full((NODES,), -1)
-        local[nodes] = torch.arange(len(nodes))
-        row, col = local[DATA.edge_index[:, mask]]
-        return SamplerOutput(nodes, row, col, mask.nonzero().flatten(), metadata=(index.input_id, index.time))
+        local = torch.full((NODES,), -1).index_copy(0, nodes, torch.arange(len(nodes)))
+        edges = local[DATA.edge_index[:, mask]]
+        return SamplerOutput(nodes, *edges, mask.nonzero().flatten(), metadata=(index.input_id, index.time))
 
     def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
         raise NotImplementedError
 
 
 def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
-    loader = NodeLoader(
-        DATA, AllNeighbours(), DATA.train_mask, transform=PartOf(DATA, degrees="full"), batch_size=4, shuffle=False
-    )
-    seen = 0
-    full = AdjacencyDiffusivity("row")(DATA.x, Graph.from_data(DATA)).to_dense()[0]
+    part = PartOf(DATA, degrees="full")
+    loader = NodeLoader(DATA, AllNeighbours(), DATA.train_mask, transform=part, batch_size=4, shuffle=False)
+    row = AdjacencyDiffusivity("row")
+    full, seen = row(DATA.x, Graph.from_data(DATA)).to_dense()[0], 0
     for batch in loader:
         own = batch.batch_size
         assert batch.train_mask[:own].all()
         assert not batch.train_mask[own:].any()
         assert torch.equal(batch.val_mask[:own], DATA.val_mask[batch.n_id[:own]])
         assert batch.kept_edges == 1
-        entries = AdjacencyDiffusivity("row")(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
+        entries = row(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
         torch.testing.assert_close(entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8)
         seen += own
     assert seen == int(DATA.train_mask.sum())
-
-
-def with_attributes(**attributes: Any) -> Data:
-    data = example()
-    for name, value in attributes.items():
-        data[name] = value
-    return data
-
-
-ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "neither number": (lambda: RandomPartitionLoader(DATA), ValueError, "pass num_parts or batch_size, one of them"),
-    "both numbers": (lambda: RandomPartitionLoader(DATA, 2, 3), ValueError, "one of them; got 2 and 3"),
-    "no parts": (lambda: RandomPartitionLoader(DATA, 0), ValueError, "num_parts must be at least 1; got 0"),
-    "empty batches": (lambda: RandomPartitionLoader(DATA, batch_size=0), ValueError, "batch_size must be at least 1"),
-    "more parts than nodes": (
-        lambda: RandomPartitionLoader(DATA, 61, allow_unlabelled=True),
-        ValueError,
-        "num_parts must leave every part a node; got 61 parts of 60 nodes",
-    ),
-    "uneven processes": (lambda: RandomPartitionLoader(DATA, 5, num_replicas=2), ValueError, "multiple of the 2 proc"),
-    "unknown rank": (lambda: RandomPartitionLoader(DATA, 4, num_replicas=2, rank=2), ValueError, "rank must lie in 0 "),
-    "unknown degrees": (lambda: RandomPartitionLoader(DATA, 4, degrees="all"), ValueError, "degrees must be one of"),  # type: ignore[arg-type]
-    "several splits": (
-        lambda: RandomPartitionLoader(with_attributes(train_mask=torch.ones(60, 10).bool()), 4),
-        ValueError,
-        r"train_mask must be a bool tensor \[60\], one split.*Split\.of",
-    ),
-    "clusters of others": (
-        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(4)),
-        ValueError,
-        r"clusters must hold an integer for each of 60 nodes; got.*\[4\]",
-    ),
-    "negative clusters": (
-        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(60) - 1),
-        ValueError,
-        "clusters must be numbered from 0; the smallest is -1",
-    ),
-    "clusters with gaps": (
-        lambda: RandomPartitionLoader(DATA, 4, clusters=torch.arange(60) * 2),
-        ValueError,
-        "60 nodes have at most as many; the largest is 118.*return_inverse",
-    ),
-    "edges out of range": (
-        lambda: RandomPartitionLoader(with_attributes(edge_index=DATA.edge_index + 1), 4),
-        ValueError,
-        r"edge_index must lie in \[0, 59\]",
-    ),
-    "not one type": (lambda: RandomPartitionLoader(HeteroData(), 4), TypeError, "one graph.*got HeteroData"),  # type: ignore[arg-type]
-    "adj_t": (
-        lambda: RandomPartitionLoader(Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr()), 4),
-        ValueError,
-        "must have edge_index; got adj_t",
-    ),
-    "on a device": (
-        lambda: RandomPartitionLoader(with_attributes(edge_index=DATA.edge_index.to("meta")), 4),
-        ValueError,
-        "must be on the CPU.*got edge_index on meta",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-@pytest.mark.usefixtures("no_typecheck")
-def test_what_does_not_fit_is_refused_in_a_sentence(case: str) -> None:
-    call, kind, sentence = ERRORS[case]
-    with pytest.raises(kind, match=sentence):
-        call()
 
 
 def test_a_batch_of_graphs_is_one_graph_to_be_cut() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics import commutator, diagnose, perturbation_bound, roughness
+from diffusion_mp.diagnostics import Commutator, commutator, diagnose, perturbation_bound, roughness
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import SelfAttention
 from diffusion_mp.models import PDETransformer
@@ -51,24 +51,18 @@ class Routing(nn.Module):
 
 
 def test_on_matrices(generator: torch.Generator) -> None:
-    """‖α(ΔA − AΔ)X‖, without a method `frozen` and so without a linearised form."""
-    matrix, x = draw(generator, 6, 6).softmax(1), draw(generator, 2, 6, 3)
-    delta = laplacian(6)
+    """‖α(ΔA − AΔ)X‖, without a method `frozen` and so without a linearised form; zero for functions of Δ itself."""
+    matrix, x, delta = draw(generator, 6, 6).softmax(1), draw(generator, 2, 6, 3), laplacian(6)
     found = commutator(diffusion(3), Routing(matrix), x)
     expected = 0.2 * float(torch.einsum("ij,bjc->bic", delta @ matrix - matrix @ delta, x).norm())
     assert found.exact == pytest.approx(expected, rel=1e-12)
     assert found.routed == pytest.approx(float((matrix @ x).norm()), rel=1e-12)
     assert found.relative == found.exact / found.routed
-    assert found.linearized is None
-    assert found.relative_linearized is None
-
-
-def test_what_commutes(generator: torch.Generator) -> None:
-    """The identity, the mean, and any function of Δ itself."""
-    delta, x = laplacian(6), draw(generator, 2, 6, 3)
-    for matrix in (torch.eye(6).double(), torch.full((6, 6), 1 / 6).double(), torch.linalg.matrix_exp(delta)):
-        assert commutator(diffusion(3), Routing(matrix), x).relative < 1e-14
+    assert found.linearized is found.relative_linearized is None
+    for other in (torch.eye(6).double(), torch.full((6, 6), 1 / 6).double(), torch.linalg.matrix_exp(delta)):
+        assert commutator(diffusion(3), Routing(other), x).relative < 1e-14
     assert commutator(diffusion(3), Routing(0 * delta), x).relative == 0
+    assert Commutator(exact=1.0, linearized=3.0, routed=0.0).relative_linearized == 0
 
 
 def test_equation_13(generator: torch.Generator) -> None:
@@ -97,19 +91,6 @@ def test_both_formulas(generator: torch.Generator, mask: Tensor | None) -> None:
     assert found.exact != pytest.approx(found.linearized, rel=1e-3), "the routing itself changes"
 
 
-def test_the_linearised_form_is_the_limit_of_slow_diffusion_without_the_change_of_the_routing(
-    generator: torch.Generator,
-) -> None:
-    """Queries and keys scaled to nothing: attention is the mean, and both forms vanish together."""
-    module, x = attention(6, 3), draw(generator, 2, 6, 6)
-    with torch.no_grad():
-        module.project.weight[:12].zero_()
-    found = commutator(diffusion(6), module, x)
-    assert found.exact < 1e-14
-    assert found.linearized is not None
-    assert found.linearized < 1e-14
-
-
 def test_padding_does_not_matter(generator: torch.Generator) -> None:
     module, layer, x = attention(6, 3), diffusion(6), draw(generator, 2, 6, 6)
     found = commutator(layer, module, x, MASK)
@@ -118,12 +99,6 @@ def test_padding_does_not_matter(generator: torch.Generator) -> None:
     assert again.exact == pytest.approx(found.exact, rel=1e-12)
     assert found.exact == pytest.approx(sum(one.exact**2 for one in alone) ** 0.5, rel=1e-12)
     assert found.routed == pytest.approx(sum(one.routed**2 for one in alone) ** 0.5, rel=1e-12)
-
-
-def test_a_state_that_is_not_finite_is_refused(generator: torch.Generator) -> None:
-    x = draw(generator, 2, 6, 6)
-    with pytest.raises(ValueError, match="x must be finite; 1 of its 72 entries"):
-        commutator(diffusion(6), attention(6, 3), x.index_put((torch.tensor(0),) * 3, x.new_tensor(torch.inf)))
 
 
 def test_s_is_the_bare_step(generator: torch.Generator) -> None:
@@ -142,12 +117,8 @@ def transformer(placement: str | None, **options: Any) -> PDETransformer:
         return PDETransformer(2, 6, 3, 2, 3, max_length=8, placement=placement, **options).double()  # type: ignore
 
 
-def sequences(generator: torch.Generator) -> Tensor:
-    return torch.randn(2, 8, 2, generator=generator, dtype=torch.float64)
-
-
 def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> None:
-    model, x = transformer("P7").eval(), sequences(generator)
+    model, x = transformer("P7").eval(), draw(generator, 2, 8, 2)
     report = diagnose(model, x, mask=LENGTHS)
     assert report.attention["layer"] == ["blocks.0.attention", "blocks.1.attention"]
     assert report.insertion["layer"] == ["blocks.0.after_attention", "blocks.1.after_attention"]
@@ -178,7 +149,7 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
 )
 def test_s_is_the_model_s_own(generator: torch.Generator, placement: str, names: list[str]) -> None:
     """The diffusion layer of the same block, or the one behind the embedding; each has an α of its own."""
-    model, x = transformer(placement).eval(), sequences(generator)
+    model, x = transformer(placement).eval(), draw(generator, 2, 8, 2)
     for step, layer in enumerate(module for module in model.modules() if isinstance(module, PDEDiffusion1d)):
         nn.init.constant_(layer.diffusivity.eta, -2.0 + step)
     report, state = diagnose(model, x, points=1), model.embed(x)
@@ -190,56 +161,62 @@ def test_s_is_the_model_s_own(generator: torch.Generator, placement: str, names:
 
 
 def test_a_given_s_for_a_baseline_and_for_heads(generator: torch.Generator) -> None:
-    x, layer = sequences(generator), PDEDiffusion1d(6).double()
-    for placement in (None, "P6"):
-        model = transformer(placement)
-        with pytest.raises(ValueError, match=r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"):
-            diagnose(model, x)
-        report = diagnose(model, x, diffusion=layer)
+    x, layer = draw(generator, 2, 8, 2), PDEDiffusion1d(6).double()
+    for placement, names in ((None, []), ("P6", [f"blocks.{k}.attention.on_heads" for k in (0, 1)])):
+        report = diagnose(transformer(placement), x, diffusion=layer)
         assert len(report.attention["commutator"]) == 2
-        assert report.insertion["layer"] == (
-            [] if placement is None else [f"blocks.{k}.attention.on_heads" for k in (0, 1)]
-        )
-    sites = ["after_embedding", "blocks.1.after_attention"]
-    report = diagnose(transformer(None), x, diffusion=layer, sites=sites)
-    assert report.insertion["layer"] == sites
-    expected = perturbation_bound(model := transformer(None), model.blocks[1].after_attention, x, diffusion=layer)
+        assert report.insertion["layer"] == names
+    model = transformer(None)
+    report = diagnose(model, x, diffusion=layer, sites=SITES)
+    assert report.insertion["layer"] == SITES
+    expected = perturbation_bound(model, model.blocks[1].after_attention, x, diffusion=layer)
     assert report.insertion["truth"][1] == pytest.approx(expected.truth, rel=1e-10)
-    with pytest.raises(ValueError, match="sites needs diffusion"):
-        diagnose(transformer("P1"), x, sites=sites)
-    with pytest.raises(ValueError, match="sites must be one of"):
-        diagnose(transformer(None), x, diffusion=layer, sites=["embedding"])
+
+
+SITES = ["after_embedding", "blocks.1.after_attention"]
+X = torch.ones(2, 8, 2, dtype=torch.float64)
+LAYER = PDEDiffusion1d(6).double()
 
 
 @pytest.mark.usefixtures("no_typecheck")
-def test_it_says_what_it_needs(generator: torch.Generator) -> None:
-    x = sequences(generator)
-    for points in ("a", None):
-        with pytest.raises(TypeError, match="points must be an integer"):
-            diagnose(nn.Linear(2, 2).double(), x, points=points)  # which has no layer to measure anything at
-    with pytest.raises(ValueError, match="tol must be finite and > 0"):
-        diagnose(nn.Linear(2, 2).double(), x, tol=-1.0)
-    with pytest.raises(ValueError, match=r"the state that inputs give at blocks\.0\.attention must be finite"):
-        diagnose(transformer(None), x / 0, diffusion=PDEDiffusion1d(6).double())
-    with pytest.raises(ValueError, match="the state that inputs give at site must be finite"):
-        diagnose(transformer("P1"), x / 0)
+@pytest.mark.parametrize(
+    ("model", "x", "options", "message"),
+    [
+        (nn.Linear(2, 2).double(), X, {"points": "a"}, "points must be an integer"),  # which has no diffusion layer
+        (nn.Linear(2, 2).double(), X, {"points": None}, "points must be an integer"),
+        (nn.Linear(2, 2).double(), X, {"tol": -1.0}, "tol must be finite and > 0"),
+        (
+            transformer(None),
+            X / 0,
+            {"diffusion": LAYER},
+            r"the state that inputs give at blocks\.0\.attention must be fin",
+        ),
+        (transformer("P1"), X / 0, {}, "the state that inputs give at site must be finite"),
+        (transformer(None), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
+        (transformer("P6"), X, {}, r"diffusion must be given: .* Pass diffusion=PDEDiffusion1d\(6\)"),
+        (transformer("P1"), X, {"sites": SITES}, "sites needs diffusion"),
+        (transformer(None), X, {"sites": ["embedding"], "diffusion": LAYER}, "sites must be one of"),
+    ],
+)
+def test_it_says_what_it_needs(model: nn.Module, x: Tensor, options: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        diagnose(model, x, **options)
+    with pytest.raises(ValueError, match="x must be finite; 96 of its 96 entries"):
+        commutator(diffusion(6), attention(6, 3), torch.full((2, 8, 6), torch.inf).double())
 
 
-def test_sequences_of_length_zero_have_rows_of_zeros() -> None:
-    report = diagnose(transformer("P1"), torch.zeros(2, 0, 2, dtype=torch.float64))
+def test_rows_of_sequences_of_length_zero_and_of_two_towers(generator: torch.Generator) -> None:
+    report = diagnose(transformer("P1"), X[:, :0])
     assert report.attention["commutator"] == [0.0, 0.0]
-    assert report.insertion["estimate"] == [0.0]
-
-
-def test_two_towers_have_two_rows(generator: torch.Generator) -> None:
-    model, x = transformer("P1", task="retrieve"), sequences(generator)
-    report = diagnose(model, x, None, x.flip(1))
+    assert report.insertion["estimate"] == report.insertion["lipschitz"] == report.insertion["truth"] == [0.0]
+    x = draw(generator, 2, 8, 2)
+    report = diagnose(transformer("P1", task="retrieve"), x, None, x.flip(1))
     assert report.attention["layer"] == ["blocks.0.attention"] * 2 + ["blocks.1.attention"] * 2
     assert report.insertion["layer"] == ["after_embedding"]
 
 
 def test_the_model_does_not_notice(generator: torch.Generator) -> None:
-    model, x = transformer("P2", dropout=0.3), sequences(generator)
+    model, x = transformer("P2", dropout=0.3), draw(generator, 2, 8, 2)
     model.blocks[0].eval()
 
     def step() -> list[Tensor]:
@@ -247,19 +224,21 @@ def test_the_model_does_not_notice(generator: torch.Generator) -> None:
             out = model(x, LENGTHS)
         return [out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
 
-    before, modes = step(), [module.training for module in model.modules()]
+    before, modes, random = step(), [module.training for module in model.modules()], torch.get_rng_state()
     diagnose(model, x, LENGTHS)
     with pytest.raises(ValueError, match="x must be"):
         diagnose(model, x[0], LENGTHS)
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
     for got, expected in zip(step(), before, strict=True):
         assert torch.equal(got, expected)
 
 
 def test_plot(generator: torch.Generator) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    report = diagnose(transformer("P2", diffusion={"norm": True}), sequences(generator))
+    report = diagnose(transformer("P2", diffusion={"norm": True}), draw(generator, 2, 8, 2))
     (line,) = report.plot(figure.add_subplot(131)).lines
     assert list(line.get_ydata()) == report.attention["commutator"]
     both = report.plot(report.plot(figure.add_subplot(144), label="P2"), label="P7")

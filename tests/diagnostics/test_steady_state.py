@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,6 @@ from diffusion_mp.couplings import (
     LowRankCoupling,
     SparseCoupling,
     UniformCoupling,
-    row_normalized,
 )
 from diffusion_mp.diagnostics import smoothing_floor
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
@@ -31,7 +32,6 @@ from diffusion_mp.energies import (
 from diffusion_mp.errors import CouplingMismatchError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import path_problem
-from diffusion_mp.updates import Equilibrium
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 30])
@@ -80,68 +80,32 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
     torch.testing.assert_close(posterior_variance(coupling, leak), expected, rtol=1e-10, atol=0)
 
 
-def test_is_the_variance_of_samples_whose_mean_is_the_steady_state() -> None:
-    """x = Q⁻¹(βD̄h) + L⁻ᵀ ε for Q = LLᵀ."""
-    coupling, leak, h = KINDS["both"](), 0.3, random(30, 2, 1, seed=3)
-    root = np.linalg.cholesky(precision_matrix(coupling, leak)[0])
-    mean = Equilibrium("residual", beta=0.5, leak=leak)(h, row_normalized(coupling))[:, 0]
-    matrix = torch.from_numpy(root @ root.T)
-    torch.testing.assert_close(matrix @ mean, 0.5 * coupling.degree()[:, :1] * h[:, 0])
-    samples = np.linalg.solve(root.T, np.random.default_rng(0).standard_normal((30, 40_000)))
-    variance = posterior_variance(coupling, leak)[:, 0]
-    torch.testing.assert_close(torch.from_numpy(samples.var(1)), variance, rtol=0.05, atol=0)
-
-
-@pytest.mark.parametrize("kind", ["low", "pairs"])
-def test_gradients_are_those_of_the_inverse(kind: str) -> None:
-    feature = random(9, 1, 3, seed=4).requires_grad_()
-
-    def coupling() -> Coupling:
-        if kind == "pairs":
-            return GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)(feature[:, 0])
-        positive = feature.abs()
-        return LowRankCoupling(positive, positive, symmetric=True, nonnegative=True)
-
-    dense = coupling().to_dense()
+@pytest.mark.parametrize("low_rank", [True, False])
+def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
+    feature, weight = random(9, 1, 3, seed=4).requires_grad_(), random(9, 1, seed=5)
+    positive = feature.abs()
+    coupling = GaussianPenalty().coupling(feature)
+    if low_rank:
+        coupling = LowRankCoupling(positive, positive, symmetric=True, nonnegative=True)
+    dense = coupling.to_dense()
     expected = torch.linalg.inv(1.2 * torch.diag_embed(dense.sum(2)) - dense).diagonal(dim1=1, dim2=2).t()
-    weight = random(9, 1, seed=5)
-    got = torch.autograd.grad((posterior_variance(coupling(), 0.2) * weight).sum(), feature)
-    torch.testing.assert_close(got, torch.autograd.grad((expected * weight).sum(), feature), rtol=1e-9, atol=1e-9)
+    got, wanted = (
+        torch.autograd.grad((variance * weight).sum(), feature, retain_graph=True)
+        for variance in (posterior_variance(coupling, 0.2), expected)
+    )
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_single_precision_is_computed_in_double() -> None:
     feature = FEATURE.float()
-    coupling = LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
-    double = LowRankCoupling(*2 * [feature.double()], symmetric=True, nonnegative=True)
-    got = posterior_variance(coupling, 1e-3)
+    single, double = (LowRankCoupling(f, f, symmetric=True, nonnegative=True) for f in (feature, feature.double()))
+    got = posterior_variance(single, 1e-3)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0)
-
-
-def test_no_node() -> None:
-    nothing = torch.zeros(0, 2, 3)
-    assert posterior_variance(LowRankCoupling(nothing, nothing, symmetric=True, nonnegative=True), 0.1).shape == (0, 2)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-def test_refusals() -> None:
-    with pytest.raises(CouplingMismatchError, match=r"symmetric and nonnegative.*Make it with row_stochastic=False"):
-        posterior_variance(SimpleDiffusivity()(X), 0.1)
-    with pytest.raises(CouplingMismatchError, match="symmetric and nonnegative"):
-        posterior_variance(LowRankCoupling(FEATURE, FEATURE, symmetric=True), 0.1)
-    with pytest.raises(SingularSystemError, match="got a zero row"):
-        posterior_variance(SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True), 0.1)
-    with pytest.raises(ValueError, match="leak must be finite and > 0"):
-        posterior_variance(ring(), 0.0)
-    with pytest.raises(TypeError, match="coupling must be a Coupling"):
-        posterior_variance(torch.eye(3), 0.1)  # type: ignore[arg-type]
-    query = random(12, 1, 3)
-    false = LowRankCoupling(query, query, symmetric=True, nonnegative=True) + ring(12)
-    with pytest.raises(SingularSystemError, match=r"positive row sums|not positive definite"):
-        posterior_variance(false, 0.01)
-    many = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
-    with pytest.raises(CouplingMismatchError, match=r"densely, up to 16,777,216 entries; got 25,000,000\. Take"):
-        posterior_variance(many, 0.1)
+    none = FEATURE[:0]
+    assert posterior_variance(LowRankCoupling(none, none, symmetric=True, nonnegative=True), 0.1).shape == (0, 2)
+    found = smoothing_floor(SigmoidPenalty().coupling(X), X, X.float())  # [N, C]
+    assert found.spread == pytest.approx(found.source, rel=1e-6)
 
 
 PENALTIES = [QuadraticPenalty(), SimplePenalty(), SigmoidPenalty(), GaussianPenalty(0.3)]
@@ -206,12 +170,6 @@ def test_the_roughest_source_reaches_it() -> None:
     assert found.residual < 1e-12
 
 
-def test_one_graph_of_rows_and_channels() -> None:
-    x = draw(0)[:, 0]
-    found = smoothing_floor(SigmoidPenalty().coupling(x), x, x.float())
-    assert found.spread == pytest.approx(found.source, rel=1e-6)
-
-
 def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
     omega = SparseCoupling(Graph(3, edges), torch.ones(2, dtype=torch.float64), symmetric=True, nonnegative=True)
@@ -220,15 +178,36 @@ def test_a_node_that_nobody_sends_to_weighs_nothing() -> None:
     assert smoothing_floor(0.0 * omega, x, x).spread == 0
 
 
-def test_refusals_of_the_floor(no_typecheck: None) -> None:
-    x = draw(0)
-    with pytest.raises(ValueError, match=r"source must have the shape \[11, 2, 3\] of the state x"):
-        smoothing_floor(SigmoidPenalty().coupling(x), x, x[..., :2])
-    with pytest.raises(CouplingMismatchError, match="symmetric and nonnegative; got Pairwise"):
-        smoothing_floor(SigmoidPenalty().coupling(x, normalize=True), x, x)
-    with pytest.raises(CouplingMismatchError, match="got LowRankCoupling"):
-        smoothing_floor(LowRankCoupling(x, x, symmetric=True), x, x)
-    with pytest.raises(ValueError, match="leak must be finite and >= 0"):
-        smoothing_floor(SigmoidPenalty().coupling(x), x, x, leak=-1.0)
-    with pytest.raises(ValueError, match="source must have 11 rows"):
-        smoothing_floor(SigmoidPenalty().coupling(x), x, x[:3])
+OMEGA, Z = SigmoidPenalty().coupling(draw(0)), draw(0)
+NORMALIZED = SigmoidPenalty().coupling(Z, normalize=True)
+UNSIGNED = LowRankCoupling(Z, Z, symmetric=True)
+FALSE = LowRankCoupling(*2 * [random(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
+PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
+MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
+REFUSALS = [
+    (posterior_variance, (NORMALIZED, 0.1), CouplingMismatchError, r"nonnegative.*Make it with row_stochastic=False"),
+    (posterior_variance, (UNSIGNED, 0.1), CouplingMismatchError, "symmetric and nonnegative"),
+    (posterior_variance, (PAIR, 0.1), SingularSystemError, "got a zero row"),
+    (posterior_variance, (OMEGA, 0.0), ValueError, "leak must be finite and > 0"),
+    (posterior_variance, (torch.eye(3), 0.1), TypeError, "coupling must be a Coupling"),
+    (posterior_variance, (FALSE, 0.01), SingularSystemError, r"positive row sums|not positive definite"),
+    (
+        posterior_variance,
+        (MANY, 0.1),
+        CouplingMismatchError,
+        r"densely, up to 16,777,216 entries; got 25,000,000\. Take",
+    ),
+    (smoothing_floor, (OMEGA, Z, Z[..., :2]), ValueError, r"source must have the shape \[11, 2, 3\] of the state x"),
+    (smoothing_floor, (NORMALIZED, Z, Z), CouplingMismatchError, r"symmetric and nonnegative.*got Pairwise"),
+    (smoothing_floor, (UNSIGNED, Z, Z), CouplingMismatchError, "got LowRankCoupling"),
+    (partial(smoothing_floor, leak=-1.0), (OMEGA, Z, Z), ValueError, "leak must be finite and >= 0"),
+    (partial(smoothing_floor, beta="1"), (OMEGA, Z, Z), TypeError, "beta must be a number"),
+    (smoothing_floor, (OMEGA, Z, Z[:3]), ValueError, "source must have 11 rows"),
+]
+
+
+@pytest.mark.usefixtures("no_typecheck")
+@pytest.mark.parametrize(("function", "arguments", "error", "message"), REFUSALS)
+def test_refusals(function: Callable[..., Any], arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        function(*arguments)

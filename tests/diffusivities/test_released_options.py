@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusion_mp import (
     AdjacencyDiffusivity,
+    AdjacencyEnhancedDiffusivity,
     Coupling,
     DIFFormerConv,
     DiffusionConv,
@@ -26,6 +27,7 @@ from diffusion_mp import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
+from diffusion_mp.testing import check_diffusivity
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
@@ -48,14 +50,10 @@ def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> Non
     """Dense entries, and the gradients of a product with random values."""
     torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
     v = random(expected.size(1), expected.size(0), 3, seed=8)
-    got, wanted = coupling @ v, torch.einsum("hij,jhd->ihd", expected, v)
-    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
-    cotangent = random(*wanted.shape, seed=9)
-    assert leaves
-    gradients = [
-        torch.autograd.grad((out * cotangent).sum(), leaves, retain_graph=True, materialize_grads=True)
-        for out in (got, wanted)
-    ]
+    products = coupling @ v, torch.einsum("hij,jhd->ihd", expected, v)
+    torch.testing.assert_close(*products, rtol=1e-10, atol=1e-10)
+    losses = [(out * random(*out.shape, seed=9)).sum() for out in products]
+    gradients = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True) for loss in losses]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
 
 
@@ -100,14 +98,10 @@ def test_degrees_may_count_edges(normalization: Any, direction: Any, loops: Any)
     assert_is(coupling, degree_normalized(a, counts, normalization, direction)[None], [weight])
 
 
-def test_without_weights_counted_degrees_are_the_others() -> None:
-    x, graph = random(11, 2, seed=1), Graph(11, EDGES, ptr=PTR)
-    both = [AdjacencyDiffusivity("sym", degrees=degrees)(x, graph).to_dense() for degrees in ("weighted", "count")]
-    assert torch.equal(*both)
-
-
-def test_a_part_of_a_weighted_graph_has_no_counts() -> None:
+def test_counted_degrees_without_weights_and_of_a_part() -> None:
     x, degree = random(11, 2, seed=1), torch.ones(11, 2, dtype=DOUBLE)
+    both = [AdjacencyDiffusivity("sym", degrees=name)(x, Graph(11, EDGES, ptr=PTR)) for name in ("weighted", "count")]
+    assert torch.equal(*(coupling.to_dense() for coupling in both))
     count = AdjacencyDiffusivity("sym", degrees="count")
     count(x, Graph(11, EDGES, full_degree=degree))
     with pytest.raises(ValueError, match=r"degrees='count' needs the number of edges .* Take degrees='weighted'"):
@@ -132,13 +126,33 @@ def test_a_weight_in_both_forms_of_the_update() -> None:
     """``graph="sum"`` keeps (1 − τ) x, ``graph="mean"`` conserves with the row sums of what is mixed."""
     x, graph = random(11, 4, seed=1), Graph(11, EDGES)
     for form in ("sum", "mean"):
-        layer = DIFFormerConv(
-            4, 4, graph=form, graph_weight=0.3, tau=0.4, transform=False, keep="state", bias=False, projection=None
-        ).double()
+        options = {"transform": False, "keep": "state", "bias": False, "projection": None}
+        layer = DIFFormerConv(4, 4, graph=form, graph_weight=0.3, tau=0.4, **options).double()
         out, coupling = layer(x, graph, return_coupling=True)
         s = coupling.to_dense()[0]
         keep = 1 - 0.4 * (s.sum(1, keepdim=True) if form == "mean" else 1)
         torch.testing.assert_close(out, keep * x + 0.4 * s @ x, rtol=1e-10, atol=1e-10)
+
+
+ATTENTION, TERM = SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("row")
+
+
+def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
+    return diffusivity(random(11, 4, seed=1), Graph(11, edges)).to_dense()
+
+
+def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -> None:
+    both, joint = dense(ATTENTION + TERM), GraphAugmentedDiffusivity(ATTENTION, TERM, "joint")
+    mean, enhanced = 0.5 * ATTENTION + 0.5 * TERM, AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
+    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "sum")), both)
+    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "mean")), dense(mean))
+    torch.testing.assert_close(dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term))
+    torch.testing.assert_close(dense(joint), both / both.sum(2, keepdim=True))
+    torch.testing.assert_close(dense(joint)[:, 4], dense(ATTENTION)[:, 4])  # a node without edges
+    assert joint(random(11, 4, seed=1), Graph(11, EDGES)).row_stochastic
+    for augmented in (joint, enhanced, *(GraphAugmentedDiffusivity(ATTENTION, TERM, mix) for mix in ("sum", "mean"))):
+        assert torch.equal(dense(augmented, None), dense(ATTENTION, None))
+    check_diffusivity(GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("sum"), "joint"), channels=4)
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.5, float("nan"), "half", True])
@@ -148,65 +162,53 @@ def test_a_weight_outside_0_1_is_refused(bad: Any) -> None:
         DIFFormerConv(4, 4, graph_weight=bad)
 
 
-@pytest.mark.parametrize(("normalization", "gate"), list(product(["sum", "sym", "row"], ["sigmoid", None])))
-def test_edges_as_reachability(normalization: Any, gate: Any) -> None:
-    """Hop p is who is reached in 1 … 2ᵖ⁻¹ steps, once and without weights, over degrees of its own."""
-    diffusivity = RelationalBias(2, hops=3, normalization=normalization, powers="reach", gate=gate).double()
+@pytest.mark.parametrize("normalization", ["sum", "sym", "row"])
+@pytest.mark.parametrize("gate", ["sigmoid", None])
+@pytest.mark.parametrize("powers", ["reach", "walks"])
+def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
+    """Hop p is who is reached in 1 … 2ᵖ⁻¹ steps, once and without weights, over degrees of its own; or walks."""
+    diffusivity = RelationalBias(2, hops=3, normalization=normalization, powers=powers, gate=gate).double()
     diffusivity.bias.data = random(3, 2, seed=5)
     gates = diffusivity.bias.sigmoid() if gate else diffusivity.bias
-    one = (matrix(weights().detach()) > 0).double()
+    one = (matrix(weights().detach()) > 0).double() if powers == "reach" else matrix(weights().detach())
     two = ((one + one @ one) > 0).double()
     four = ((two + two @ two) > 0).double()
     hops = torch.stack([degree_normalized(a, a, normalization) for a in (one, two, four)])
+    if powers == "walks":
+        hops = torch.stack([torch.linalg.matrix_power(hops[0], p) for p in (1, 2, 3)])
     coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES, weights(), ptr=PTR))
     assert coupling.nonnegative == (gate is not None)
     assert_is(coupling, torch.einsum("ph,pij->hij", gates, hops), [diffusivity.bias])
-
-
-def test_walks_without_a_gate() -> None:
-    diffusivity = RelationalBias(2, hops=2, gate=None).double()
-    diffusivity.bias.data = random(2, 2, seed=5)
-    one = matrix(torch.ones(EDGES.size(1), dtype=DOUBLE))
-    coupling = diffusivity(random(11, 2, seed=1), Graph(11, EDGES))
-    expected = torch.einsum("ph,pij->hij", diffusivity.bias, torch.stack([one, one @ one]))
-    assert not coupling.nonnegative
-    assert_is(coupling, expected, [diffusivity.bias])
 
 
 @pytest.mark.parametrize("projection", ["separate", "tied"])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_the_stabiliser(projection: Any, scale: float) -> None:
     """Also where norms are so large that ε is all that is left of most features."""
-    diffusivity = KernelizedSoftmaxDiffusivity(
-        5, heads=3, head_channels=4, projection=projection, num_features=7, tau=0.5, num_samples=0, stabilizer=1e-3
-    ).double()
+    options = {"heads": 3, "head_channels": 4, "projection": projection, "num_features": 7, "num_samples": 0}
+    diffusivity = KernelizedSoftmaxDiffusivity(5, tau=0.5, stabilizer=1e-3, **options).double()
     x = (scale * random(11, 5, seed=1)).requires_grad_()
-    coupling = diffusivity(x, Graph(11, ptr=PTR))
     q = diffusivity.query(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
     k = q if projection == "tied" else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
+
+    def features(part: Tensor, over: tuple[int, ...]) -> Tensor:
+        along = part @ diffusivity.directions.T
+        return (along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)).exp() + 1e-3
+
     expected = torch.zeros(3, 11, 11, dtype=DOUBLE)
-    for first, last in zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True):
-        if first == last:
-            continue
-        rows = slice(first, last)
-        features = []
-        for part, over in ((q[:, rows], (2,)), (k[:, rows], (1, 2))):
-            along = part @ diffusivity.directions.T
-            exponent = along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
-            features.append(exponent.exp() + 1e-3)
-        scores = features[0] @ features[1].mT
+    for rows in (slice(0, 4), slice(4, 5), slice(5, 11)):  # the graphs of PTR that have nodes
+        scores = features(q[:, rows], (2,)) @ features(k[:, rows], (1, 2)).mT
         expected[:, rows, rows] = scores / scores.sum(2, keepdim=True)
-    assert_is(coupling, expected, [x, *diffusivity.parameters()])
+    assert_is(diffusivity(x, Graph(11, ptr=PTR)), expected, [x, *diffusivity.parameters()])
 
 
 def test_without_a_stabiliser_nothing_is_added() -> None:
     """The limit ε → 0 of the released form is the default one, whose maxima cancel."""
-    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    x, options = 0.3 * random(11, 5, seed=1), {"projection": None, "num_samples": 0}
     exact, tiny = (
-        KernelizedSoftmaxDiffusivity(5, projection=None, num_samples=0, generator=g, stabilizer=eps).double()
-        for g, eps in zip(generators, (0.0, 1e-300), strict=True)
+        KernelizedSoftmaxDiffusivity(5, generator=torch.Generator().manual_seed(0), stabilizer=eps, **options).double()
+        for eps in (0.0, 1e-300)
     )
-    x = 0.3 * random(11, 5, seed=1)
     torch.testing.assert_close(exact(x).to_dense(), tiny(x).to_dense(), rtol=1e-10, atol=1e-10)
 
 
@@ -251,7 +253,7 @@ def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> N
 
 
 def test_a_bias_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose projection='separate'"):
+    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
         SimpleDiffusivity(4, bias=True)
     with pytest.raises(ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"):
         DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -32,19 +32,19 @@ _LARGEST, _CUT = 480, 500
 def knn_graph(x: Tensor, k: int, metric: Metric = "euclidean") -> Int64[Tensor, "2 E"]:
     """Return the edges {(i, j): j is among the k nearest of i, or i among those of j}, in both directions.
 
-    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). It is computed by scikit-learn. With
-    "cosine", rows at an angle of 90° or more are not joined, so that an empty document has no neighbours.
+    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). With "cosine", rows at an angle of
+    90° or more are not joined, so that an empty document has no neighbours.
 
     Args:
-        x: the features; scale columns of different units first.
+        x: the features [N, C]; scale columns of different units first.
         k: number of neighbours searched for each row, below the number of rows.
         metric: "euclidean" or "cosine".
 
-    Shapes:
-        x: [N, C]; output: [2, E] on the device of x, sorted by sender and receiver, without self-loops.
+    Returns:
+        [2, E] on the device of x, sorted by sender and receiver, without self-loops.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, k is not below the number of rows, or x is not finite.
+        ValueError: k is not below the number of rows, or x is not finite.
         ModuleNotFoundError: scikit-learn is not installed.
 
     Examples:
@@ -61,18 +61,15 @@ class KNNGraph(BaseTransform):
         w_ij ∝ exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
     σ_i is the distance of i to the farthest of its k nearest (local scaling, Zelnik-Manor & Perona, 2004, with s = 1);
-    with "cosine" rows have length one. Larger s favours the closest neighbours; results on MNIST are in
-    docs/results.md. Weights have mean one, so that a self-loop of weight one, as in a GCN, counts like an edge.
+    with "cosine" rows have length one. Weights have mean one, so that a self-loop of weight one counts like an edge.
 
     Args:
         k, metric: see `knn_graph`.
         weighted: whether to set weights.
-        sharpness: s. The default was chosen on images of digits; half of it is better for texts.
+        sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
 
     Shapes: reads x [N, C] of `Data`, and sets edge_index [2, E], with ``weighted`` edge_weight [E] in the dtype of x.
-
-    Raises:
-        TypeError, ValueError, ModuleNotFoundError: as `knn_graph`.
+    Errors are those of `knn_graph`.
 
     Examples:
         >>> KNNGraph(k=2)(Data(x=x)).edge_index.size(0)
@@ -84,14 +81,12 @@ class KNNGraph(BaseTransform):
     ) -> None:
         check_flags(weighted=weighted)
         check_positive(sharpness, "sharpness")
-        self.k, self.metric = _options(k, metric)
-        self.weighted, self.sharpness = weighted, sharpness
+        (self.k, self.metric), self.weighted, self.sharpness = _options(k, metric), weighted, sharpness
 
     def forward(self, data: Any) -> Data:
         """Set the edges of data, of which PyG passes a shallow copy."""
         check_kind(data, "data", Data, "a torch_geometric Data")
-        edges, weights = _edges(data.x, self.k, self.metric, self.sharpness, name="data.x")
-        data.edge_index = edges
+        data.edge_index, weights = _edges(data.x, self.k, self.metric, self.sharpness, name="data.x")
         if self.weighted:
             data.edge_weight = weights
         return data
@@ -104,8 +99,8 @@ class KNNGraph(BaseTransform):
 def nearest(x: Any, k: int, metric: Metric, of: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-    ``of=None`` searches each row of x among the others. Rows are arrays or SciPy's sparse matrices, and distances are
-    in the unit of `comparable`.
+    ``of=None`` searches each row of x among the others. Rows are arrays or SciPy's sparse matrices. Distances are in
+    the unit of `comparable`.
     """
     x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
     if metric == "euclidean":
@@ -122,9 +117,8 @@ def _nearest(x: Any, k: int, of: Any) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """Search comparable rows; no pairs if ``k`` is 0."""
     from sklearn.neighbors import NearestNeighbors
 
-    def search(algorithm: str, x: Any, of: Any, k: int = k) -> tuple[np.ndarray, np.ndarray]:
-        found = NearestNeighbors(n_neighbors=k, algorithm=algorithm).fit(x).kneighbors(of)
-        return cast("tuple[np.ndarray, np.ndarray]", found)
+    def search(algorithm: str, x: Any, of: Any, k: int = k) -> Any:
+        return NearestNeighbors(n_neighbors=k, algorithm=algorithm).fit(x).kneighbors(of)
 
     rows = x if of is None else of
     if k < 1 or not rows.shape[0]:
@@ -187,13 +181,11 @@ def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
 
 
 def similar(row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float) -> csr_array:
-    """Return the weights of pairs of neighbours, by their distance relative to the reach of both.
-
-    The exponent is clipped, so that an outlier has small, equal, nonzero weights.
-    """
+    """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
-    return csr_array((np.exp(-np.minimum(sharpness * exponent, 30)), (row, column)), shape=(len(reach), len(other)))
+    values = np.exp(-np.minimum(sharpness * exponent, 30))  # clipped: an outlier has small, equal, nonzero weights
+    return csr_array((values, (row, column)), shape=(len(reach), len(other)))
 
 
 def _options(k: int, metric: Metric) -> tuple[int, Metric]:
@@ -208,7 +200,7 @@ def _edges(x: Tensor, k: int, metric: Metric, sharpness: float, name: str) -> tu
     """Return the edges and their weights."""
     check_state(x, name)
     if not x.size(1):
-        raise ValueError(f"{name} must have a channel at least, in which rows are near or far; got {describe(x)}.")
+        raise ValueError(f"{name} must have a channel at least; got {describe(x)}.")
     if k >= len(x):
         raise ValueError(f"k must be below the number of nodes, {len(x)}; got {k}.")
     check_finite(x, name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -13,23 +14,22 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, describe, index_vector
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe, index_vector
 from diffusion_mp.graph import Graph
 
 
 class PartOf(BaseTransform):
     """Transform of a batch that records its relation to `data`, the graph it was cut from.
 
-    A batch has `n_id` and `batch_size`, as set by PyG's loaders. `RandomPartitionLoader` applies the transform itself;
-    `NeighborLoader(data, [15, 10], transform=PartOf(data, degrees="full"))` yields the same attributes:
+    A batch has `n_id` and `batch_size`, as set by PyG's loaders; `RandomPartitionLoader` applies the transform itself.
+    It sets
 
     - `kept_edges`: of the edges of `data` that arrive at the batch's own nodes (the first `batch_size`), the fraction
-      in the batch; 1.0 if none arrives.
-    - Boolean node attributes named `*_mask` are false at nodes that are not the batch's own.
-    - With `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`. `Graph.from_data(batch)`
-      reads them, and `AdjacencyDiffusivity` then has the entries of the whole graph, a_ij/√(d_i d_j) or a_ij/d_i. A
-      `self_loops` policy that replaces loops needs those of its nodes, which PyG may not sample. With
-      `degrees="batch"`, the published recipe, entries are normalised by the edges in the batch, and are larger.
+      in the batch; 1.0 if none arrives;
+    - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
+    - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, with which
+      `AdjacencyDiffusivity` has the entries of the whole graph. A `self_loops` policy that replaces loops needs those
+      of its nodes, which PyG may not sample. `degrees="batch"` is the published recipe, with larger entries.
 
     Args:
         data: the whole graph, on the CPU; read once and not kept.
@@ -52,27 +52,21 @@ class PartOf(BaseTransform):
             self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
 
     def forward(self, data: Data) -> Data:
-        """Add these attributes to the batch, of which PyG passes a shallow copy.
-
-        Raises:
-            TypeError: the batch has no `n_id` or `batch_size`.
-            ValueError: `n_id` exceeds the nodes of `data`.
-        """
+        """Add these attributes to the batch, of which PyG passes a shallow copy."""
         own = as_whole(getattr(data, "batch_size", None), "batch_size", "PyG's loaders set it, and n_id, in a batch.")
         n_id = index_vector(getattr(data, "n_id", None), "n_id", "[n], the batch's nodes in the whole graph")
-        if not 0 <= own <= len(n_id) or (
-            len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < len(self.arriving)
-        ):
+        size = len(self.arriving)
+        if not 0 <= own <= len(n_id) or (len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size):
             raise ValueError(
-                f"a batch must have batch_size <= n nodes n_id of the {len(self.arriving)} of data; got {own} of "
-                f"{describe(n_id)}."
+                f"a batch must have batch_size <= n nodes n_id of the {size} of data; got {own} of {describe(n_id)}."
             )
         arriving = int(self.arriving[n_id[:own]].sum())
         kept = int((data.edge_index[1] < own).sum()) if data.edge_index is not None else 0
         data.kept_edges = kept / arriving if arriving else 1.0
-        for name in _node_masks(data):
-            data[name] = data[name].clone()
-            data[name][own:] = False
+        for name in data.node_attrs():
+            if name.endswith("_mask") and data[name].dtype == torch.bool:
+                data[name] = data[name].clone()
+                data[name][own:] = False
         if self.full_degree is not None:
             data.full_degree = self.full_degree[n_id]
         return data
@@ -82,58 +76,46 @@ def observed(data: Data) -> Graph:
     """Return the validated graph of `data`, which must be on the CPU and have `edge_index`."""
     if not isinstance(data, Data):
         raise TypeError(f"data must be one graph, a torch_geometric Data; got {type(data).__name__}.")
-    if data.edge_index is not None and not isinstance(data.edge_index, Tensor):
-        raise TypeError(f"edge_index must be a tensor [2, num_edges]; got {describe(data.edge_index)}.")
-    if data.edge_index is None and getattr(data, "adj_t", None) is not None:
+    edge_index = data.edge_index
+    check_kind(edge_index, "edge_index", (Tensor, NoneType), "a tensor [2, num_edges]")
+    if edge_index is None and getattr(data, "adj_t", None) is not None:
         raise ValueError("data must have edge_index; got adj_t, whose edges have no order. Set edge_index.")
-    if data.edge_index is not None and data.edge_index.device.type != "cpu":
+    if edge_index is not None and edge_index.device.type != "cpu":
         raise ValueError(
-            f"data must be on the CPU, where parts are cut; got edge_index on {data.edge_index.device}. "
+            f"data must be on the CPU, where parts are cut; got edge_index on {edge_index.device}. "
             "Pass data.cpu(), and move every batch: batch.to(device)."
         )
     return Graph.from_data(data)
 
 
-def _node_masks(data: Data) -> list[str]:
-    return [name for name in data.node_attrs() if name.endswith("_mask") and data[name].dtype == torch.bool]
+Method = Literal["metis", "label_propagation"]
 
 
 def find_clusters(
-    data: Data,
-    num_clusters: int | None = None,
-    method: Literal["metis", "label_propagation"] = "metis",
-    *,
-    seed: int = 0,
+    data: Data, num_clusters: int | None = None, method: Method = "metis", *, seed: int = 0
 ) -> Int[Tensor, " N"]:
     """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
-
-    - `"metis"` (Karypis & Kumar 1998), as in Cluster-GCN (Chiang et al. 2019): clusters of nearly equal size with few
-      edges between them; use several times as many as parts. It needs pymetis (the extra `metis`), or PyG's
-      `ClusterData` with pyg-lib or torch-sparse, which ignores the seed.
-    - `"label_propagation"` (Raghavan et al. 2007) by networkx: clusters of any number and size, for graphs of up to
-      about a million edges. A graph without communities is one cluster.
 
     Directions and weights of edges are ignored.
 
     Args:
         data: one graph on the CPU, with `edge_index`.
-        num_clusters: number of clusters, for METIS only.
-        method: "metis" or "label_propagation".
+        num_clusters: number of clusters, for METIS only; several times as many as parts.
+        method: `"metis"` (Karypis & Kumar 1998), as in Cluster-GCN (Chiang et al. 2019): clusters of nearly equal size
+            with few edges between them; needs pymetis (the extra `metis`), or PyG's `ClusterData` with pyg-lib or
+            torch-sparse, which ignores the seed. `"label_propagation"` (Raghavan et al. 2007), by networkx: clusters
+            of any number and size, for graphs of up to about a million edges.
         seed: of the method.
-
-    Returns:
-        The cluster of every node, [N] long.
 
     Raises:
         ImportError: METIS is not installed.
-        ValueError: `num_clusters` is missing for METIS, or given for label propagation.
-        TypeError: `num_clusters` or the seed is not an integer.
+        TypeError, ValueError: an argument does not fit, or `num_clusters` is not given just where METIS needs it.
 
     Examples:
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
         torch.Size([6])
     """
-    check_choice(method, "method", ["metis", "label_propagation"])
+    check_choice(method, "method", get_args(Method))
     seed = as_whole(seed, "seed")
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
@@ -152,9 +134,8 @@ def find_clusters(
 
 def _neighbours(graph: Graph) -> csr_array:
     """Return the symmetric boolean adjacency without self-loops."""
-    source, target = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
-    ones = np.ones(len(source), dtype=bool)
-    one_way = csr_array((ones, (source, target)), shape=(graph.num_nodes, graph.num_nodes))
+    edges = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
+    one_way = csr_array((np.ones(edges.shape[1], dtype=bool), tuple(edges)), shape=(graph.num_nodes, graph.num_nodes))
     return one_way + one_way.T
 
 
@@ -163,8 +144,7 @@ def _metis(neighbours: csr_array, num_clusters: int, seed: int) -> Tensor:
         import pymetis
     except ImportError:
         return _metis_of_pyg(neighbours, num_clusters)
-    options = pymetis.Options(seed=seed)
-    adjacency = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices)
+    adjacency, options = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices), pymetis.Options(seed=seed)
     _, found = pymetis.part_graph(num_clusters, adjacency, options=options, recursive=False)
     return torch.as_tensor(found, dtype=torch.long)
 
@@ -196,8 +176,7 @@ def _label_propagation(graph: Graph, seed: int) -> Tensor:
     return clusters
 
 
-# Edges per chunk: intermediate results, a few bytes per edge, fit into the cache.
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # edges, for which intermediate results of a few bytes each fit into the cache
 
 
 def random_partition(
@@ -209,13 +188,9 @@ def random_partition(
 ) -> Integer[Tensor, " N"]:
     """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
-    With `clusters`, the clusters are in random order and their nodes adjacent (Cluster-GCN, Chiang et al. 2019); cuts
-    between equal parts divide at most `num_parts` − 1 clusters.
-
-    With `needed`, at least one node per part: a part without any exchanges a node for one from a part with most. The
-    distribution is uniform, as published, up to the probability of such a part, 10^-4000 at Pokec's size.
-
-    Shapes: clusters [N], 0 .. C − 1; needed [N] → part [N] in the smallest integers that hold it.
+    With `clusters`, 0 .. C − 1, these are in random order and their nodes adjacent (Cluster-GCN, Chiang et al. 2019);
+    at most `num_parts` − 1 of them are cut. With `needed`, a part without any such node exchanges a node for one from a
+    part with most. The distribution is uniform up to the probability of such a part, 10^-4000 at Pokec's size.
     """
     order = torch.randperm(num_nodes, generator=generator)
     if clusters is not None:
@@ -234,15 +209,11 @@ def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Gen
     held = torch.bincount(part[needed], minlength=num_parts)
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
-        given = _one_of(needed[part[needed] == rich], generator)
-        taken = _one_of((part == poor).nonzero().flatten(), generator)
+        pools = needed[part[needed] == rich], (part == poor).nonzero().flatten()
+        given, taken = (int(pool[torch.randint(len(pool), (1,), generator=generator)]) for pool in pools)
         part[given], part[taken] = poor, rich
         held[rich] -= 1
         held[poor] = 1
-
-
-def _one_of(nodes: Tensor, generator: torch.Generator) -> int:
-    return int(nodes[torch.randint(len(nodes), (1,), generator=generator)])
 
 
 class Part(NamedTuple):
@@ -265,8 +236,6 @@ class Cut:
 
     Edges are read once, in chunks that are filtered and sorted by part. Tables take 13 to 16 bytes per node and 12 per
     kept edge. Threads process one chunk each in numpy, since torch would synchronise after each short operation.
-
-    Shapes: edge_index [2, E]; part [N], 0 .. num_parts − 1.
     """
 
     def __init__(

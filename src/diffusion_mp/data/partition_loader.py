@@ -23,46 +23,35 @@ from diffusion_mp.graph import Graph
 class RandomPartitionLoader(DataLoader[Data]):
     r"""Random parts of a graph with the edges inside them: the published recipe for large graphs (Wu, Wipf & Yan 2025).
 
-    Every pass draws a uniform partition into parts whose sizes differ by at most one, and cuts all of them in one pass
-    over the edges, O(E). Of p parts about 1/p of the edges are kept, which the paper does not mention (D12 in
-    docs/errata.md); `clusters` and `halo` keep more.
+    Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
+    the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data`, and
-
-    - `n_id` [n], the numbers of its nodes in `data`; the first `batch_size`, its own, in ascending order;
-    - `edge_index` [2, e] and `e_id` [e], its edges and their numbers in `data`, in the order of `data`; without `halo`
-      as in `torch_geometric.utils.subgraph(n_id, edge_index, relabel_nodes=True)`;
-    - `kept_edges`, and with `degrees="full"` `full_degree`: see :class:`PartOf`.
+    A batch is a `Data` with the node and edge attributes of `data` and those of :class:`PartOf`. `n_id` [n] and `e_id`
+    [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`, are in ascending order.
 
     The partition depends on `seed` and epoch only. Passes count epochs from 0; `set_epoch(epoch)`, which Lightning
-    calls, sets the next one. Attributes are gathered per batch, by workers if there are any. Tensors may thus be
-    memory-mapped (`torch.from_numpy(numpy.memmap(...))`) and larger than memory, though spawned workers copy them. On
+    calls, sets the next one. Workers, if any, gather the attributes of a batch, so tensors may be memory-mapped. On
     several processes of `torch.distributed` all draw the same partition and yield a share of its parts.
 
     Args:
         data: one graph, on the CPU.
         num_parts: parts per epoch, a multiple of `num_replicas`.
-        batch_size: the largest size of a part, in place of `num_parts`: ⌈N / batch_size⌉ parts, rounded up to a
-            multiple of `num_replicas`.
-        clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`. Parts then consist of whole random
-            clusters, but for at most p − 1 that are cut to keep sizes equal.
+        batch_size: the largest size of a part, in place of `num_parts`, which is then rounded up to such a multiple.
+        clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
         halo: add to a part all edges that arrive at its nodes, and their sources, which are in no mask and receive no
             edges but their self-loops.
         degrees: ``"batch"`` or ``"full"``, the degrees that `Graph.from_data(batch)` has: see :class:`PartOf`.
-        allow_unlabelled: accept parts without a node of `train_mask`; otherwise such a part exchanges a node for one,
-            see :func:`random_partition`.
+        allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
         seed: of all partitions.
-        num_replicas, rank: number of processes that share the parts of an epoch, and the index of this one; by default
-            those of `torch.distributed`, or 1 and 0.
+        num_replicas, rank: number of processes that share the parts, and the index of this one; by default those of
+            `torch.distributed`, or 1 and 0.
         options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
 
     Raises:
-        TypeError, ValueError: data is not one graph on the CPU; there are more parts than nodes or training nodes; or
-            `num_replicas` does not divide `num_parts`.
+        ValueError: more parts than nodes or training nodes, or `num_replicas` does not divide `num_parts`.
 
     Examples:
-        >>> data = Data(x=x, edge_index=edge_index, y=torch.arange(6) % 2)
-        >>> sorted(batch.num_nodes for batch in RandomPartitionLoader(data, num_parts=2))
+        >>> [batch.num_nodes for batch in RandomPartitionLoader(Data(x=x, edge_index=edge_index), num_parts=2)]
         [3, 3]
     """
 
@@ -88,7 +77,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         clusters = None if clusters is None else _numbered(clusters, size)
 
         # Partials, not closures: the loader must be picklable for spawned processes.
-        cut = partial(_cut, edges, size, clusters, needed, halo)
+        cut = partial(_cut, edges, size, (clusters, needed), halo)
         count = partial(_num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum()))
         sampler = PartSampler(cut, count, seed, num_replicas, rank)
         # Without a generator, DataLoader draws the seed of its workers from the global state.
@@ -110,15 +99,9 @@ class RandomPartitionLoader(DataLoader[Data]):
 
 
 def _cut(
-    edges: Tensor,
-    size: int,
-    clusters: Tensor | None,
-    needed: Tensor | None,
-    halo: bool,
-    count: int,
-    generator: torch.Generator,
+    edges: Tensor, size: int, grouping: tuple[Tensor | None, ...], halo: bool, count: int, generator: torch.Generator
 ) -> Cut:
-    return Cut(edges, random_partition(size, count, generator, clusters, needed), count, halo=halo)
+    return Cut(edges, random_partition(size, count, generator, *grouping), count, halo=halo)
 
 
 class PartSampler(DistributedSampler[Part]):
@@ -128,15 +111,8 @@ class PartSampler(DistributedSampler[Part]):
     on use, since Lightning starts them after loaders are constructed.
     """
 
-    def __init__(
-        self,
-        cut: Callable[[int, torch.Generator], Cut],
-        count: Callable[[int], int],
-        seed: int,
-        num_replicas: int | None,
-        rank: int | None,
-    ) -> None:
-        self._cut, self._count, self._given = cut, count, (num_replicas, rank)
+    def __init__(self, cut: Callable[..., Cut], count: Callable[[int], int], seed: int, *share: int | None) -> None:
+        self._cut, self._count, self._given = cut, count, share
         seed = as_whole(seed, "seed")
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
@@ -170,13 +146,12 @@ def _num_parts(num_parts: int | None, batch_size: int | None, size: int, labelle
     """Return the number of parts: `num_parts`, or the least multiple of `replicas` that respects `batch_size`."""
     if (num_parts is None) == (batch_size is None):
         raise ValueError(f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}.")
-    given = "num_parts" if batch_size is None else "batch_size"
     if batch_size is not None:
         check_counts(batch_size=batch_size)
         least = -(-size // batch_size)
-        count = least + -least % replicas
+        given, count = "batch_size", least + -least % replicas
     else:
-        count = cast("int", num_parts)
+        given, count = "num_parts", cast("int", num_parts)
         check_counts(num_parts=count)
     if count % replicas:
         raise ValueError(
@@ -208,8 +183,7 @@ class _Batches(Dataset[Data]):
             elif rows is not None:
                 batch[name] = select(value, rows, data.__cat_dim__(name, value))
         if "ptr" in batch:
-            # Row boundaries of several graphs in `data` do not hold here; `batch`, a node attribute, remains valid.
-            del batch.ptr
+            del batch.ptr  # boundaries of graphs in `data` do not hold here; `batch`, a node attribute, does
         batch.n_id, batch.e_id = part.n_id, part.e_id
         batch.num_nodes, batch.batch_size = len(part.n_id), part.batch_size
         return self._part_of(batch)
@@ -217,9 +191,8 @@ class _Batches(Dataset[Data]):
 
 def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
-    if mask is not None and (
-        not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (data.num_nodes,)
-    ):
+    fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (data.num_nodes,)
+    if mask is not None and not fits:
         raise ValueError(
             f"train_mask must be a bool tensor [{data.num_nodes}], one split; got {describe(mask)}. "
             "Split.of(data, column).apply_to(data) takes one of several."
@@ -232,11 +205,12 @@ def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
     numbers = index_vector(clusters, "clusters", "[num_nodes]")
     if len(numbers) != size:
         raise ValueError(f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}.")
-    if size and int(numbers.min()) < 0:
-        raise ValueError(f"clusters must be numbered from 0; the smallest is {int(numbers.min())}.")
-    if size and int(numbers.max()) >= size:
+    low, high = (int(end) for end in numbers.aminmax()) if size else (0, -1)
+    if low < 0:
+        raise ValueError(f"clusters must be numbered from 0; the smallest is {low}.")
+    if high >= size:
         raise ValueError(
-            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; the largest is "
-            f"{int(numbers.max())}. clusters.unique(return_inverse=True)[1] numbers them anew."
+            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; the largest is {high}. "
+            "clusters.unique(return_inverse=True)[1] numbers them anew."
         )
     return numbers

@@ -28,23 +28,21 @@ _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 class AddLaplacianPE(BaseTransform):
     """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
 
-    Unlike PyG's `AddLaplacianEigenvectorPE`, no signs are drawn from the global generator, and graphs of at most k
-    nodes are padded with zeros. Eigenvalues are kept, and vectors have mean square 1 for graphs of any size. Signs, and
-    bases of repeated eigenvalues, are arbitrary: read the vectors with a sign-invariant encoder (`LaplacianEncoder`).
-    PyG's `AddRandomWalkPE` composes with it.
-
-    Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], and `laplacian_mask`, bool [N, k],
-    false for padding; rows are nodes, so that batches concatenate them.
+    Unlike PyG's `AddLaplacianEigenvectorPE`, it draws no signs, pads graphs of at most k nodes with zeros and scales
+    vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: read the vectors with a
+    sign-invariant encoder (`LaplacianEncoder`).
 
     Args:
         k: the number of eigenvectors.
 
+    Shapes: adds `laplacian_eigenvectors` and `laplacian_eigenvalues`, float [N, k], and `laplacian_mask`, bool [N, k],
+    false for padding; rows are nodes, so that batches concatenate them.
+
     Raises:
-        TypeError, ValueError: as `Graph.from_data`; the graph has no edge_index or is not undirected.
+        ValueError: the graph has no edge_index or is not undirected.
 
     Examples:
-        >>> data = AddLaplacianPE(2)(Data(x=x, edge_index=edge_index))
-        >>> data.laplacian_eigenvectors.shape
+        >>> AddLaplacianPE(2)(Data(x=x, edge_index=edge_index)).laplacian_eigenvectors.shape
         torch.Size([6, 2])
     """
 
@@ -63,15 +61,13 @@ class AddLaplacianPE(BaseTransform):
                 "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight; "
                 "torch_geometric.transforms.ToUndirected() makes one."
             )
-        size = graph.num_nodes
+        size, device = graph.num_nodes, graph.edges.device
         found = max(min(self.k, size - 1), 0)
-        dtype = torch.get_default_dtype()
-        vectors, values = torch.zeros(size, self.k, dtype=dtype), torch.zeros(size, self.k, dtype=dtype)
+        vectors, values = (torch.zeros(size, self.k, dtype=torch.get_default_dtype()) for _ in range(2))
         if found:
             value, vector = _lowest(_laplacian(graph), found + 1)
             vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
             values[:, :found] = torch.from_numpy(value[1:])
-        device = graph.edges.device
         data.laplacian_eigenvectors, data.laplacian_eigenvalues = vectors.to(device), values.to(device)
         data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
         return data
@@ -102,19 +98,14 @@ def _lowest(laplacian: csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
 class ToDiffusionGraph(BaseTransform):
     """Add ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
 
-    The graph caches what layers derive from it, so that edges are validated, compressed and normalised once. It moves
-    with ``data.to(device)`` and between processes. It does not follow later changes of the edges: put this transform
-    last. PyG's loaders of parts of a graph take it as their ``transform``. It collates a list of data into a batch with
-    its graph::
+    The graph caches what layers derive from it, and moves with ``data.to(device)`` and between processes. It does not
+    follow later changes of the edges: put this transform last. It collates a list of data into a batch with its graph::
 
         loader = torch.utils.data.DataLoader(dataset, 64, shuffle=True, collate_fn=ToDiffusionGraph())
 
     Args:
-        self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`), for example in a worker.
-            This pays above some 100 000 edges; smaller graphs take longer to send than to prepare.
-
-    Raises:
-        TypeError, ValueError: not `Data`, or as `Graph.from_data`.
+        self_loops: prepare the graph for layers with this policy (`Graph.with_self_loops`), for example in a worker;
+            pays above some 100 000 edges.
 
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
@@ -139,10 +130,7 @@ class ToDiffusionGraph(BaseTransform):
         return f"{type(self).__name__}(self_loops={self.self_loops!r})"
 
 
-Item = tuple[Any, ...]  # one sequence of tokens [L] or two, then the label, an int
-
-
-def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, ...]:
+def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tuple[Tensor, ...]:
     """Collate items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
 
     An item is (tokens, label), or (tokens, other tokens, label) for pairs of texts, which give two pairs of tokens and
@@ -155,8 +143,7 @@ def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, .
     Shapes: tokens [B, L] long, mask [B, L] bool (True = token), labels [B] long.
 
     Raises:
-        ValueError: the batch is empty, or `max_length` is below 1.
-        TypeError: items differ in kind, or tokens or labels are not integers.
+        ValueError, TypeError: the batch is empty, items differ in kind, or tokens or labels are not integers.
 
     Examples:
         >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])
@@ -169,7 +156,14 @@ def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, .
     if max_length is not None:
         check_counts(max_length=max_length)
     for item in batch:
-        _check_item(item, batch[0])
+        if not isinstance(item, list | tuple) or not 2 <= len(item) == len(batch[0]):
+            raise TypeError(
+                "every item of batch must be tokens and a label, or tokens twice and a label, like the first."
+            )
+        for tokens in item[:-1]:
+            if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex():
+                raise TypeError(f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}.")
+        as_whole(item[-1], "the label of an item of batch")
     *texts, labels = zip(*batch, strict=True)
     padded: list[Tensor] = []
     for sequences in texts:
@@ -178,12 +172,3 @@ def pad(batch: Sequence[Item], max_length: int | None = None) -> tuple[Tensor, .
         tokens = pad_sequence(cut, batch_first=True)
         padded += [tokens, torch.arange(tokens.size(1)) < length[:, None]]
     return (*padded, torch.tensor(labels))
-
-
-def _check_item(item: object, first: Item) -> None:
-    if not isinstance(item, list | tuple) or not 2 <= len(item) == len(first):
-        raise TypeError("every item of batch must be tokens and a label, or tokens twice and a label, like the first.")
-    for tokens in item[:-1]:
-        if not isinstance(tokens, Tensor) or tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex():
-            raise TypeError(f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}.")
-    as_whole(item[-1], "the label of an item of batch")

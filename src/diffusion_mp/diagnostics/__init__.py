@@ -1,10 +1,9 @@
 """Diagnostics: measurements and plots of layers, couplings and states."""
 
+from diffusion_mp.diagnostics.attention import kernel_error, plot_attention
 from diffusion_mp.diagnostics.hooks import EnergyTrace, roughness
-from diffusion_mp.diagnostics.kernel_error import kernel_error
 from diffusion_mp.diagnostics.perturbation import Perturbation, lipschitz, perturbation_bound
 from diffusion_mp.diagnostics.placement import Commutator, PlacementReport, commutator, diagnose
-from diffusion_mp.diagnostics.plotting import plot_attention
 from diffusion_mp.diagnostics.steady_state import SmoothingFloor, posterior_variance, smoothing_floor
 
 __all__ = [

@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics.plotting import axis
 from diffusion_mp.energies import Energy
 from diffusion_mp.errors import check_function, check_kind, check_mask, check_tensor, describe
+from diffusion_mp.extras import needed_by
 from diffusion_mp.layers.sequences import tokens_first
 
 
+def axis(ax: Any = None) -> Any:
+    """Return the given matplotlib axis, or that of a new figure."""
+    with needed_by("A plot", "diffusion-mp[plot]"):
+        import matplotlib.pyplot as plt
+
+    return plt.figure().add_subplot() if ax is None else ax
+
+
 def roughness(x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, " B"]:
-    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² of every sequence, its Dirichlet energy (Zhang & Zhou, Eq. 6).
+    r"""𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² of every sequence, its Dirichlet energy (Zhang & Zhou, Eq. 6), in float32 or more.
 
-    Summed in at least float32. With ``mask``, consecutive tokens (true) are neighbours, and other positions are
-    ignored, even if NaN.
-
-    Raises:
-        TypeError, ValueError: x is not [B, L, C], or the mask is not [B, L] of bool.
+    With ``mask``, consecutive tokens (true) are neighbours, and other positions are ignored, even if NaN.
 
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences
@@ -59,11 +64,6 @@ class Call:
         """Return ‖x‖² over the tokens of all sequences."""
         return float(tokens(self.x, self.mask).square().sum())
 
-    def relative_roughness(self) -> float:
-        """Return 𝓔(x)/‖x‖², at most 2; 0 if x is zero."""
-        square = self.square()
-        return self.roughness() / square if square else 0.0
-
     def moved(self) -> Tensor:
         """Return out − x of the tokens, [N, C]."""
         return tokens(self.out, self.mask) - tokens(self.x, self.mask)
@@ -88,22 +88,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]) -> Iterator[None]:
-    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)`` in the body.
+    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
 
-    A tensor that it returns replaces the output. The hooks are removed also after an error.
-    """
-
-    def forward_hook(name: str) -> Callable[..., Tensor | None]:
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-            x = args[0] if args else kwargs.get("x")
-            mask = args[1] if len(args) > 1 else kwargs.get("mask")
-            return hook(name, x, mask, output)
-
-        return after
+    def after(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        x, mask = (args[k] if len(args) > k else kwargs.get(key) for k, key in enumerate(("x", "mask")))
+        return hook(name, x, mask, output)
 
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.callback(module.register_forward_hook(forward_hook(name), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(partial(after, name), with_kwargs=True).remove)
         yield
 
 
@@ -132,7 +125,7 @@ def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerEnergy:
-    """One call of a layer: its name in the model, E(x_in) before and E(x_out, x_in) after it."""
+    """E(x_in) before and E(x_out, x_in) after one call of a layer."""
 
     layer: str
     before: float
@@ -142,17 +135,13 @@ class LayerEnergy:
 class EnergyTrace:
     """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
 
-    Diffusion layers are the modules with ``is_diffusion_layer = True``, such as `DiffusionConv`. Only numbers are kept;
-    outputs and gradients of the model do not change.
+    Only numbers are kept; outputs and gradients of the model do not change.
 
     Args:
-        model: any module that contains diffusion layers.
+        model: contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`.
         energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)`` and
-            ``energy(x_out, x_in)``, with ``None`` for x_in if the layer changes the shape of the state. Default:
-            Σ_ij‖x_i − x_j‖² of the state alone, in O(N C).
-
-    Raises:
-        ValueError: the model has no diffusion layer.
+            ``energy(x_out, x_in)``, with ``None`` for x_in if the shape of the state changes; Σ_ij‖x_i − x_j‖² by
+            default.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)
@@ -164,16 +153,13 @@ class EnergyTrace:
 
     def __init__(self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
-        if energy is not None:
-            check_function(energy, "energy", "called as energy(x_out, x_in)")
+        self.energy = _spread if energy is None else energy
+        check_function(self.energy, "energy", "called as energy(x_out, x_in)")
         found = declared(model, "is_diffusion_layer")
         self.layers = {name or type(module).__name__: module for name, module in found.items()}
         if not self.layers:
-            raise ValueError(
-                f"model must contain a diffusion layer, a module with is_diffusion_layer = True; "
-                f"{type(model).__name__} has none among its {sum(1 for _ in model.modules())} modules."
-            )
-        self.energy = energy if energy is not None else _spread
+            name = type(model).__name__
+            raise ValueError(f"model must contain a diffusion layer (is_diffusion_layer = True); {name} has none.")
         self.records: list[LayerEnergy] = []
         self._hooks = ExitStack()
 
@@ -205,8 +191,7 @@ class EnergyTrace:
         ax = axis(ax)
         energies = [record.before for record in self.records[:1]] + self.energies
         ax.plot(range(len(energies)), energies, marker="o")
-        ax.set_xlabel("layer")
-        ax.set_ylabel("energy")
+        ax.set(xlabel="layer", ylabel="energy")
         return ax
 
     @torch.no_grad()

@@ -39,21 +39,18 @@ def lipschitz(
     r"""‖J‖₂, the largest singular value of the Jacobian of f at x: the local Lipschitz constant of Assumption 4.6
     (Zhang & Zhou, Eq. 8).
 
-    A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction. It stops when the residual
-    ‖JᵀJ v − ‖J‖² v‖ is below ``tol`` ‖J‖²/√n for n entries of x: any singular direction has about 1/√n of the start,
-    so a larger singular value would show in the residual. Each iteration takes two backward passes: Jᵀw, and Jv as the
-    derivative of Jᵀw with respect to w.
+    A lower bound by Lanczos bidiagonalisation (Golub & Kahan, 1965) from a random direction, with two backward passes
+    per iteration: Jᵀw, and Jv as the derivative of Jᵀw with respect to w.
 
     Args:
-        f: a function of one tensor, twice differentiable by autograd; modules should be in evaluation mode, and get no
-            gradients. Fused attention is replaced by the plain one, which holds its [B, H, L, L] weights.
+        f: a function of one tensor, twice differentiable, in evaluation mode; plain attention replaces fused.
         x: the point.
-        tol: relative tolerance.
+        tol: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
         max_iter: the largest number of iterations.
         generator: of the initial direction; by default one with seed 0.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; f returns no real tensor, or has no finite derivative at x.
+        TypeError, ValueError: f returns no real tensor, or has no finite derivative at x.
         ConvergenceError: the tolerance was not reached.
         RuntimeError: a part of f can be differentiated only once.
 
@@ -61,6 +58,8 @@ def lipschitz(
         >>> round(lipschitz(lambda z: 3 * z, torch.rand(5)), 3)
         3.0
     """
+    from scipy.linalg import eigh_tridiagonal
+
     check_positive(tol, "tol")
     check_counts(max_iter=max_iter)
     check_function(f, "f", "of one tensor")
@@ -82,9 +81,9 @@ def lipschitz(
             return 0.0
         right = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         right, left = (right / right.norm()).to(x), torch.zeros_like(value)
+        # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        main: list[float] = []  # the diagonal and off-diagonal of JᵀJ, tridiagonal in the Lanczos basis
-        side: list[float] = []
+        main, side = list[float](), list[float]()  # of JᵀJ, tridiagonal in the Lanczos basis
         beta = 0.0
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
@@ -98,7 +97,9 @@ def lipschitz(
                 (image,) = torch.autograd.grad(value, point, left, retain_graph=True)
                 right = image - alpha * right
                 beta = float(right.norm(dtype=torch.float64))
-            square, residual = _top(main, side, alpha * beta)
+            last = len(main) - 1
+            (top,), vector = eigh_tridiagonal(main, side, select="i", select_range=(last, last))
+            square, residual = max(float(top), 0.0), alpha * beta * abs(float(vector[-1, 0]))
             if residual <= enough * square:
                 return math.sqrt(square)
             side.append(alpha * beta)
@@ -109,38 +110,25 @@ def lipschitz(
     )
 
 
-def _top(main: list[float], side: list[float], beyond: float) -> tuple[float, float]:
-    """Return the largest eigenvalue of a tridiagonal matrix, and its residual for the next off-diagonal ``beyond``."""
-    from scipy.linalg import eigh_tridiagonal
-
-    last = len(main) - 1
-    (value,), vector = eigh_tridiagonal(main, side, select="i", select_range=(last, last))
-    return max(float(value), 0.0), beyond * abs(float(vector[-1, 0]))
-
-
 @dataclass(frozen=True)
 class Perturbation:
     r"""Effect of a layer S in front of the tail T at the state Z: ‖T(SZ) − T(Z)‖ and its first-order estimates.
 
-    ``estimate`` = ``lipschitz`` · ``step`` ≤ ``roughness_estimate`` = ``lipschitz`` · ``step_bound``. They bound
-    ``truth`` if T is linear. For other T they may not, since ``lipschitz`` is measured at a few points only. Norms and
-    roughness are over all sequences.
+    ``estimate`` and ``roughness_estimate`` bound ``truth`` if T is linear. For other T they may not, since
+    ``lipschitz`` is measured at a few points only. Norms and roughness are over all sequences.
 
     Attributes:
         truth: ‖T(SZ) − T(Z)‖.
         lipschitz: Lip(T), the maximum over points between Z and SZ.
         step: ‖(S − I)Z‖.
         step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``; ``None`` if unknown for the layer.
-        roughness: 𝓔(Z).
-        size: ‖Z‖.
+        roughness, size: 𝓔(Z) and ‖Z‖.
 
     Examples:
         >>> layer = PDEDiffusion1d(4)
         >>> found = perturbation_bound(torch.nn.Sequential(layer, torch.nn.Linear(4, 2)), layer, torch.rand(2, 5, 4))
-        >>> isinstance(found, Perturbation)
-        True
-        >>> found.truth <= found.estimate <= found.roughness_estimate  # the tail is linear
-        True
+        >>> isinstance(found, Perturbation), found.truth <= found.estimate <= found.roughness_estimate
+        (True, True)
     """
 
     truth: float
@@ -178,10 +166,10 @@ def perturbation_bound(
     r"""‖F⁽ʲ⁾(X) − F(X)‖ and its first-order estimates (Zhang & Zhou, Theorem 4.7, corrected).
 
     F⁽ʲ⁾ has the diffusion layer at ``site``, F has not. With T the model behind it and Z the state there, the mean
-    value theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. ``lipschitz`` is the maximum over
-    ``points`` of the segment, a lower bound, so the estimate may fail for nonlinear T. For symmetric boundaries and the
-    explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at
-    stride h. The printed α√(2𝓔(Z)) for one stride is too small by a factor of two (P3 in docs/errata.md).
+    value theorem gives ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖; ``lipschitz`` is the maximum over
+    ``points`` of the segment. For symmetric boundaries and the explicit step without LayerNorm,
+    ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at stride h; the printed α√(2𝓔(Z))
+    is half of it (P3 in docs/errata.md).
 
     Args:
         model: a module whose output is a tensor; it runs in evaluation mode, and its mode is restored.
@@ -192,13 +180,12 @@ def perturbation_bound(
         tol: of `lipschitz`.
 
     Raises:
-        TypeError, ValueError: ``site`` is not called, or neither it nor ``diffusion`` is a diffusion layer.
+        ValueError: ``site`` is not called, or neither it nor ``diffusion`` is a diffusion layer.
         ConvergenceError, RuntimeError: see `lipschitz`.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P1")
-        >>> site = next(module for module in model.modules() if isinstance(module, PDEDiffusion1d))
-        >>> perturbation_bound(model, site, torch.rand(2, 5, 4)).truth >= 0
+        >>> perturbation_bound(model, model.after_embedding, torch.rand(2, 5, 4)).truth >= 0
         True
     """
     check_counts(points=points)
@@ -212,47 +199,35 @@ def perturbation_bound(
     with evaluating(model), evaluating(layer):
         with torch.no_grad(), recorded({"site": site}) as found:
             model(*inputs, **named)
-        calls = found["site"]
-        if not calls:
-            raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
-        if diffusion is not None:
-            with torch.no_grad():
+            calls = found["site"]
+            if not calls:
+                raise ValueError("site must be a module of the model that these inputs reach; it was not called.")
+            if diffusion is not None:
                 calls = [Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls]
         for call in calls:
             check_finite(call.moved(), "the state that inputs give at site")
-        tail = _tail(model, site, inputs, named, [call.out.shape for call in calls])
+
+        def tail(states: Tensor) -> Tensor:
+            """Return T of the concatenated, flattened outputs of all calls, which replace those of ``site``."""
+            pieces = states.split([call.out.numel() for call in calls])
+            given = iter([piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)])
+            with hooked({"site": site}, lambda *_: next(given)):
+                out: Tensor = model(*inputs, **named)
+            return out
+
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
             truth = float((tail(after).double() - tail(before).double()).norm())
         segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
-        stretch = max(lipschitz(tail, point, tol=tol) for point in segment)
         return Perturbation(
             truth,
-            stretch,
+            max(lipschitz(tail, point, tol=tol) for point in segment),
             step=sum(float(call.moved().square().sum()) for call in calls) ** 0.5,
             step_bound=_step_bound(layer, calls),
             roughness=sum(call.roughness() for call in calls),
             size=sum(call.square() for call in calls) ** 0.5,
         )
-
-
-def _tail(
-    model: nn.Module, site: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], shapes: list[torch.Size]
-) -> Callable[[Tensor], Tensor]:
-    """Return T, from the concatenated, flattened outputs of the calls of ``site`` to the output of the model.
-
-    T runs the model on its inputs, with a hook that replaces these outputs.
-    """
-
-    def tail(states: Tensor) -> Tensor:
-        pieces = states.split([shape.numel() for shape in shapes])
-        given = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-        with hooked({"site": site}, lambda *_: next(given)):
-            out: Tensor = model(*inputs, **named)
-        return out
-
-    return tail
 
 
 @torch.no_grad()

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.diagnostics.hooks import declared, evaluating, recorded, tokens
+from diffusion_mp.diagnostics.hooks import axis, declared, evaluating, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
-from diffusion_mp.diagnostics.plotting import axis
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -55,9 +54,7 @@ class Commutator:
     @property
     def relative_linearized(self) -> float | None:
         """The linearised form over ‖A(X)‖; 0 if A(X) is zero, ``None`` if not measured."""
-        if self.linearized is None:
-            return None
-        return self.linearized / self.routed if self.routed else 0.0
+        return self.linearized and (self.linearized / self.routed if self.routed else 0.0)
 
 
 @torch.no_grad()
@@ -69,20 +66,19 @@ def commutator(
 ) -> Commutator:
     r"""‖S(A(X)) − A(S(X))‖ (Zhang & Zhou, Eq. 12) and ‖S(A_X(X)) − A_X(S(X))‖, with the routing frozen at X.
 
-    For one head without projections A_X(Y) = A(X) Y, and the second (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖. The two differ by
-    the change of the routing. S is the step without the LayerNorm of Eq. 16.
+    For one head without projections A_X(Y) = A(X) Y, and the second (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖. S is the step
+    without the LayerNorm of Eq. 16.
 
     Args:
         diffusion: S.
-        attention: A, called as ``attention(x, mask)`` (or ``attention(x)`` without a mask), in evaluation mode. The
+        attention: A, called as ``attention(x, mask)``, or ``attention(x)`` without a mask, in evaluation mode. The
             linearised form needs a method ``frozen(x, mask)`` that returns A_X, as in `SelfAttention`.
         x: the state that the attention reads.
         mask: true for tokens; others do not count.
 
     Examples:
         >>> attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
-        >>> result = commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4))
-        >>> result.exact > 0
+        >>> commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4)).exact > 0
         True
     """
     check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
@@ -92,21 +88,18 @@ def commutator(
     if diffusion.norm is not None:  # remove it from a copy, not from the caller's layer
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
-    given = (x,) if mask is None else (x, mask)
+    masks = () if mask is None else (mask,)
 
-    def smooth(y: Tensor) -> Tensor:
-        return diffusion(y, *given[1:])
-
-    def conflict(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
+    def norm(route: Callable[[Tensor], Tensor], after: Tensor) -> float:
         """Return ‖S(after) − route(S(x))‖, for ``after`` = route(x)."""
-        return float((tokens(smooth(after), mask) - tokens(route(smooth(x)), mask)).norm())
+        smoothed, routed = diffusion(after, *masks), route(diffusion(x, *masks))
+        return float((tokens(smoothed, mask) - tokens(routed, mask)).norm())
 
-    routed = attention(*given)
-    exact = conflict(lambda y: attention(y, *given[1:]), routed)
-    linearized = None
+    routed = attention(x, *masks)
+    exact, linearized = norm(lambda y: attention(y, *masks), routed), None
     if hasattr(attention, "frozen"):  # A_X is linear: the weights of A at x, applied to S(x) too
-        frozen = attention.frozen(*given)
-        linearized = conflict(frozen, frozen(x))
+        frozen = attention.frozen(x, *masks)
+        linearized = norm(frozen, frozen(x))
     return Commutator(exact, linearized, float(tokens(routed, mask).norm()))
 
 
@@ -119,18 +112,15 @@ class PlacementReport:
 
     Args:
         attention: one row per call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² (at most 2) of its input X, over all sequences; ``commutator`` `‖[S, A](X)‖`/‖A(X)‖ and
-            ``linearized``, Eq. 13 over the same (``None`` if the module has no ``frozen``).
+            𝓔(X)/‖X‖² of its input X; ``commutator`` and ``linearized``, relative to ‖A(X)‖ (see `Commutator`).
         insertion: one row per insertion of a diffusion layer: ``layer``, and of `Perturbation` ``roughness``,
             ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
         >>> report = diagnose(model, torch.rand(2, 5, 4))
-        >>> isinstance(report, PlacementReport), len(report.attention["layer"])  # one row per attention
-        (True, 1)
-        >>> sorted(report.to_dict())
-        ['attention', 'insertion']
+        >>> isinstance(report, PlacementReport), sorted(report.to_dict())
+        (True, ['attention', 'insertion'])
     """
 
     attention: Columns
@@ -144,15 +134,14 @@ class PlacementReport:
         """Plot one column against the layers on a matplotlib ``ax`` (default: a new one); return it.
 
         Args:
-            quantity: a column of ``attention``, or else of ``insertion``. ``"estimate"`` also plots the truth and the
+            quantity: a column of ``attention``, or else of ``insertion``; ``"estimate"`` also plots the truth and the
                 estimate by roughness, on a logarithmic scale.
             label: of this report in the legend, for several reports on one axis.
         """
         table = self.attention if quantity in self.attention else self.insertion
         check_choice(quantity, "quantity", [name for name in {**self.attention, **self.insertion} if name != "layer"])
-        ax = axis(ax)
+        ax, colour = axis(ax), None  # all lines of a report have one colour, the next of the axis
         drawn = ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
-        colour = None  # all lines of a report have one colour, the next of the axis
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
             values = [float("nan") if value is None else value for value in table[name]]
             title = label if label and len(drawn) == 1 else f"{label} {name.replace('_', ' ')}".strip()
@@ -161,7 +150,7 @@ class PlacementReport:
         if len(drawn) > 1:
             ax.set_yscale("log")
         if len(ax.lines) > 1:
-            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # beside the data
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # to the right of the axis
         ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
         return ax
@@ -179,18 +168,16 @@ def diagnose(
     r"""Measure the quantities by which Zhang & Zhou predict the best placement (§ 3.5, Eqs. 6, 10, 12, 13).
 
     Modules with ``is_self_attention = True`` give the commutator with S at their input; diffusion layers are bypassed
-    for the estimate of Theorem 4.7. The model runs in evaluation mode, and its mode is restored. A Lipschitz constant
-    costs a few dozen backward passes; a few sequences in double precision suffice.
+    for the estimate of Theorem 4.7. A Lipschitz constant costs a few dozen backward passes; a few sequences in double
+    precision suffice.
 
     Args:
         model: a module that returns a tensor, such as `PDETransformer`.
         inputs, named: of the model.
-        diffusion: S. By default the model's own diffusion layer whose name shares the longest prefix with that of the
-            attention. It is required for baselines and P6, which have none along the sequence, and allows placements to
-            be compared with one S.
-        sites: names of modules behind which ``diffusion`` is inserted, such as
-            ``["after_embedding", "blocks.0.after_attention"]`` of a baseline; by default the model's own layers are
-            bypassed.
+        diffusion: S; by default the model's own layer whose name shares the longest prefix with that of the attention.
+            Required for baselines and P6, which have none along the sequence.
+        sites: names of modules behind which ``diffusion`` is inserted, such as ``["after_embedding"]`` of a baseline;
+            by default the model's own layers are bypassed.
         points, tol: see `perturbation_bound`.
 
     Raises:
@@ -200,8 +187,6 @@ def diagnose(
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
         >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot(quantity="commutator") draws it
-        >>> isinstance(report, PlacementReport)
-        True
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
     check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
@@ -213,45 +198,33 @@ def diagnose(
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
     for site in sites or ():
         check_choice(site, "sites", modules)
-    rows = []
+    insertion = []
     for name in declared(model, "is_diffusion_layer") if sites is None else sites:
         inserting = None if sites is None else diffusion
         found = perturbation_bound(model, modules[name], *inputs, diffusion=inserting, points=points, tol=tol, **named)
-        rows.append((name, *(getattr(found, column) for column in INSERTION[1:])))
-    attention = _commutators(model, inputs, named, diffusion)
-    return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, rows))
+        insertion.append((name, *(getattr(found, column) for column in INSERTION[1:])))
+    attentions, attention = declared(model, "is_self_attention"), []
+    with evaluating(model):
+        with torch.no_grad(), recorded(attentions) as calls:
+            model(*inputs, **named)
+        for name, call in [(key, call) for key in attentions for call in calls[key]]:
+            check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
+            smoothing = diffusion or _nearest(model, name, call.x.size(2))
+            both = commutator(smoothing, attentions[name], call.x, call.mask)
+            rough, square = call.roughness(), call.square()
+            relative = rough / square if square else 0.0
+            attention.append((name, rough, relative, both.relative, both.relative_linearized))
+    return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, insertion))
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")
 INSERTION = ("layer", "roughness", "relative_roughness", "step", "lipschitz", "truth", "estimate", "roughness_estimate")
 
 
-def _commutators(
-    model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], diffusion: PDEDiffusion1d | None
-) -> list[tuple[Any, ...]]:
-    """Return the rows of the table ``attention``."""
-    attentions = declared(model, "is_self_attention")
-    rows = []
-    with evaluating(model):
-        with torch.no_grad(), recorded(attentions) as calls:
-            model(*inputs, **named)
-        for name, attention in attentions.items():
-            for call in calls[name]:
-                check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
-                smoothing = diffusion or _nearest(model, name, call.x.size(2))
-                found = commutator(smoothing, attention, call.x, call.mask)
-                state = call.roughness(), call.relative_roughness()
-                rows.append((name, *state, found.relative, found.relative_linearized))
-    return rows
-
-
 def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
     """Return the model's diffusion layer on ``channels`` whose name shares the longest prefix with ``name``."""
-    own = {
-        other: module
-        for other, module in model.named_modules()
-        if isinstance(module, PDEDiffusion1d) and module.in_channels == channels
-    }
+    layers = {other: module for other, module in model.named_modules() if isinstance(module, PDEDiffusion1d)}
+    own = {other: layer for other, layer in layers.items() if layer.in_channels == channels}
     if not own:
         raise ValueError(
             f"diffusion must be given: {type(model).__name__} has no diffusion layer on states of {channels} channels "
@@ -259,7 +232,6 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
         )
 
     def shared(other: str) -> int:
-        """Count the leading parts that both names share."""
         pairs = zip(other.split("."), name.split("."), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

@@ -27,28 +27,20 @@ from diffusion_mp.updates.linear_solve import LowRankInverse
 
 
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:
-    r"""The variance of every node in the Gaussian field whose exponent is the energy (Rue & Held, 2005, Section 2.2).
-
-        σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii
+    r"""σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii, the variance of every node in a Gaussian field (Rue & Held, 2005, Section 2.2).
 
     The field has density exp(−½ xᵀQx + β hᵀD̄x), Q = (1 + κ)D̄ − Ω with D̄ the row sums of Ω. Its mean is the steady
-    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel. A
-    node with little weight to others is uncertain.
-
+    state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``; its covariance is Q⁻¹ for every channel.
     Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
-    4 096 nodes of one head; larger ones raise.
+    4 096 nodes of one head, in double precision.
 
     Args:
         coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
         leak: κ > 0.
 
-    Shapes:
-        result [N, H], in at least float32; computed in double.
-
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
         SingularSystemError: a row of the coupling is zero.
-        ValueError: the leak is not positive.
 
     Examples:
         >>> posterior_variance(SigmoidPenalty().coupling(0.1 * x), leak=0.5).shape
@@ -56,17 +48,10 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     """
     check_coupling_kind(coupling)
     check_positive(leak, "leak")
-    if not (coupling.symmetric and coupling.nonnegative):
-        raise CouplingMismatchError(
-            f"posterior_variance needs a coupling Ω that is symmetric and nonnegative, before its rows are divided by "
-            f"their sums; got {coupling!r}. Make it with row_stochastic=False."
-        )
+    _check_promises(coupling, "posterior_variance")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
-        raise SingularSystemError(
-            "posterior_variance needs positive row sums; got a zero row, whose variance is infinite. Leave the node "
-            "out, or add an IdentityCoupling."
-        )
+        raise SingularSystemError("posterior_variance needs positive row sums; got a zero row. Leave the node out.")
     dtype = torch.promote_types(coupling.dtype, torch.float32)
     diagonal = (1.0 + leak) * degree
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
@@ -87,6 +72,14 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     return torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2).t().to(dtype)
 
 
+def _check_promises(coupling: Coupling, name: str) -> None:
+    if not (coupling.symmetric and coupling.nonnegative):
+        raise CouplingMismatchError(
+            f"{name} needs a coupling Ω that is symmetric and nonnegative, before its rows are divided by their sums; "
+            f"got {coupling!r}. Make it with row_stochastic=False."
+        )
+
+
 @dataclass(frozen=True)
 class SmoothingFloor:
     """The result of `smoothing_floor`: ``spread`` ≥ ``floor`` = (|β| ``source`` − ``residual``)/(2 + κ).
@@ -95,8 +88,7 @@ class SmoothingFloor:
     (I − Ŝ + κ)Z − βH, which is zero at a steady state.
 
     Examples:
-        >>> floor = smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x)
-        >>> isinstance(floor, SmoothingFloor)
+        >>> isinstance(smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x), SmoothingFloor)
         True
     """
 
@@ -113,23 +105,20 @@ def smoothing_floor(
     r"""A lower bound of ‖ΠZ‖ at a steady state (I − Ŝ + κ)Z = βH with Ŝ = D̄⁻¹Ω (Theorem T6 of docs/certified.md).
 
     ‖ΠZ‖_D̄ ≥ |β|/(2 + κ) ‖ΠH‖_D̄, where Π subtracts the D̄-weighted mean of every graph: with a source, no depth smooths
-    all differences out. For a state that is not steady, the norm of the residual is subtracted from |β| ‖ΠH‖_D̄, since
-    the eigenvalues of I − Ŝ lie in [0, 2]. Ω may depend on the state.
+    all differences out. For other states the norm of the residual is subtracted from |β| ‖ΠH‖_D̄, since the eigenvalues
+    of I − Ŝ lie in [0, 2]. Ω may depend on the state.
 
     Args:
-        coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation. Nodes without senders have
-            weight zero.
+        coupling: Ω, symmetric and nonnegative, with row sums d̄, before normalisation; zero rows have weight zero.
         x, source: Z and H, [N, C] or [N, H, D]; norms are over all heads and graphs.
         beta: β, the weight of the source, of either sign.
         leak: κ ≥ 0.
 
     Raises:
         CouplingMismatchError: Ω is not known to be symmetric and nonnegative.
-        TypeError, ValueError: an argument does not fit.
 
     Examples:
-        >>> floor = smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x, beta=1.0, leak=0.5)
-        >>> floor.floor >= 0
+        >>> smoothing_floor(SigmoidPenalty().coupling(0.1 * x), 0.1 * x, 0.1 * x, leak=0.5).floor >= 0
         True
     """
     check_coupling_kind(coupling)
@@ -142,11 +131,7 @@ def smoothing_floor(
     z, h = by_head(x).double(), by_head(source).double()
     if z.shape != h.shape:
         raise ValueError(f"source must have the shape {list(x.shape)} of the state x; got {describe(source)}.")
-    if not (coupling.symmetric and coupling.nonnegative):
-        raise CouplingMismatchError(
-            f"the floor needs a coupling that is symmetric and nonnegative; got {coupling!r}. Take "
-            f"row_stochastic=False in all-pair diffusivities."
-        )
+    _check_promises(coupling, "smoothing_floor")
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     residual = quotient(coupling.laplacian(z), degree) + leak * z - beta * h
     spread, apart, left = (_spread(part, degree, coupling.ptr) for part in (z, h, residual))

@@ -17,6 +17,7 @@ from diffusion_mp.diffusivities.fixed import (
     AdjacencyEnhancedDiffusivity,
     GraphAugmentedDiffusivity,
     IdentityDiffusivity,
+    NeumannDiffusivity,
     SymmetricDiffusivity,
     UniformDiffusivity,
 )
@@ -27,7 +28,6 @@ from diffusion_mp.diffusivities.kernelized_softmax import (
     auxiliary_loss,
     edge_loss,
 )
-from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, FrictionAttention, SparseFlowDiffusivity
 from diffusion_mp.updates.base import Positive
 

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
-from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.learned import MixturePenalty
-from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, SigmoidPenalty, SimplePenalty, SoftmaxPenalty
+from diffusion_mp.energies.penalties import PENALTIES, Penalty
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -35,21 +35,17 @@ Features = tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]
 
 
 class QueryKeyDiffusivity(Diffusivity):
-    r"""Base of attentions over all nodes of a graph, which read queries q and keys k of the state, by head.
+    r"""Base of attentions over all nodes of a graph that read queries q and keys k of the state, by head.
 
     Args:
         channels: C of the state; required with projections, any number of channels if ``None``.
         heads: H. Without projections the channels are split into H heads.
         projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
             keeps a score symmetric; ``None``: q = k = x.
-        head_channels: channels of a projected head; C by default, as Eq. 54 has it.
-        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm over all nodes,
-            heads and channels of a graph, for parity with released code only: q·k = O(1/n) makes the attention
-            nearly uniform (docs/errata.md, D1); ``None``: no normalisation.
+        head_channels: channels of a projected head; C by default, as in Eq. 54. The attribute is ``None`` if unknown.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1); ``None``: neither.
         bias: add b_Q and b_K to the projections, as released code does.
-
-    Attributes:
-        head_channels: channels of a query and of a key; ``None`` if unknown.
     """
 
     def __init__(
@@ -67,29 +63,25 @@ class QueryKeyDiffusivity(Diffusivity):
         check_flags(bias=bias)
         check_choice(projection, "projection", [None, "separate", "tied"])
         check_choice(normalize, "normalize", ["row", "frobenius", None])
-        for name, count in (("channels", channels), ("head_channels", head_channels)):
-            if count is not None:
-                check_counts(**{name: count})
+        counts = {"channels": channels, "head_channels": head_channels}
+        check_counts(**{name: count for name, count in counts.items() if count is not None})
         self.channels, self.heads, self.projection, self.normalize = channels, heads, projection, normalize
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
                 raise ValueError(
-                    "bias needs a projection; got bias=True with projection=None. Choose projection='separate' or "
-                    "'tied', or leave bias out."
+                    "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
                 )
-            if channels is not None and channels % heads:
-                raise ValueError(
-                    f"heads must divide channels when there is no projection; got {heads} heads, {channels} channels."
-                )
+            if channels is not None:
+                check_heads_divide(channels, heads, "channels when there is no projection")
             self.head_channels: int | None = None if channels is None else channels // heads
-        else:
-            if channels is None:
-                raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
-            self.head_channels = head_channels or channels
-            self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
-            if projection == "separate":
-                self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
+            return
+        if channels is None:
+            raise ValueError(f"channels must be given for {projection=}: W_Q and W_K act on them; got None.")
+        self.head_channels = head_channels or channels
+        self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
+        if projection == "separate":
+            self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
 
     def queries_and_keys(
         self, x: Float[Tensor, "N C"], graph: Graph, *, unit: bool = True, origin: Tensor | None = None
@@ -101,17 +93,17 @@ class QueryKeyDiffusivity(Diffusivity):
         """
         if self.projection is not None or self.channels not in (None, x.size(1)):
             check_state(x, channels=self.channels, module=self)
+        by_head = self.heads, -1
+        shifted = x if origin is None else x - origin
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels.")
-            q = k = x.unflatten(1, (self.heads, -1))
-            if origin is not None:
-                k = (x - origin).unflatten(1, (self.heads, -1))
+            q = x.unflatten(1, by_head)
+            k = q if origin is None else shifted.unflatten(1, by_head)
         else:
-            q = k = self.query(x).unflatten(1, (self.heads, -1))
+            q = k = self.query(x).unflatten(1, by_head)
             if self.projection == "separate" or origin is not None:
-                key = self.key if self.projection == "separate" else self.query
-                k = key(x if origin is None else x - origin).unflatten(1, (self.heads, -1))
+                k = (self.key if self.projection == "separate" else self.query)(shifted).unflatten(1, by_head)
         if self.normalize == "row" and unit:
             return unit_rows(q, k)
         if self.normalize == "frobenius":
@@ -162,19 +154,15 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
     Args:
         channels: C of the state; required with projections.
         projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory, q = k = x
-            (Eqs. 17–18) of unit norm; Eq. 54 prints ``"separate"``, for which no theorem holds
-            (docs/errata.md, D18, D20).
+            of unit norm (Eqs. 17–18). No theorem holds for the printed ``"separate"`` (docs/errata.md, D18, D20).
         measure: ``"inner"``: f as a function of q·k, as published; ``"distance"``: f(‖q_i − k_j‖²), as in the energy.
-            They coincide for unit vectors; for others the published form has another energy (docs/errata.md, D8).
+            They coincide for unit vectors only (docs/errata.md, D8).
         row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k.
-        constraint: the set that holds the rows of the state, in every head; f must read the state itself. If the set
-            lies within the domain of the penalty, the coupling is nonnegative (see `Penalty.coupling`).
+        constraint: the set that holds the rows of the state, in every head; f must read the state itself. Couplings are
+            nonnegative if it lies within the domain of the penalty (see `Penalty.coupling`).
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Shapes: a state [N, C] → a coupling of N nodes and H heads.
-
-    Raises:
-        TypeError, ValueError: an option or the state does not fit.
 
     Examples:
         >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
@@ -204,7 +192,7 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         )
         if constraint is not None and not self.reads_the_state:
             raise ValueError(
-                f"constraint says where the state lies, so f must read the state: projection=None, normalize=None, "
+                f"constraint is that of the state, so f must read the state: projection=None, normalize=None, "
                 f"measure='distance'; got {projection=}, {normalize=}, {measure=}."
             )
 
@@ -230,77 +218,68 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         centre = graph.centre(k) if self.measure == "distance" and self.normalize != "row" else None
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
-        return penalty.score.coupling(
-            q,
-            k,
-            graph.segments,
-            measure=self.measure,
-            unit=self.normalize == "row",
-            normalize=self.row_stochastic,
-            nonnegative=self.normalize is not None,
-            centre=centre,
-        )
+        forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
+        forms |= {"normalize": self.row_stochastic}
+        return penalty.score.coupling(q, k, graph.segments, measure=self.measure, centre=centre, **forms)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"
 
 
-class SimpleDiffusivity(AllPairDiffusivity):
+class _NamedDiffusivity(AllPairDiffusivity):
+    kernel: ClassVar[str]  # a name in PENALTIES
+
+    def penalty_of(self, dim: int | None) -> Penalty | None:
+        return PENALTIES[self.kernel]()
+
+
+class SimpleDiffusivity(_NamedDiffusivity):
     r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
-    is exact for states of any norm and still low-rank. Then f ≥ 0, and the energy descends, while all
-    ‖x_i − x_j‖ ≤ 2, a condition that the paper omits (docs/errata.md, D7).
-
-    Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
+    is exact for states of any norm. Then f ≥ 0, and the energy descends, while all ‖x_i − x_j‖ ≤ 2, a condition that
+    the paper omits (docs/errata.md, D7). Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
 
     Examples:
-        >>> S = SimpleDiffusivity()(x)
-        >>> torch.allclose(S.degree(), torch.ones(6, 1))
-        True
         >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
         2
     """
 
-    def penalty_of(self, dim: int | None) -> Penalty:
-        return SimplePenalty()
+    kernel = "simple"
 
 
-class SigmoidDiffusivity(AllPairDiffusivity):
+class SigmoidDiffusivity(_NamedDiffusivity):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    The published equations normalise q and k; ``normalize=None`` is the released code (docs/errata.md, D2).
-
-    Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
+    The published equations normalise q and k; ``normalize=None`` is the released code (docs/errata.md, D2). Arguments,
+    shapes and errors are those of :class:`AllPairDiffusivity`.
 
     Examples:
-        >>> S = SigmoidDiffusivity()(x)
-        >>> torch.allclose(S.degree(), torch.ones(6, 1))
+        >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
         True
     """
 
-    def penalty_of(self, dim: int | None) -> Penalty:
-        return SigmoidPenalty()
+    kernel = "sigmoid"
 
 
-class SoftmaxDiffusivity(AllPairDiffusivity):
+class SoftmaxDiffusivity(_NamedDiffusivity):
     """f = exp(q·k/√d), or exp((1 − z²/2)/√d), d the channels of a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    The printed δ has another derivative, and is corrected here (docs/errata.md, D9).
-
-    Arguments, shapes and errors are those of :class:`AllPairDiffusivity`.
+    The printed δ has another derivative, and is corrected here (docs/errata.md, D9). Arguments, shapes and errors are
+    those of :class:`AllPairDiffusivity`.
 
     Examples:
-        >>> S = SoftmaxDiffusivity(4, projection="separate")(x)
-        >>> torch.allclose(S.degree(), torch.ones(6, 1))
-        True
+        >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads
+        2
     """
 
+    kernel = "softmax"
+
     def penalty_of(self, dim: int | None) -> Penalty | None:
-        return None if dim is None else SoftmaxPenalty(dim)
+        return None if dim is None else PENALTIES[self.kernel](dim)
 
 
-class GaussianDiffusivity(AllPairDiffusivity):
+class GaussianDiffusivity(_NamedDiffusivity):
     """f = exp(−z²/2σ²), the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3; σ is ``bandwidth``.
 
     Args:
@@ -312,13 +291,21 @@ class GaussianDiffusivity(AllPairDiffusivity):
         True
     """
 
+    kernel = "gaussian"
+
     def __init__(self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any) -> None:
         super().__init__(channels, **options)
         check_positive(bandwidth, "bandwidth")
         self.bandwidth = bandwidth
 
-    def penalty_of(self, dim: int | None) -> Penalty:
-        return GaussianPenalty(self.bandwidth)
+    def penalty_of(self, dim: int | None) -> Penalty | None:
+        return PENALTIES[self.kernel](self.bandwidth)
+
+
+#: The all-pair diffusivities by the names of their penalties.
+KERNELS: dict[str, type[AllPairDiffusivity]] = {
+    kind.kernel: kind for kind in (SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity)
+}
 
 
 class MixtureDiffusivity(AllPairDiffusivity):
@@ -326,7 +313,7 @@ class MixtureDiffusivity(AllPairDiffusivity):
 
     Args:
         channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
-        widths, weights: initial σ_m and c_m, see `MixturePenalty`.
+        widths, weights: initial σ_m and c_m.
 
     Examples:
         >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads
@@ -356,23 +343,14 @@ class PenaltyDiffusivity(AllPairDiffusivity):
         penalty: δ, also the ``penalty`` of the diffusivity.
         channels, normalize, options: see :class:`AllPairDiffusivity`; ``measure`` is ``"distance"``.
 
-    Raises:
-        TypeError: ``penalty`` is not a penalty.
-
     Examples:
         >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
-        >>> diffusivity = PenaltyDiffusivity(cauchy)
-        >>> diffusivity(x).row_stochastic, diffusivity.penalty is cauchy  # the energy that its steps descend
-        (True, True)
+        >>> PenaltyDiffusivity(cauchy).penalty is cauchy  # the energy that its steps descend
+        True
     """
 
     def __init__(
-        self,
-        penalty: Penalty,
-        channels: int | None = None,
-        *,
-        normalize: Normalization = None,
-        **options: Any,
+        self, penalty: Penalty, channels: int | None = None, *, normalize: Normalization = None, **options: Any
     ) -> None:
         super().__init__(channels, normalize=normalize, measure="distance", **options)
         check_kind(penalty, "penalty", Penalty, "a Penalty")
@@ -385,20 +363,15 @@ class PenaltyDiffusivity(AllPairDiffusivity):
 class SGFormerDiffusivity(QueryKeyDiffusivity):
     r"""D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
 
-    (S v)_i = (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j), j over the n nodes of the graph of i. The
-    coupling includes the identity, so its rows sum to one; those of the attention exported by the released code do
-    not. A row with D = 0, where every k̃_j is −q̃_i, is a zero row.
+    n is the number of nodes of a graph. With the identity rows sum to one; those that the released code exports do not.
+    A row with D = 0 (every k̃_j is −q̃_i) is zero.
 
     Args:
         channels: C of the state; required with projections.
         normalize: ``"row"``: every q and k has unit norm, as in PyG's ``SGFormerAttention``; ``"frobenius"``: one norm
-            over all nodes, heads and channels of a graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n for every head.
-            On random states the attention changes V by less than 10⁻⁴ of its norm at n = 1 000, and by less than
-            float32 resolves at n = 169 000 (docs/errata.md, G1).
+            per graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n, too small for float32 at n = 169 000
+            (docs/errata.md, G1).
         options: ``heads``, ``projection``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
-
-    Raises:
-        ValueError: ``normalize`` is ``None``, or another option does not fit.
 
     Examples:
         >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic
@@ -407,19 +380,15 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
 
     row_stochastic = True
     why_no_penalty = (
-        "SGFormer's attention is no function of distances of the state: an identity beside inner products of "
-        "normalised queries and keys, some of them negative, so no theorem names an energy that it descends. "
-        "SimpleDiffusivity is the low-rank attention that has one."
+        "SGFormer's attention, an identity plus inner products of which some are negative, is no function of distances "
+        "of the state, so no theorem names an energy that it descends. SimpleDiffusivity is low-rank and has one."
     )
 
     def __init__(
         self, channels: int | None = None, *, normalize: Literal["row", "frobenius"] = "row", **options: Any
     ) -> None:
         if normalize is None:
-            raise ValueError(
-                "normalize must be 'row' or 'frobenius'; got None. Row sums of queries and keys of any length may be "
-                "zero or negative, and the attention divides by them."
-            )
+            raise ValueError("normalize must be 'row' or 'frobenius'; got None. Row sums might not be positive.")
         super().__init__(channels, normalize=normalize, **options)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float
@@ -28,14 +28,9 @@ class Diffusivity(nn.Module, ABC):
     A new kind writes :meth:`couple` and declares:
 
     Attributes:
-        depends_on: the part of the state that determines an entry s_ij, up to division of a row by its sum:
-
-            - ``"nothing"``: the graph alone determines the entries (GCN);
-            - ``"rows"``: x_i and x_j, so that a coupling of some rows can be computed alone (attention);
-            - ``"edges"``: x_i and x_j, and only observed edges have an entry (GAT);
-            - ``"graph"``: more than x_i and x_j, such as one norm over all rows or their order;
-            - ``"parts"``: declared by the diffusivities that it is composed of.
-
+        depends_on: what determines an entry s_ij, up to division of a row by its sum: ``"nothing"`` but the graph;
+            ``"rows"``, x_i and x_j; ``"edges"``, x_i and x_j of observed edges, where alone there are entries;
+            ``"graph"``, more than x_i and x_j; ``"parts"``: declared by the diffusivities that it is composed of.
         needs_graph: whether observed edges are required.
         symmetric, row_stochastic: properties of its couplings.
         penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state (Eq. 15), else ``None``.
@@ -91,6 +86,13 @@ class Diffusivity(nn.Module, ABC):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         """Return the coupling of a checked state and graph; compositions call their parts, ``D(x, graph)``."""
 
+    def declare_parts(self, *parts: Diffusivity) -> None:
+        """Declare what a composition has from its parts."""
+        self.needs_graph = any(part.needs_graph for part in parts)
+        self.symmetric = all(part.symmetric for part in parts)
+        self.positional = any(part.positional for part in parts)
+        self.heads = max(part.heads for part in parts)
+
     def reset_parameters(self) -> None:
         """Draw all parameters again."""
         for child in self.children():
@@ -105,6 +107,16 @@ class Diffusivity(nn.Module, ABC):
         if not isinstance(other, Diffusivity):
             raise TypeError(f"a diffusivity can only be added to a diffusivity; got {describe(other)}.")
         return SumDiffusivity([self, other])
+
+
+def check_heads_divide(channels: int, heads: int, what: str = "channels") -> None:
+    if channels % heads:
+        raise ValueError(f"heads must divide {what}; got {heads} heads, {channels} channels.")
+
+
+def check_diffusivities(**parts: object) -> None:
+    for name, part in parts.items():
+        check_kind(part, name, Diffusivity, "a Diffusivity")
 
 
 class ScaledDiffusivity(Diffusivity):
@@ -125,7 +137,7 @@ class ScaledDiffusivity(Diffusivity):
 
     def __init__(self, scale: float | Tensor | Positive, diffusivity: Diffusivity) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        check_diffusivities(diffusivity=diffusivity)
         if not isinstance(scale, Positive):
             check_scale(scale, diffusivity.heads)
         self._initial = scale.detach().clone() if isinstance(scale, nn.Parameter) else None
@@ -134,8 +146,7 @@ class ScaledDiffusivity(Diffusivity):
         else:
             self.scale: float | Tensor | Positive = scale
         self.diffusivity = diffusivity
-        self.needs_graph, self.symmetric, self.heads = diffusivity.needs_graph, diffusivity.symmetric, diffusivity.heads
-        self.positional = diffusivity.positional
+        self.declare_parts(diffusivity)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         coupling = self.diffusivity(x, graph)
@@ -175,20 +186,13 @@ class SumDiffusivity(Diffusivity):
         flat: list[Diffusivity] = []
         for term in terms:
             check_kind(term, "every one of terms", Diffusivity, "a Diffusivity")
-            flat += term.flat() if isinstance(term, SumDiffusivity) else [term]
+            flat += cast("Iterable[Diffusivity]", term.terms) if isinstance(term, SumDiffusivity) else [term]
         if not flat:
             raise ValueError("terms must hold at least one diffusivity; got none.")
-        self.terms = nn.ModuleList(flat)
-        self.needs_graph = any(term.needs_graph for term in flat)
-        self.symmetric = all(term.symmetric for term in flat)
-        self.positional = any(term.positional for term in flat)
-        self.heads = max(term.heads for term in flat)
+        self.terms: nn.ModuleList = nn.ModuleList(flat)
+        self.declare_parts(*flat)
         if any(term.heads not in (1, self.heads) for term in flat):
             raise ValueError(f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}.")
-
-    def flat(self) -> list[Diffusivity]:
-        """Return the terms, none of them a sum."""
-        return [term for term in self.terms if isinstance(term, Diffusivity)]
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         return SumCoupling([term(x, graph) for term in self.terms])

@@ -13,7 +13,7 @@ from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
-from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.errors import (
     check_choice,
@@ -35,17 +35,15 @@ from diffusion_mp.kernels.spmm import at_rows, edge_softmax, row_sums, sddmm
 class GATDiffusivity(Diffusivity):
     r"""GAT's attention with edge weights as a prior (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1).
 
-    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il) per head, with features f_ij of the edge in
-    e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij). It reads transformed features W x: use it in
-    ``DiffusionConv(..., reads="values")``.
+    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il) per head, with e_ij = LeakyReLU(α_src·x_j + α_dst·x_i +
+    α_edge·W_E f_ij) and edge features f_ij. It reads features W x, in ``DiffusionConv(..., reads="values")``.
 
     Args:
         channels: C of the transformed features, all heads together.
         heads: H.
         negative_slope: of the LeakyReLU.
         self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is that of PyG's ``GATConv``.
-        edge_dim: channels of ``edge_attr`` [E, edge_dim], if any. An added self-loop has the mean features of the
-            edges that arrive at its node.
+        edge_dim: channels of ``edge_attr``, if any. An added self-loop has the mean of those that arrive at its node.
         dropout: rate on the entries in training, whose rows then sum to one in expectation only.
 
     Examples:
@@ -71,16 +69,13 @@ class GATDiffusivity(Diffusivity):
         super().__init__()
         check_counts(channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim}))
         check_probability(dropout, "dropout")
-        if channels % heads:
-            raise ValueError(f"heads must divide channels; got {heads} heads, {channels} channels.")
+        check_heads_divide(channels, heads)
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
         check_number(negative_slope, "negative_slope")
-        self.heads = heads
-        self.negative_slope = negative_slope
+        self.heads, self.negative_slope, self.dropout = heads, negative_slope, dropout
         self.self_loops: SelfLoops = self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
-        self.dropout = dropout
         self.edge: Linear | None = None
         self.att_edge: nn.Parameter | None = None
         if edge_dim is not None:
@@ -93,15 +88,11 @@ class GATDiffusivity(Diffusivity):
         self._draw()
 
     def _draw(self) -> None:
-        glorot(self.att_src)
-        glorot(self.att_dst)
-        glorot(self.att_edge)
+        for parameter in (self.att_src, self.att_dst, self.att_edge):
+            glorot(parameter)
 
     def forward(
-        self,
-        x: Float[Tensor, "N C"],
-        graph: Graph | None = None,
-        edge_attr: Float[Tensor, "E ..."] | None = None,
+        self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Float[Tensor, "E ..."] | None = None
     ) -> Coupling:
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
@@ -157,10 +148,9 @@ class GATDiffusivity(Diffusivity):
             return score
         source, target = observed.edges
         counts = (source != target).to(score.dtype).unsqueeze(1)
-        zeros = score.new_zeros(observed.num_nodes, score.size(1))
-        total = zeros.index_add(0, target, score * counts)
-        number = zeros[:, :1].index_add(0, target, counts).clamp(min=1)
-        return torch.cat([score, total / number]).index_select(0, looped.origin)
+        sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)
+        sums = sums.index_add(0, target, torch.cat([score * counts, counts], 1))
+        return torch.cat([score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]).index_select(0, looped.origin)
 
     def extra_repr(self) -> str:
         return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
@@ -184,9 +174,7 @@ class EdgeDiffusivity(Diffusivity):
 
     depends_on = "edges"
     needs_graph = True
-    why_no_penalty = (
-        "its pairs are the observed edges: certify its coupling (Theorem 1 holds for one step with S fixed)."
-    )
+    why_no_penalty = "its pairs are the observed edges: certify its coupling (Theorem 1 holds for a step with S fixed)."
 
     def __init__(
         self, penalty: str | Penalty = "sigmoid", *, row_stochastic: bool = True, self_loops: SelfLoops = "keep"
@@ -201,15 +189,14 @@ class EdgeDiffusivity(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         rows, score = graph.pattern.by_row, self.edge_penalty.score
-        features = distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=score.sharpness)
-        s = sddmm(graph.pattern, *features)
+        s = sddmm(graph.pattern, *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=score.sharpness))
         in_logs = score.g not in ("linear", "function")  # these may be zero
         if self.row_stochastic and in_logs:
             weight = edge_softmax(rows, score.log(s), _prior(graph, s))
         else:
             weight = graph.weights(s).unsqueeze(1) * score(s)
-        if self.row_stochastic and not in_logs:
-            weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
+            if self.row_stochastic:
+                weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
         return SparseCoupling(
             graph,
             weight,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -19,10 +20,12 @@ from diffusion_mp.couplings import (
     row_normalized,
     symmetric_normalized,
 )
-from diffusion_mp.diffusivities.base import Diffusivity
-from diffusion_mp.errors import check_choice, check_flags, check_kind, check_positive, check_share
+from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil, is_symmetric_stencil
+from diffusion_mp.diffusivities.base import Diffusivity, check_diffusivities
+from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive, check_share
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
+from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.kernels.precision import inverse_root, reciprocal
 
 
@@ -30,8 +33,7 @@ class IdentityDiffusivity(Diffusivity):
     """S = I: no node sees another, an MLP (Table 1).
 
     Examples:
-        >>> S = IdentityDiffusivity()(x)
-        >>> torch.equal(S @ x.unsqueeze(1), x.unsqueeze(1))
+        >>> torch.equal(IdentityDiffusivity()(x) @ x.unsqueeze(1), x.unsqueeze(1))
         True
     """
 
@@ -48,8 +50,7 @@ class UniformDiffusivity(Diffusivity):
     """S = (1/n) 11ᵀ within every graph: the *All One* ablation of Fig. 3.
 
     Examples:
-        >>> S = UniformDiffusivity()(x)
-        >>> torch.allclose((S @ x.unsqueeze(1))[0, 0], x.mean(0))
+        >>> torch.allclose((UniformDiffusivity()(x) @ x.unsqueeze(1))[0, 0], x.mean(0))
         True
     """
 
@@ -62,29 +63,95 @@ class UniformDiffusivity(Diffusivity):
         return UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
 
 
+class NeumannDiffusivity(Diffusivity):
+    r"""α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
+
+    Thus Σ_k α_k < budget throughout training. With ½, as in the paper, the spectrum of the explicit step
+    I + Σ_k α_k Δ_{h_k} lies in [−1, 1], with ¼ in [0, 1]; above, the highest modes may change sign (docs/errata.md,
+    P2). ``budget=None`` is α_k = exp(θ_k), for updates that are stable at any α: `ImplicitEuler`, `CrankNicolson`,
+    `HeatKernel`. Rows are ordered positions, and the sequences of a batch are its graphs; edges are not read.
+
+    Args:
+        heads: H; each has its own α.
+        strides: h_k ≥ 1.
+        boundary: neighbours of the ends of a sequence, see `NeumannCoupling`.
+        alpha: initial Σ_k α_k, divided equally between the strides; below the budget.
+        budget: > 0, or ``None``.
+
+    Examples:
+        >>> NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x).symmetric  # the rows are positions of a sequence
+        True
+    """
+
+    positional = True
+    why_no_penalty = "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
+
+    def __init__(
+        self,
+        heads: int = 1,
+        *,
+        strides: Sequence[int] = (1,),
+        boundary: Boundary = "symmetric",
+        alpha: float = 0.1,
+        budget: float | None = 0.5,
+    ) -> None:
+        super().__init__()
+        check_counts(heads=heads)
+        check_stencil(strides, boundary)
+        check_positive(alpha, "alpha")
+        if budget is not None:
+            check_positive(budget, "budget")
+            if alpha >= budget:
+                raise ValueError(f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget.")
+        self.heads, self.strides, self.initial_alpha, self.budget = heads, tuple(strides), float(alpha), budget
+        self.boundary: Boundary = boundary
+        self.symmetric = is_symmetric_stencil(strides, boundary)
+        self.theta = nn.Parameter(torch.empty(len(self.strides), heads))
+        self.eta = None if budget is None else nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Restore the initial α; no random numbers are drawn."""
+        if self.eta is None or self.budget is None:
+            nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
+        else:
+            nn.init.constant_(self.eta, math.log(self.initial_alpha / (self.budget - self.initial_alpha)))
+            nn.init.zeros_(self.theta)
+
+    @property
+    def alpha(self) -> Float[Tensor, "K heads"]:
+        """α_k of every stride and head, in at least float32."""
+        theta = self.theta.to(torch.promote_types(self.theta.dtype, torch.float32))
+        if self.eta is None or self.budget is None:
+            return theta.exp()
+        return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
+        return NeumannCoupling(graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, strides={self.strides}, boundary={self.boundary!r}, budget={self.budget}"
+
+
 class AdjacencyDiffusivity(Diffusivity):
     r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
 
-    ``degrees="count", direction="pyg"`` is the released code, which ignores weights in the degrees and takes in-degrees
-    at both ends (docs/errata.md, D17).
-
-    In a part of a graph with ``full_degree``, d is the degree in the whole graph, and entries are those of the whole
-    graph. Rows of ``"row"`` then sum to the fraction of their edges in the part.
+    ``degrees="count", direction="pyg"`` is the released code (docs/errata.md, D17). In a part of a graph with
+    ``full_degree``, entries are those of the whole graph; rows of ``"row"`` then sum to the fraction of their edges in
+    the part.
 
     Args:
         normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij.
         self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
         direction: ``"directed"``: in-degree of the receiver, out-degree of the sender; ``"undirected"``: first replace
-            A by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends, as in ``torch_geometric.nn.GCNConv``. The three agree on
-            an undirected graph.
-        zero_degree: ``"zero"``: a node of degree zero has a zero row, and conserving updates leave it unchanged;
-            ``"error"``: raise.
+            A by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``. All agree if A is symmetric.
+        zero_degree: ``"zero"``: a node of degree zero has a zero row; ``"error"``: raise.
         degrees: ``"weighted"``: d is the sum of edge weights; ``"count"``: the number of edges with a positive weight,
             unavailable in a part of a weighted graph, whose ``full_degree`` holds sums.
 
     Examples:
-        >>> S = AdjacencyDiffusivity("row")(x, graph)
-        >>> torch.allclose(S.degree(), torch.ones(6, 1))  # every row sums to one
+        >>> torch.allclose(AdjacencyDiffusivity("row")(x, graph).degree(), torch.ones(6, 1))  # rows sum to one
         True
     """
 
@@ -146,16 +213,12 @@ class AdjacencyDiffusivity(Diffusivity):
             return weight
         if self.normalization == "row":
             return weight * reciprocal(received).index_select(0, target)
-        by_source = by_target = inverse_root(received)
-        if self.direction != "pyg":
-            by_source = inverse_root(counted.degree("out", weight.dtype))
-        return weight * by_target.index_select(0, target) * by_source.index_select(0, source)
+        sent = received if self.direction == "pyg" else counted.degree("out", weight.dtype)
+        return weight * inverse_root(received).index_select(0, target) * inverse_root(sent).index_select(0, source)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.normalization!r}, self_loops={self.self_loops!r}, direction={self.direction!r}, "
-            f"degrees={self.degrees!r}"
-        )
+        options = f"self_loops={self.self_loops!r}, direction={self.direction!r}, degrees={self.degrees!r}"
+        return f"{self.normalization!r}, {options}"
 
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
@@ -170,8 +233,8 @@ def _ones(graph: Graph) -> Graph:
         return graph
     if graph.full_degree is not None:
         raise ValueError(
-            "degrees='count' needs the number of edges in the whole graph; got a part of a weighted graph, whose "
-            "full_degree holds sums of weights. Take degrees='weighted', or the whole graph."
+            "degrees='count' needs the number of edges in the whole graph; got a part, whose full_degree holds sums of "
+            "weights. Take degrees='weighted', or the whole graph."
         )
     return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
 
@@ -185,41 +248,36 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
 class SymmetricDiffusivity(Diffusivity):
     r"""D^-½ΩD^-½ with D the row sums of Ω, or with Ω less its diagonal in place of Ω (Zhou et al. 2004, Section 2).
 
-    The normalisation of GCN for any nonnegative symmetric Ω, such as an attention or a sum of an attention and a graph.
-    Rows do not sum to one. The spectral radius is at most one, so label propagation and ``Equilibrium`` of the residual
-    form are well posed for any leak.
+    The normalisation of GCN for any nonnegative symmetric Ω. Rows do not sum to one. The spectral radius is at most
+    one, so label propagation and ``Equilibrium`` of the residual form are well posed for any leak.
 
     Args:
         diffusivity: the diffusivity of Ω, with ``row_stochastic=False``.
         diagonal: whether ω_ii counts; see :func:`symmetric_normalized`.
 
     Raises:
-        TypeError, ValueError: not a diffusivity, or one that divides rows by their sums.
+        ValueError: the diffusivity divides rows by their sums.
         CouplingMismatchError: its couplings are not known to be nonnegative.
 
     Examples:
-        >>> kernel = GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False)
-        >>> SymmetricDiffusivity(kernel, diagonal=False)(x).symmetric
+        >>> SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
         True
     """
 
     depends_on = "parts"
-    why_no_penalty = (
-        "D^-½ΩD^-½ divides by the degrees of both ends, which are not a function of a distance: certify Ω itself."
-    )
+    why_no_penalty = "D^-½ΩD^-½ divides by degrees, which are not a function of a distance: certify Ω itself."
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        check_diffusivities(diffusivity=diffusivity)
         check_flags(diagonal=diagonal)
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
-                f"diffusivity must give Ω itself, with row sums to divide by; {type(diffusivity).__name__} has divided "
-                f"its rows by them already. Make it with row_stochastic=False, or normalization='sum' for an adjacency."
+                f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "
+                f"Take row_stochastic=False, or normalization='sum' for an adjacency."
             )
         self.diffusivity, self.diagonal = diffusivity, diagonal
-        self.needs_graph, self.symmetric = diffusivity.needs_graph, diffusivity.symmetric
-        self.heads, self.positional = diffusivity.heads, diffusivity.positional
+        self.declare_parts(diffusivity)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         return symmetric_normalized(self.diffusivity(x, graph), diagonal=self.diagonal)
@@ -231,16 +289,6 @@ class SymmetricDiffusivity(Diffusivity):
 Mix = Literal["sum", "mean", "joint"]
 
 
-class AdjacencyEnhancedCoupling(SumCoupling):
-    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
-
-    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
-        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
-        terms = ((share, attention), (1 - share, adjacency))
-        super().__init__([ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
-        self.attention = attention
-
-
 class GraphAugmentedDiffusivity(Diffusivity):
     r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
@@ -248,15 +296,11 @@ class GraphAugmentedDiffusivity(Diffusivity):
     ``mix`` descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
 
     Args:
-        attention: the diffusivity of Ŝ.
-        graph_term: the diffusivity of Ã.
+        attention, graph_term: the diffusivities of Ŝ and Ã.
         mix: ``"sum"``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), for the
-            conservative one. The paper identifies them, but they move the state differently (docs/errata.md, D3).
-            ``"joint"``: D⁻¹(Ŝ + Ã) with D the row sums of Ŝ + Ã, so that Ã weighs more for nodes of high degree.
+            conservative one, which moves the state differently (docs/errata.md, D3); ``"joint"``: D⁻¹(Ŝ + Ã) with D
+            the row sums of Ŝ + Ã.
         graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã instead, as in released code.
-
-    Raises:
-        TypeError, ValueError: an argument is not a diffusivity, or an option does not fit.
 
     Examples:
         >>> diffusivity = GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")
@@ -271,23 +315,17 @@ class GraphAugmentedDiffusivity(Diffusivity):
     )
 
     def __init__(
-        self,
-        attention: Diffusivity,
-        graph_term: Diffusivity,
-        mix: Mix = "sum",
-        graph_weight: float | None = None,
+        self, attention: Diffusivity, graph_term: Diffusivity, mix: Mix = "sum", graph_weight: float | None = None
     ) -> None:
         super().__init__()
-        check_kind(attention, "attention", Diffusivity, "a Diffusivity")
-        check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
+        check_diffusivities(attention=attention, graph_term=graph_term)
         check_choice(mix, "mix", get_args(Mix))
         if graph_weight is not None:
             check_share(graph_weight, "graph_weight", "the graph term beside 1 - graph_weight of the attention")
-        self.attention, self.graph_term, self.mix = attention, graph_term, mix
-        self.graph_weight = graph_weight
-        self.heads = max(attention.heads, graph_term.heads)
+        self.attention, self.graph_term, self.mix, self.graph_weight = attention, graph_term, mix, graph_weight
+        self.declare_parts(attention, graph_term)
         self.needs_graph = attention.needs_graph
-        self.symmetric = attention.symmetric and graph_term.symmetric and mix != "joint"
+        self.symmetric = self.symmetric and mix != "joint"
         self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -296,16 +334,26 @@ class GraphAugmentedDiffusivity(Diffusivity):
 
     def mixed(self, attention: Coupling, graph_term: Coupling) -> Coupling:
         """Combine both couplings."""
-        if self.graph_weight is None:
-            both = SumCoupling([attention, graph_term])
-        else:
-            both = SumCoupling([(1 - self.graph_weight) * attention, self.graph_weight * graph_term])
+        weight = self.graph_weight
+        both = SumCoupling(
+            [attention, graph_term] if weight is None else [(1 - weight) * attention, weight * graph_term]
+        )
         if self.mix == "joint":
             return row_normalized(both)
-        return 0.5 * both if self.mix == "mean" and self.graph_weight is None else both
+        return 0.5 * both if self.mix == "mean" and weight is None else both
 
     def extra_repr(self) -> str:
         return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
+
+
+class AdjacencyEnhancedCoupling(SumCoupling):
+    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
+
+    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
+        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
+        terms = ((share, attention), (1 - share, adjacency))
+        super().__init__([ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms])
+        self.attention = attention
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -36,47 +36,40 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import gumbel, take_step
 from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
 
+Rows = Float[Tensor, "N H D"]
+Directions = Float[Tensor, "m D"]
+LogFeatures = tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]
 
-def orthogonal_directions(
-    num_features: int, dim: int, generator: torch.Generator | None = None
-) -> Float[Tensor, "m D"]:
+
+def orthogonal_directions(num_features: int, dim: int, generator: torch.Generator | None = None) -> Directions:
     """Return m directions w_r ~ N(0, I), orthogonal within blocks of ``dim`` (Choromanski et al. 2021).
 
-    Blocks are Haar-distributed and lengths are those of independent Gaussian vectors. Each direction is therefore
-    Gaussian and the kernel estimate unbiased, with less variance than independent directions give.
+    Blocks are Haar-distributed and lengths independent, so each direction is Gaussian and the kernel estimate unbiased.
     """
-    blocks = -(-num_features // dim)
-    gaussian = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(-(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
     lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
-def positive_features(
-    a: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
-) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+def positive_features(a: Rows, directions: Directions) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
     r"""Return w_r·a and −½‖a‖², in at least float32; log φ(a)_r is their sum less ½ log m, E[φ(a)·φ(b)] = exp(a·b)."""
     (a, directions), _ = accumulating(a, directions)
     with without_autocast(a):
         return a @ directions.t(), -0.5 * a.square().sum(2, keepdim=True)
 
 
-def attention_features(
-    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"]
-) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
     r"""Return log features of queries and keys, and log weights of keys; their attention estimates softmax(q·k).
 
     −½‖q‖² is omitted: it scales a whole row, so it cancels on normalisation, and would cost digits before.
     """
     log_key, log_weight = positive_features(k, directions)
-    log_query = log_key if q is k else positive_features(q, directions)[0]
-    return log_query, log_key, log_weight
+    return log_key if q is k else positive_features(q, directions)[0], log_key, log_weight
 
 
-def stabilized_features(
-    q: Float[Tensor, "N H D"], k: Float[Tensor, "N H D"], directions: Float[Tensor, "m D"], eps: float, graph: Graph
-) -> tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]:
+def stabilized_features(q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph) -> LogFeatures:
     r"""Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
 
     M is the largest w_r·q of a query, or the largest w_r·k over all keys of a graph. With ε > 0 it does not cancel.
@@ -105,18 +98,14 @@ def largest(x: Float[Tensor, "N H one"], graph: Graph) -> Float[Tensor, "#N H on
 def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
     r"""−(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv: negative log-likelihood of the observed edges under attention π, O(E).
 
-    The edge-level regularisation of one layer (slides, "Input Graphs as Regularization Loss"; Wu et al. 2022); a model
-    adds its L layers with weight 1/L. d_u = Σ_v a_uv is the weighted degree of the receiver u. The mean is over all N
-    nodes of a batch and over heads; the released code takes it over edges (docs/errata.md, N5).
+    Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
+    u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
+    N5). The result is a 0-dimensional tensor of at least float32, and zero without observed edges.
 
     Args:
         coupling: π; its rows should sum to one.
         graph: the observed edges; edges of weight zero do not count.
-        relative: divide the part of every graph of n nodes by log n, the loss of uniform attention. Without it, the
-            loss grows with n (8 for 3 000 nodes) and dominates the loss of the task.
-
-    Returns:
-        A 0-dimensional tensor of at least float32, differentiable; zero without observed edges.
+        relative: divide the part of every graph of n nodes by log n, the loss of uniform attention.
 
     Raises:
         ValueError: the graph has no ``edge_index``, or another number of nodes than the coupling.
@@ -128,15 +117,13 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
     check_coupling_kind(coupling)
     check_kind(graph, "graph", Graph, "a Graph")
     check_flags(relative=relative)
+    nodes = coupling.num_nodes, graph.num_nodes
     if graph.edge_index is None:
         raise ValueError(
-            "edge_loss compares the coupling with observed edges; got a graph without edge_index. "
-            "Pass one (an empty [2, 0] one if no edge was observed), or leave the loss out."
+            "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
         )
-    if coupling.num_nodes != graph.num_nodes:
-        raise ValueError(
-            f"coupling and graph must have the same nodes; got {coupling.num_nodes} and {graph.num_nodes} nodes."
-        )
+    if nodes[0] != nodes[1]:
+        raise ValueError(f"coupling and graph must have the same nodes; got {nodes[0]} and {nodes[1]} nodes.")
     target = graph.edge_index[1]
     log_entries = coupling.log_at(graph.edge_index)
     log_entries = log_entries.to(torch.promote_types(log_entries.dtype, torch.float32))
@@ -145,11 +132,10 @@ def edge_loss(coupling: Coupling, graph: Graph, *, relative: bool = False) -> Te
     share = quotient(weight, degree[target])
     if relative:
         sizes = weight.new_full((1,), graph.total_nodes) if graph.is_single else graph.ptr.diff().to(weight)
-        sizes = sizes.clamp(min=2).log()
-        share = share / (sizes if graph.is_single else sizes[graph.batch[target]])
+        scale = sizes.clamp(min=2).log()
+        share = share / (scale if graph.is_single else scale[graph.batch[target]])
     share = share.unsqueeze(1)
-    # 0 log 0 = 0
-    log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)
+    log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)  # 0 log 0 = 0
     return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
 
 
@@ -157,18 +143,12 @@ class AuxiliaryLoss:
     """The auxiliary loss of a module's last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
 
     The module sets ``value`` on every forward pass, to ``None`` in evaluation. Each thread has a value of its own.
-    Copies and pickles are empty, since a tensor that is part of an autograd graph can be neither copied nor saved.
+    Copies and pickles are empty, since tensors of an autograd graph cannot be copied or saved.
 
     Examples:
-        >>> class Gate(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.auxiliary = AuxiliaryLoss()
-        ...     def forward(self, x):
-        ...         self.auxiliary.value = x.square().mean() if self.training else None
-        ...         return x.relu()
-        >>> gate = Gate()
-        >>> y = gate(torch.ones(6, 4))
+        >>> gate = torch.nn.Identity()
+        >>> gate.auxiliary = AuxiliaryLoss()
+        >>> gate.auxiliary.value = torch.ones(())  # by its forward pass
         >>> auxiliary_loss(gate)  # the sum over all modules, to be added to the loss
         tensor(1.)
     """
@@ -176,23 +156,18 @@ class AuxiliaryLoss:
     def __init__(self) -> None:
         # An attribute, not a base class: Dynamo writes values back to a plain threading.local only.
         self._of_thread = threading.local()
-        self._recorded = False
+        self._ever_set = False
 
     @property
     def value(self) -> Tensor | None:
-        """A 0-dimensional tensor, or ``None`` for no loss.
-
-        Raises:
-            RuntimeError: the module ran in other threads only, whose losses would be ignored.
-        """
+        """A 0-dimensional tensor, or ``None``; an error if only other threads have one, which would be ignored."""
         if hasattr(self._of_thread, "value"):
             value: Tensor | None = self._of_thread.value
             return value
-        if self._recorded:
+        if self._ever_set:
             raise RuntimeError(
-                "an auxiliary loss belongs to the thread whose forward pass recorded it; the module ran in other "
-                "threads, never in this one. Call auxiliary_loss(model) where the model is called; under "
-                "DataParallel, add it to the loss inside the module that is replicated."
+                "an auxiliary loss belongs to the thread whose forward pass recorded it; got other threads only. Call "
+                "auxiliary_loss(model) where the model is called; under DataParallel, inside the replicated module."
             )
         return None
 
@@ -200,7 +175,7 @@ class AuxiliaryLoss:
     def value(self, value: Tensor | None) -> None:
         self._of_thread.value = value
         if value is not None:
-            self._recorded = True
+            self._ever_set = True
 
     def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
         return AuxiliaryLoss, ()
@@ -209,27 +184,23 @@ class AuxiliaryLoss:
 def auxiliary_loss(model: nn.Module) -> Tensor:
     """Return the sum of the auxiliary losses of all modules in this thread's last forward pass; zero without any.
 
-    Weights (λ/L) are included. A module that ran several times in one pass counts with its last run.
+    Weights (λ/L) are included. A module that ran several times counts with its last run.
 
     Raises:
         RuntimeError: a module of ``model`` recorded a loss in other threads, and never ran in this one.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3)
-        >>> logits = model(x, edge_index)
-        >>> loss = logits.logsumexp(1).mean() + auxiliary_loss(model)
+        >>> loss = model(x, edge_index).logsumexp(1).mean() + auxiliary_loss(model)
     """
     check_kind(model, "model", nn.Module, "a module")
     holders = [getattr(module, "auxiliary", None) for module in model.modules()]
     values = [holder.value for holder in holders if isinstance(holder, AuxiliaryLoss)]
-    recorded = [value for value in values if value is not None]
-    if not recorded:
-        return next(model.parameters(), torch.zeros(())).new_zeros(())
-    return reduce(torch.add, recorded)
+    losses = [value for value in values if value is not None]
+    return reduce(torch.add, losses) if losses else next(model.parameters(), torch.zeros(())).new_zeros(())
 
 
-# Seeds that every torch.Generator accepts.
-MAX_SEED = 2**62
+MAX_SEED = 2**62  # every torch.Generator accepts smaller ones
 
 
 class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
@@ -240,37 +211,31 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         s_ij = (1/K) Σ_s φ(q_i/√τ)·φ(k_j/√τ) e^{g_js/τ} / Σ_l φ(q_i/√τ)·φ(k_l/√τ) e^{g_ls/τ}
 
     and in evaluation, or with ``num_samples=0``, the same without noise. φ are positive orthogonal random features,
-    E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ; :func:`kernel_error` measures the
-    error. It grows with the norms of q/√τ and k/√τ, and falls like m^-½ only if m is well above e^(‖q_i + k_j‖²/τ);
-    ``normalize="row"`` and ``logits="scaled_dot"`` bound it.
+    E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ. The error (:func:`kernel_error`) falls
+    like m^-½ only if m is well above e^(‖q_i + k_j‖²/τ); ``normalize="row"`` bounds it.
 
-    Only keys carry noise; that of the queries in Algorithm 1 cancels. All is computed in log space and in at least
-    float32, so rows sum to one for any τ and any norm, where those of the released code overflow or lose their mass.
-    Training and evaluation use one τ (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory O(N (m + D)).
+    Only keys carry noise; that of the queries in Algorithm 1 cancels. Computed in log space and in at least float32, so
+    that rows sum to one for any τ and any norm (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory O(N (m + D)).
 
-    The features and the state of the noise are buffers, so that a run resumed from a state dict repeats. Every training
-    call advances that state; the global random state is never used. Concurrent threads draw distinct noise. Do not
-    checkpoint activations: the repeated forward pass would draw new noise.
+    The features and the state of the noise, which every training call advances, are buffers: a run resumed from a state
+    dict repeats. Concurrent threads draw distinct noise. Do not checkpoint activations: the repeated forward pass would
+    draw new noise.
 
     Args:
         channels: C of the state.
         num_features: m.
         tau: τ, the temperature.
-        logits: ``"dot"``, q·k, as in the slides, or ``"scaled_dot"``, q·k/√d with d the channels of a head, as in the
-            released code.
+        logits: ``"dot"``, q·k, as in the slides; ``"scaled_dot"``, q·k/√d for heads of d channels, as in released code.
         num_samples: K; 0 for no noise.
-        edge_regularization: weight λ of :func:`edge_loss` of the coupling without noise, recorded in training on
-            observed edges for :func:`auxiliary_loss`.
+        edge_regularization: weight λ of :func:`edge_loss` without noise, in training, for :func:`auxiliary_loss`.
         relative_edge_loss: divide that loss by log n; the slides do not (docs/errata.md, N11).
         generator: draws the features and the seed of the noise; by default the global one, as for parameters.
-        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: for large
-            norms ε exceeds most features and attention becomes uniform (docs/errata.md, N4).
-        options: ``heads``, ``projection``, ``head_channels``, ``normalize`` and ``bias`` of
-            :class:`QueryKeyDiffusivity`.
+        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: attention
+            becomes uniform for large norms (docs/errata.md, N4).
+        options: ``heads``, ``projection``, ``head_channels``, ``normalize``, ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Examples:
-        >>> S = KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x)
-        >>> torch.allclose(S.degree(), torch.ones(6, 1), atol=1e-4)
+        >>> KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x).row_stochastic
         True
     """
 
@@ -278,8 +243,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     noise_state: Tensor
     row_stochastic = True
     why_no_penalty = (
-        "softmax attention is normalised by rows, with separate queries and keys, and the features only estimate it: "
-        "no energy is known. SoftmaxDiffusivity(channels, normalize=None, measure='distance') is the kind that has one."
+        "the features only estimate a softmax with separate queries and keys: no energy is known. "
+        "SoftmaxDiffusivity(channels, normalize=None, measure='distance') is the kind that has one."
     )
 
     def __init__(
@@ -297,22 +262,21 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        check_counts(channels=channels, num_features=num_features)
         check_kind(num_samples, "num_samples", int, "an integer, 0 for no noise")
-        if num_samples != 0:
-            check_counts(num_samples=num_samples)
+        check_counts(
+            channels=channels, num_features=num_features, **({"num_samples": num_samples} if num_samples else {})
+        )
         check_positive(tau, "tau")
         check_generator(generator)
-        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_choice(logits, "logits", ["dot", "scaled_dot"])
+        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_positive(stabilizer, "stabilizer", allow_zero=True)
+        check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
             self.depends_on = "graph"  # every entry depends on the largest feature of all keys
         self.dim = cast("int", self.head_channels)
-        self.tau, self.logits, self.num_samples = float(tau), logits, num_samples
-        check_flags(relative_edge_loss=relative_edge_loss)
+        self.tau, self.logits, self.num_samples, self.stabilizer = float(tau), logits, num_samples, stabilizer
         self.edge_regularization, self.relative_edge_loss = edge_regularization, relative_edge_loss
-        self.stabilizer = stabilizer
         self.auxiliary = AuxiliaryLoss()
         self.register_buffer("directions", torch.empty(num_features, self.dim))
         self.register_buffer("noise_state", torch.zeros(2, dtype=torch.long))
@@ -337,9 +301,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)
-        scale = self.temperature**-0.5
-        scaled = scale * wide_q
-        return scaled, scaled if q is k else scale * wide_k
+        scaled = self.temperature**-0.5 * wide_q
+        return scaled, scaled if q is k else self.temperature**-0.5 * wide_k
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
@@ -347,18 +310,15 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             log_query, log_key, log_weight = stabilized_features(q, k, self.directions, self.stabilizer, graph)
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
-        noisy = self.training and self.num_samples > 0
-        regularized = self.training and self.edge_regularization > 0 and graph.edge_index is not None
+        weighted = partial(LogLowRankCoupling, log_query, log_key, graph.segments)
         self.auxiliary.value = None
-        if regularized or not noisy:
-            coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight)
-            if regularized:
-                loss = edge_loss(graph.share(coupling), graph, relative=self.relative_edge_loss)
-                self.auxiliary.value = self.edge_regularization * loss
-        if noisy:
+        if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
+            loss = edge_loss(graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss)
+            self.auxiliary.value = self.edge_regularization * loss
+        if self.training and self.num_samples > 0:
             noise = gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node) / self.tau
-            coupling = LogLowRankCoupling(log_query, log_key, graph.segments, log_weight + noise)
-        return coupling
+            return weighted(log_weight + noise)
+        return weighted(log_weight)
 
     def exact(self, x: Float[Tensor, "N C"], graph: Graph | None = None) -> PairwiseCoupling:
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
@@ -376,22 +336,16 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 class RelationalBias(Diffusivity):
     r"""Σ_p σ(b_p) Aᵖ with learnable b, zero at the start (Wu et al. 2022; slides, "Input Graphs as Relational Bias").
 
-    For one hop, z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v per head, a weighted sum over the observed edges. The released
-    code divides by degrees, as ``"sym"`` and ``"row"`` do.
-
-    With ``powers="walks"`` hop p counts walks of length p, A v, A(A v), …, in O(pE) without a power of A in memory.
-    ``powers="reach"`` is the released code, which squares A p − 1 times and takes the pattern of the result: hop p
-    joins all pairs at most 2ᵖ⁻¹ steps apart, normalised by its own degrees.
+    For one hop, z_u ← z_u + Σ_{v: a_uv = 1} σ(b) v_v per head. The released code divides by degrees, as ``"sym"`` and
+    ``"row"`` do.
 
     Args:
-        heads: H, one bias per head.
+        heads: H, one bias b [P] per head.
         hops: P.
         normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
-        powers: ``"walks"`` or ``"reach"``, of a graph without weights.
+        powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE); ``"reach"``, as released code:
+            hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own degrees.
         gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as in the released code on some data sets.
-
-    Attributes:
-        bias: b [P, H].
 
     Examples:
         >>> RelationalBias(heads=2, hops=2, normalization="sym")(x, graph).heads
@@ -401,8 +355,7 @@ class RelationalBias(Diffusivity):
     depends_on = "parts"
     needs_graph = True
     why_no_penalty = (
-        "the relational bias is fixed by the graph and its b: certify the coupling itself (Theorem 1), where A is "
-        "symmetric."
+        "the graph and b fix the relational bias: certify the coupling itself (Theorem 1) if A is symmetric."
     )
 
     def __init__(
@@ -433,8 +386,9 @@ class RelationalBias(Diffusivity):
         if self.powers == "walks":
             return PolynomialCoupling(graph.couple(self.adjacency, x), gates, nonnegative=nonnegative)
         reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
-        terms = zip(gates, reached, strict=True)
-        return SumCoupling([ScaledCoupling(gate, hop, nonnegative=nonnegative) for gate, hop in terms])
+        return SumCoupling(
+            [ScaledCoupling(*term, nonnegative=nonnegative) for term in zip(gates, reached, strict=True)]
+        )
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

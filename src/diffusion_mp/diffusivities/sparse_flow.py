@@ -20,18 +20,16 @@ from diffusion_mp.kernels.spmm import sddmm
 
 
 class FrictionAttention(nn.Module):
-    """q̃ = W̃_Q x/√d and k̃ = W̃_K x, whose inner products are the scores of frictions (SFi-Former, § 3.3).
+    """q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o), whose inner products are the scores of frictions (SFi-Former, § 3.3).
 
-    Keys are taken of x − o with a row o of each graph: a shift of all keys does not change frictions, and equal rows
-    have equal keys however they are rounded.
+    The row o of each graph shifts all keys, which does not change frictions; equal rows then have exactly equal keys.
 
     Args:
         channels: C of the state.
         heads, head_channels: H and G of q̃ and k̃ [N, H, G].
 
     Examples:
-        >>> diffusivity = SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))
-        >>> diffusivity(x).heads
+        >>> SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))(x).heads
         1
     """
 
@@ -50,36 +48,29 @@ class FrictionAttention(nn.Module):
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
     r"""SFi-attention: every node draws one unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
 
-    Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² with resistances
+    Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)². Resistances are
     r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of the graph of i. Row
-    i is the sink, where the paper's (XW_K)(XW_Q)ᵀ has the source. It is solved exactly in closed form, which the paper
-    says does not exist (docs/errata.md, S3, S4); see :class:`SparseFlowCoupling`. With λ* = 0 it is softmax attention
-    (DFi), without frictions and for any α.
+    i is the sink, in the paper the source; the solution is exact (docs/errata.md, S3, S4), see
+    :class:`SparseFlowCoupling`. With λ* = 0 it is softmax attention (DFi), without frictions and for any α.
 
     Args:
         channels: C of the state.
         lam: λ*, with λ = λ*/n.
-        lam_scale: n is the number of nodes of the node's own graph, ``"own"``, or as published of the largest graph in
-            the batch, ``"batch_max"``.
+        lam_scale: n is that of the node's own graph, ``"own"``, or of the largest in the batch, ``"batch_max"``, as
+            published.
         alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one.
         friction: ``"attention"``: a :class:`FrictionAttention`; ``"constant"``: f = 1/n; or a module that maps
             (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
-        options: of the resistances: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of
-            :class:`QueryKeyDiffusivity`.
-
-    Raises:
-        ValueError, TypeError: an option does not fit, λ* < 0, or α ≤ 0.
+        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`, for r.
 
     Examples:
-        >>> S = SparseFlowDiffusivity(4, lam=1.0)(x)
-        >>> S.density().shape  # the fraction of pairs that attend, by head
+        >>> SparseFlowDiffusivity(4, lam=1.0)(x).density().shape  # the fraction of pairs that attend, by head
         torch.Size([1])
     """
 
     references = ("sfiformer",)
     why_no_penalty = (
-        "sparse flow descends an energy of the flow, row by row (coupling.energy()), not of the state: its entries are "
-        "no function of distances."
+        "sparse flow descends an energy of the flow (coupling.energy()), not of the state: it reads no distances."
     )
 
     def __init__(
@@ -100,9 +91,8 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])
-        self.lam, self.alpha = lam, alpha
+        self.lam, self.lam_scale, self.alpha = lam, lam_scale, alpha
         self.depends_on = "graph"  # λ is λ*/n
-        self.lam_scale: Literal["own", "batch_max"] = lam_scale
         self.friction: nn.Module | None = None
         if lam > 0 and isinstance(friction, nn.Module):
             self.friction = friction
@@ -133,10 +123,8 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         q, k = self.resistance_features(x, graph)
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)
-        friction_q, friction_k = self.friction_features(x, graph)
-        return SparseFlowCoupling(
-            q, k, friction_q, friction_k, graph.segments, lam=self._lam(graph, q), alpha=self.alpha
-        )
+        query, key = self.friction_features(x, graph)
+        return SparseFlowCoupling(q, k, query, key, graph.segments, lam=self._lam(graph, q), alpha=self.alpha)
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """Return λ = λ*/n: [1] for one graph, else [N, 1]."""
@@ -160,13 +148,12 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
 
     Row i of S solves the problem of :class:`SparseFlowDiffusivity` with j over the senders of i. An edge of weight a
     counts as a parallel edges: s_ij = a_ij max(μ_i − λ_i f_ij, 0)/r_ij with λ_i = λ*/Σ_j a_ij, and r and f normalised
-    over the senders with these weights. On the complete graph with self-loops it is the all-pair form; with λ* = 0 it
-    is the softmax over the senders with prior a. A node without senders has a zero row.
+    over the senders with these weights. With λ* = 0 it is the softmax over the senders with prior a. A node without
+    senders has a zero row.
 
     Args:
         channels: C of the state.
-        hops: k; the senders of i are the nodes with a walk of 1 to k edges to i. For k > 1, weights only select the
-            edges (a > 0).
+        hops: k; senders of i are the nodes with a walk of 1 to k edges to i. For k > 1 only the signs of weights count.
         self_loops: policy of ``Graph.with_self_loops``, applied before walks are counted.
         options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no effect.
 
@@ -181,8 +168,7 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         super().__init__(channels, **options)
         check_counts(hops=hops)
         check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        self.hops = hops
-        self.depends_on = "edges"
+        self.hops, self.depends_on = hops, "edges"
         self.self_loops: SelfLoops = self_loops
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -191,23 +177,18 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
             graph = graph.within(self.hops)
         (q, k), _ = accumulating(*self.resistance_features(x, graph))
         s = sddmm(graph.pattern, q, k)
-        u = self._friction_scores(x, graph, s)
-        prior = graph.weights(s).unsqueeze(1)
-        target = graph.edges[1]
+        friction_q, friction_k = self.friction_features(x, graph)
+        u = torch.zeros_like(s)
+        if friction_q is not None and friction_k is not None:
+            (friction_q, friction_k), _ = accumulating(friction_q, friction_k)
+            u = sddmm(graph.pattern, friction_q, friction_k).to(s.dtype)
+        prior, target = graph.weights(s).unsqueeze(1), graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
         lam = self.lam / weight_in.masked_fill(weight_in == 0, math.inf)
         leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)
         flow, _ = sparse_flow_edges(s, u, prior, lam.expand(-1, self.heads), leak.expand(-1, self.heads), target)
-        return SparseCoupling(
-            graph, flow.to(x.dtype), symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
-        )
-
-    def _friction_scores(self, x: Float[Tensor, "N C"], graph: Graph, s: Float[Tensor, "E H"]) -> Float[Tensor, "E H"]:
-        query, key = self.friction_features(x, graph)
-        if query is None or key is None:
-            return torch.zeros_like(s)
-        (query, key), _ = accumulating(query, key)
-        return sddmm(graph.pattern, query, key).to(s.dtype)
+        weight, stochastic = flow.to(x.dtype), self.row_stochastic
+        return SparseCoupling(graph, weight, symmetric=False, row_stochastic=stochastic, nonnegative=True)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"

@@ -300,6 +300,7 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     return None
 
 
+#: Interaction functions by name: δ (``delta``), f = δ′ (``score``) and, as fields, their parameters.
 PENALTIES: dict[str, Callable[..., Penalty]] = {
     "quadratic": QuadraticPenalty,
     "simple": SimplePenalty,

@@ -13,22 +13,17 @@ from torch import Tensor, nn
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     AdjacencyEnhancedDiffusivity,
-    AllPairDiffusivity,
     Diffusivity,
     EdgeSparseFlowDiffusivity,
-    GaussianDiffusivity,
     GraphAugmentedDiffusivity,
     KernelizedSoftmaxDiffusivity,
     PenaltyDiffusivity,
     Positive,
     RelationalBias,
     SGFormerDiffusivity,
-    SigmoidDiffusivity,
-    SimpleDiffusivity,
-    SoftmaxDiffusivity,
     SparseFlowDiffusivity,
 )
-from diffusion_mp.diffusivities.all_pair import Normalization, Projection
+from diffusion_mp.diffusivities.all_pair import KERNELS, Normalization, Projection
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph.graph import SelfLoops
@@ -36,13 +31,6 @@ from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport
 
 TAU = 0.5
-
-KERNELS: dict[str, type[AllPairDiffusivity]] = {
-    "simple": SimpleDiffusivity,
-    "sigmoid": SigmoidDiffusivity,
-    "softmax": SoftmaxDiffusivity,
-    "gaussian": GaussianDiffusivity,
-}
 
 
 class MultiHeadConv(DiffusionConv):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities.neumann import NeumannDiffusivity
+from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
 from diffusion_mp.errors import (
     check_choice,
     check_counts,

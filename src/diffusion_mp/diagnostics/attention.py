@@ -1,8 +1,9 @@
-"""``kernel_error``: the error of random-feature attention as an estimate of the softmax."""
+"""The error of random-feature attention as an estimate of the softmax, and a plot of attention weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,13 +11,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling
+from diffusion_mp.couplings.base import check_coupling_kind
+from diffusion_mp.diagnostics.hooks import axis
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
-from diffusion_mp.errors import check_counts, check_generator, check_kind, describe
+from diffusion_mp.errors import check_counts, check_generator, check_kind, check_positive, check_seed, describe
 from diffusion_mp.graph import Graph
 
-# Columns of S per comparison, so that memory is O(N), not O(N²).
-COLUMNS = 512
+COLUMNS = 512  # of S per comparison, so that memory is O(N), not O(N²)
 
 
 @torch.no_grad()
@@ -31,9 +33,8 @@ def kernel_error(
 ) -> dict[int, float]:
     r"""Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
 
-    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature, at most
-    e^(‖q_i + k_j‖²/τ) − 1 over the pairs, with the temperature of the diffusivity (τ or τ√d) for τ. Otherwise it hardly
-    falls: for queries and keys of norm 2 and τ = ¼ from 1.1 at m = 16 to 0.8 at m = 4096. A value near or above 1 means
+    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature. That is at most
+    e^(‖q_i + k_j‖²/τ) − 1 over the pairs, with the temperature of the diffusivity for τ. A value near or above 1 means
     that m features do not suffice: raise τ, or bound the queries and keys (``normalize="row"``).
 
     O(N² m) time per draw, minutes for thousands of nodes (with a progress bar), and O(N (m + 512)) memory.
@@ -47,8 +48,7 @@ def kernel_error(
         generator: draws them; by default one with seed 0.
 
     Examples:
-        >>> errors = kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2)
-        >>> list(errors)
+        >>> list(kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2))
         [16, 32]
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
@@ -81,8 +81,47 @@ def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     for first in range(0, nodes, COLUMNS):
         width = min(COLUMNS, nodes - first)
         columns = torch.zeros(nodes, 1, width, dtype=approximate.dtype, device=approximate.device)
-        columns[first : first + width, 0] = torch.eye(width, dtype=approximate.dtype, device=approximate.device)
-        wanted = exact.matmul(columns)
-        difference += (approximate.matmul(columns) - wanted).double().square().sum((0, 2)).cpu()
-        total += wanted.double().square().sum((0, 2)).cpu()
+        columns[first : first + width, 0].fill_diagonal_(1)
+        expected = exact.matmul(columns)
+        difference += (approximate.matmul(columns) - expected).double().square().sum((0, 2)).cpu()
+        total += expected.double().square().sum((0, 2)).cpu()
     return float((difference / total).sqrt().mean()) if nodes else 0.0
+
+
+def plot_attention(coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8) -> Any:
+    """Plot the entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
+
+    Args:
+        coupling: a nonnegative coupling of a graph small enough for N × N pixels.
+        ax: a matplotlib axis; a new one by default.
+        head: index of the head.
+        threshold: lower end of the scale, whose upper end is 1; entries up to it are white.
+
+    Returns:
+        The axis; its image is ``ax.images[-1]``, for a colour bar.
+
+    Raises:
+        TypeError, ValueError: not a coupling, no such head, or a negative entry.
+
+    Examples:
+        >>> axes = plot_attention(SimpleDiffusivity()(x))
+    """
+    check_coupling_kind(coupling)
+    check_seed(head, "head")
+    if not 0 <= head < coupling.heads:
+        raise ValueError(f"head must lie in [0, {coupling.heads - 1}]; got {head}.")
+    check_positive(threshold, "threshold")
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
+    with torch.no_grad():
+        entries = coupling.to_dense()[head].double().cpu()
+    if bool((entries < 0).any()):
+        least = float(entries.min())
+        raise ValueError(f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}.")
+    ax = axis(ax)
+    from matplotlib.colors import LogNorm
+
+    shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
+    ax.imshow(shown, cmap="viridis", norm=LogNorm(vmin=threshold, vmax=1.0), interpolation="nearest")
+    ax.set(xlabel="sender j", ylabel="receiver i")
+    return ax
