@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from diffusion_mp.extras import needed_by
+from diffusion_mp.errors import needed_by
 
 ROOT = Path(__file__).parents[1]
 
