@@ -95,7 +95,7 @@ class LabelPropagation(KnowsPyGNames, nn.Module):
         if y.dim() not in (1, 2):
             raise ValueError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
         if y.dim() == 1:
-            if y.dtype not in INTEGERS:
+            if y.dtype not in INTEGERS or y.layout != torch.strided:
                 raise TypeError(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
             classes = 1 + max(int(y.max()), 0) if y.numel() else 1
             if classes > y.numel() + MANY_CLASSES:
