@@ -13,6 +13,7 @@ from diffusion_mp import data, diagnostics, distributed, testing
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .arguments import (
+    NOT_A_MODULE,
     Arg,
     Make,
     bad,
@@ -22,6 +23,7 @@ from .arguments import (
     diffusivity,
     edges,
     flag,
+    free,
     generator,
     number,
     options,
@@ -30,7 +32,7 @@ from .arguments import (
     seed,
     update,
 )
-from .program import Draw
+from .program import Draw, Strategy
 
 PACKAGES = {"mp": mp, "data": data, "diagnostics": diagnostics, "distributed": distributed, "testing": testing}
 PACKAGES |= {"graphs": graphs, "sequences": sequences, "train": train}
@@ -132,6 +134,11 @@ PARAMETERS: dict[str, Make] = {
     "sharpness": _numbers(4.0, 0.5),
     "lr": _numbers(0.01, zero=True),
     "weight_decay": _numbers(5e-4, 0.0, zero=True),
+    "classes": _counts(2, 3),
+    "num_classes": _counts(3, 2),
+    "block_size": _counts(3, 65536),
+    "x": free,
+    "model": lambda d: options(d, "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "nn.Identity()", wrong=NOT_A_MODULE),
     "act": _texts("relu", "elu", "gelu"),
     "coupling": coupling,
     "device": device,
@@ -202,6 +209,29 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def made(d: Draw, make: dict[str, Make]) -> dict[str, Arg]:
-    """Arguments that a table describes."""
-    return {name: draw(d) for name, draw in make.items()}
+def made(d: Draw, make: dict[str, Make | Arg]) -> dict[str, Arg]:
+    """Arguments that a table describes, some of them always alike."""
+    return {name: arg if isinstance(arg, Arg) else arg(d) for name, arg in make.items()}
+
+
+def calls(
+    name: str,
+    use: str = "",
+    /,
+    *,
+    finite: bool = True,
+    leave: str = "",
+    more: str = "",
+    of: Callable[..., Any] | None = None,
+    **make: Make | Arg,
+) -> Strategy:
+    """A call with arguments as of `arguments`, and a ``use`` of what it ``made``."""
+    path = name if "." in name else f"mp.{name}"
+
+    def strategy(d: Draw) -> None:
+        given = arguments(d, name, leave=leave, more=more, of=of, **made(d, make))
+        d.call("made" if use else "out", f"{path}({{args}})", finite=finite, **given)
+        if use:
+            d.call("out", use)
+
+    return strategy

@@ -30,7 +30,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy
-from .signatures import arguments, device, made
+from .signatures import arguments, calls, device
 
 NOT_A_PATH = bad(
     "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
@@ -53,47 +53,17 @@ def written(path: str, *own: str) -> Arg:
     return Arg(repr(path), NOT_A_PATH + bad(*own))
 
 
-def labels(d: Draw, *right: str) -> Arg:
+def labels(d: Draw) -> Arg:
     """Labels [N]."""
     wrong = not_integers(
         "40",
         "None | a list?: [0, 1, 0, 1] | an array?: np.array([0, 1, 0, 1]) | NaN: torch.full((40,), math.nan)",
         "of rank two: torch.zeros(40, 2, dtype=torch.long) | of rank zero: torch.tensor(0)",
     )
-    return Arg(d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", *right]), wrong)
-
-
-def random_split(d: Draw) -> None:
-    """Shares of the labelled nodes."""
-    given = {
-        "y": labels(d, "torch.zeros(40, dtype=torch.int32)"),
-        "train": number(d, 0.5, 0.25, below="1.5"),
-        "val": number(d, 0.1, 0.0, zero=True, below="1.5"),
-        "generator": generator(d, optional=False),
-    }
-    d.call("out", "data.random_split({args})", **given)
-
-
-def random_split_per_class(d: Draw) -> None:
-    """So many of every class."""
-    given = {
-        "y": labels(d),
-        "per_class": count(d, 2, 5),
-        "num_val": count(d, 4, 0, zero=True),
-        "num_test": Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
-        "generator": generator(d, optional=False),
-    }
-    d.call("out", "data.random_split_per_class({args})", **given)
-
-
-def label_mask(d: Draw) -> None:
-    """Who has a label."""
-    y = labels(d, "torch.zeros(0, dtype=torch.long)").without("of rank two", "of rank zero")
-    d.call("out", "data.label_mask({y})", y=y)
+    return Arg(d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "(torch.arange(40) % 3).int()"]), wrong)
 
 
 def split(d: Draw) -> None:
-    """The masks of a data set."""
     masks = "train_mask=torch.ones(4, 2) > 0, val_mask=torch.zeros(4, 2) > 0, test_mask=torch.zeros(4, 2) > 0"
     wrong = NOT_DATA[:6] + bad("with no masks: Data(train_mask='abc', val_mask=3, test_mask=None, y=None)")
     column = options(d, 0, 1, wrong=NOT_A_NUMBER + bad("negative | beyond: 2 | a fraction: 0.5"))
@@ -102,7 +72,6 @@ def split(d: Draw) -> None:
 
 
 def pad(d: Draw) -> None:
-    """Sequences of different lengths."""
     item = "(torch.tensor([1, 2, 3]), 0)"
     wrong = bad(
         "empty | None | a number | a string | numbers: [1, 2] | lists?: [([1, 2], 0)] | a tensor: torch.ones(2, 2)",
@@ -117,7 +86,6 @@ def pad(d: Draw) -> None:
 
 
 def add_laplacian_pe(d: Draw) -> None:
-    """Positional encodings of a graph."""
     d.sizes = None
     both = f"torch.cat([{edge_list(d)}, {edge_list(d)}.flip(0)], 1)"
     wrong = NOT_DATA + bad("a directed graph: Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)")
@@ -127,7 +95,6 @@ def add_laplacian_pe(d: Draw) -> None:
 
 
 def to_diffusion_graph(d: Draw) -> None:
-    """Data with their graph."""
     d.sizes = None
     d.call("transform", "data.ToDiffusionGraph({args})", **arguments(d, "data.ToDiffusionGraph"))
     given = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
@@ -143,7 +110,6 @@ def data_source(d: Draw, nodes: int | None = None) -> str:
 
 
 def part_of(d: Draw) -> None:
-    """What a batch knows of its graph."""
     d.sizes = None
     whole = Arg(data_source(d), NOT_DATA).without("empty")
     d.call("transform", "data.PartOf({args})", **arguments(d, "data.PartOf", data=whole))
@@ -153,7 +119,6 @@ def part_of(d: Draw) -> None:
 
 
 def loader(d: Draw) -> None:
-    """Random parts."""
     d.sizes = None
     n = max(d.nodes, 4)
     by_parts = not d.maybe(0.5)
@@ -179,7 +144,6 @@ def loader(d: Draw) -> None:
 
 
 def find_clusters(d: Draw) -> None:
-    """Clusters of a graph."""
     d.sizes = None
     metis = d.maybe(0.5)
     given = {
@@ -198,7 +162,6 @@ def _items(d: Draw, last: int) -> None:
 
 
 def list_ops(d: Draw) -> None:
-    """Expressions."""
     words = bad("empty: () | another word: ('NONE',) | a number | None")
     given = {
         "num": count(d, 3, 2, none=True),
@@ -213,7 +176,6 @@ def list_ops(d: Draw) -> None:
 
 
 def pathfinder(d: Draw) -> None:
-    """Paths."""
     given = {
         "num": count(d, 2, 3, none=True),
         "size": count(d, 32, 24),
@@ -226,7 +188,6 @@ def pathfinder(d: Draw) -> None:
 
 
 def sequence_dataset(d: Draw) -> None:
-    """A subclass of the base."""
     d.call(
         "Own",
         "type('Own', (sequences.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))",
@@ -235,18 +196,7 @@ def sequence_dataset(d: Draw) -> None:
     _items(d, 3)
 
 
-def reader(of: str, /, *, path: str = "root", leave: str = "", **make: Make) -> Strategy:
-    """What reads a data set, where there is none."""
-
-    def strategy(d: Draw) -> None:
-        given = arguments(d, of, leave=leave, **{path: absent(d)}, **made(d, make))
-        d.call("out", f"{of}({{args}})", **given)
-
-    return strategy
-
-
 def sbm(d: Draw) -> None:
-    """Graphs from block models, drawn into a folder of the worker's own."""
     given = {
         "root": written("sbm").without("empty"),
         "name": Arg("'PATTERN'", choice(d, "PATTERN").wrong),
@@ -259,21 +209,6 @@ def sbm(d: Draw) -> None:
     d.call("out", "[tasks[0].x, tasks[0].y]")
 
 
-def synthetic_pokec(d: Draw) -> None:
-    """A large graph, drawn small."""
-    given = {
-        "num_nodes": count(d, 50, 20),
-        "num_edges": count(d, 100, 40),
-        "num_features": count(d, 4, 2),
-        "homophily": number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
-        "signal": number(d, 0.3, 0.0, optional=True, zero=True),
-        "spread": number(d, 1.5, optional=True, zero=True),
-        "unlabelled": number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
-        "cache": never(NOT_A_PATH).without("None", "empty"),
-    }
-    d.call("out", "graphs.synthetic_pokec({args})", **arguments(d, "graphs.synthetic_pokec", **given))
-
-
 def _name(d: Draw) -> Arg:
     """The name of a file that nobody has."""
     return replace(choice(d, "nobody", optional=False).without("another string"), valid=None)
@@ -284,20 +219,18 @@ def named(*names: str) -> Make:
     return lambda d: choice(d, *names, optional=False)
 
 
-def knn_graph(d: Draw) -> None:
-    """Neighbours of drawn points."""
+def points(d: Draw) -> Arg:
+    """Points among which there are neighbours."""
     dtype = "float32" if d.dtype == "float64" else d.dtype
-    wrong = Arg("", wrong_tensors(9, 3, dtype=dtype)).without("a longer last dimension", "another dtype").wrong
-    wrong = [replace(w, valid=False) if w.what in ("NaN", "infinite") else w for w in wrong]
-    wrong += bad("too few: torch.ones(2, 3) | no rows: torch.ones(0, 3) | no channels: torch.ones(9, 0)")
     right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
     right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
-    given = arguments(d, "data.knn_graph", x=options(d, *right, wrong=wrong))
-    d.call("out", "data.knn_graph({args})", **given)
+    arg = Arg(d.pick(right), wrong_tensors(9, 3, dtype=dtype)).without("a longer last dimension", "another dtype")
+    wrong = [replace(w, valid=False) if w.what in ("NaN", "infinite") else w for w in arg.wrong]
+    more = bad("too few: torch.ones(2, 3) | no rows: torch.ones(0, 3) | no channels: torch.ones(9, 0)")
+    return replace(arg, wrong=wrong + more)
 
 
 def knn_transform(d: Draw) -> None:
-    """Neighbours of drawn points, as a transform."""
     wrong = NOT_DATA[:6] + bad(
         "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
         "too few: Data(x=torch.randn(2, 2))",
@@ -307,7 +240,6 @@ def knn_transform(d: Draw) -> None:
 
 
 def edge_sums(d: Draw) -> None:
-    """Features of edges, summed."""
     d.sizes = None
     none = "edge_index=torch.zeros(2, {n}){of}, {attr}num_nodes=1".format
     wrong = NOT_DATA + bad(
@@ -323,32 +255,30 @@ def edge_sums(d: Draw) -> None:
 
 
 def forecast(d: Draw) -> None:
-    """A forecast of drawn snapshots."""
     right = "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]"
     snapshots = Arg(right, bad("empty | a number | numbers: [1, 2] | None"))
     d.call("forecast", "graphs.fit_forecast({args})", **arguments(d, "graphs.fit_forecast", snapshots=snapshots))
     d.call("out", "forecast(torch.randn(3, 4))")
 
 
-def digits(d: Draw) -> None:
-    """The digits, which come with scikit-learn."""
-    d.call("out", "graphs.load_digits({args}).x", **arguments(d, "graphs.load_digits"))
-
-
-def peptides(d: Draw) -> None:
-    """Molecules, where there are none."""
-    root, log = Arg("'peptides'", NOT_A_PATH[:4]), Arg("False")
-    count_ = count(d, 2, optional=True, none=True)
-    given = arguments(d, "graphs.PeptidesFunctional", source=absent(d), root=root, num_graphs=count_, log=log)
-    d.call("out", "graphs.PeptidesFunctional({args})", **given)
-
-
 DATA: dict[str, Strategy] = {
-    "data.random_split": random_split,
-    "data.random_split_per_class": random_split_per_class,
-    "data.label_mask": label_mask,
+    "data.random_split": calls(
+        "data.random_split",
+        y=labels,
+        train=lambda d: number(d, 0.5, 0.25, below="1.5"),
+        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"),
+        generator=lambda d: generator(d, optional=False),
+    ),
+    "data.random_split_per_class": calls(
+        "data.random_split_per_class",
+        y=labels,
+        num_val=lambda d: count(d, 4, 0, zero=True),
+        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
+        generator=lambda d: generator(d, optional=False),
+    ),
+    "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
     "data.KNNGraph": knn_transform,
-    "data.knn_graph": knn_graph,
+    "data.knn_graph": calls("data.knn_graph", x=points),
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": add_laplacian_pe,
@@ -359,22 +289,39 @@ DATA: dict[str, Strategy] = {
     "sequences.ListOps": list_ops,
     "sequences.Pathfinder": pathfinder,
     "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": reader("sequences.IMDb", path="path"),
+    "sequences.IMDb": calls("sequences.IMDb", path=absent),
     "graphs.SBMDataset": sbm,
-    "graphs.synthetic_pokec": synthetic_pokec,
-    "graphs.load_digits": digits,
+    "graphs.synthetic_pokec": calls(
+        "graphs.synthetic_pokec",
+        num_nodes=lambda d: count(d, 50, 20),
+        num_edges=lambda d: count(d, 100, 40),
+        num_features=lambda d: count(d, 4, 2),
+        homophily=lambda d: number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
+        signal=lambda d: number(d, 0.3, 0.0, optional=True, zero=True),
+        spread=lambda d: number(d, 1.5, optional=True, zero=True),
+        unlabelled=lambda d: number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
+        cache=never(NOT_A_PATH).without("None", "empty"),
+    ),
+    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
     "graphs.SumEdgeFeatures": edge_sums,
     "graphs.fit_forecast": forecast,
-    "graphs.load_ogb": reader("graphs.load_ogb", leave="cache progress", name=named("ogbn-arxiv")),
-    "graphs.load_mnist": reader("graphs.load_mnist"),
-    "graphs.load_newsgroups": reader("graphs.load_newsgroups", leave="groups"),
-    "graphs.load_snapshots": reader("graphs.load_snapshots", name=named("chickenpox", "england_covid")),
-    "graphs.load_synmol": reader("graphs.load_synmol", split=named("train")),
-    "graphs.load_planetoid": reader("graphs.load_planetoid", leave="download", name=named("Cora")),
-    "graphs.load_pokec": reader("graphs.load_pokec", leave="cache progress"),
-    "graphs.PeptidesFunctional": peptides,
+    "graphs.load_ogb": calls("graphs.load_ogb", root=absent, leave="cache progress", name=named("ogbn-arxiv")),
+    "graphs.load_mnist": calls("graphs.load_mnist", root=absent),
+    "graphs.load_newsgroups": calls("graphs.load_newsgroups", root=absent, leave="groups"),
+    "graphs.load_snapshots": calls("graphs.load_snapshots", root=absent, name=named("chickenpox", "england_covid")),
+    "graphs.load_synmol": calls("graphs.load_synmol", root=absent, split=named("train")),
+    "graphs.load_planetoid": calls("graphs.load_planetoid", root=absent, leave="download", name=named("Cora")),
+    "graphs.load_pokec": calls("graphs.load_pokec", root=absent, leave="cache progress"),
+    "graphs.PeptidesFunctional": calls(
+        "graphs.PeptidesFunctional",
+        source=absent,
+        root=Arg("'peptides'", NOT_A_PATH[:4]),
+        num_graphs=lambda d: count(d, 2, optional=True, none=True),
+        log=Arg("False"),
+    ),
     **{
-        f"graphs.load_{name}": reader(f"graphs.load_{name}", name=_name) for name in ("facebook", "heterophilous", "tu")
+        f"graphs.load_{name}": calls(f"graphs.load_{name}", root=absent, name=_name)
+        for name in ("facebook", "heterophilous", "tu")
     },
 }
 
@@ -382,7 +329,6 @@ DATA: dict[str, Strategy] = {
 
 
 def node_classifier(d: Draw) -> None:
-    """A model that is trained on nodes."""
     d.sizes = None
     own = {"model": module("mp.GCNConv(3, 2)"), "metric": choice(d, "acc", "roc_auc")}
     d.call("module", "train.NodeClassifier({args})", **arguments(d, "train.NodeClassifier", **own))
@@ -409,26 +355,13 @@ def batch_learner(name: str, output: int, *metrics: str, **attributes: str) -> S
 
 
 def score(d: Draw) -> None:
-    """A score by name."""
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
     given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
     d.call("metric", "train.Score({args})", metric=Arg(repr(name), choice(d, name).wrong))
     d.call("out", f"metric({given})")
 
 
-def sequence_classifier(d: Draw) -> None:
-    """A model that is trained on sequences."""
-    own = {
-        "model": module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
-        "classes": count(d, 2, 3),
-        "warmup": number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
-    }
-    d.call("module", "train.SequenceClassifier({args})", **arguments(d, "train.SequenceClassifier", **own))
-    d.call("out", "module(torch.ones(2, 5, 3))")
-
-
 def node_cross_entropy(d: Draw) -> None:
-    """A loss that refuses what broadcasts."""
     n = d.pick([4, 1, 7])
     wrong = not_integers(
         str(n),
@@ -441,7 +374,6 @@ def node_cross_entropy(d: Draw) -> None:
 
 
 def multi_label_loss(d: Draw) -> None:
-    """A loss that refuses what broadcasts."""
     n = d.pick([4, 1, 7])
     wrong = (
         f"beyond 1: torch.full(({n}, 2), 9) | no label: torch.full(({n}, 2), -1) | another shape: torch.zeros({n}, 5)"
@@ -453,7 +385,6 @@ def multi_label_loss(d: Draw) -> None:
 
 
 def mean_squared_error(d: Draw) -> None:
-    """A loss that refuses what broadcasts."""
     n = d.pick([4, 1, 7])
     kept = {w.what for w in NOT_A_TENSOR} | {"None", "complex", "a sparse tensor"}
     target = Arg(f"torch.randn({n})", [w for w in wrong_tensors(n) if w.what in kept])
@@ -461,21 +392,7 @@ def mean_squared_error(d: Draw) -> None:
     d.call("out", "train.mean_squared_error({args})", prediction=prediction, target=target)
 
 
-def weighted_accuracy(d: Draw) -> None:
-    """A score."""
-    sizes = count(d, 3, 2)
-    d.call("metric", "train.weighted_accuracy({args})", num_classes=Arg(sizes.right, sizes.wrong + bad("one: 1")))
-    d.call("out", "metric(torch.randn(5, metric.num_classes), torch.zeros(5).long())")
-
-
-def digits_module(d: Draw) -> None:
-    """The digits as a data module."""
-    d.call("module", "train.DigitsDataModule({args})", **arguments(d, "train.DigitsDataModule"))
-    d.call("out", "module.data.x")
-
-
 def planetoid_module(d: Draw) -> None:
-    """Cora as a data module, where it is not."""
     part = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
     own = {
         "root": absent(d),
@@ -491,68 +408,74 @@ def planetoid_module(d: Draw) -> None:
     d.call("out", "module.data")
 
 
-def table_module(of: str, /, *, leave: str = "", **make: Make) -> Strategy:
-    """The data module of a table, whose files are not there."""
-
-    def strategy(d: Draw) -> None:
-        own = {"root": absent(d), "split": seed(d), **made(d, make)}
-        d.call("module", f"train.{of}({{args}})", **arguments(d, f"train.{of}", leave=leave, **own))
-        d.call("out", "module.num_features")
-
-    return strategy
-
-
-def save_checkpoint(d: Draw) -> None:
-    """A checkpoint that is written whole."""
-    path = written("a.ckpt", "a folder: '.'")
-    d.call("out", "train.save_checkpoint({args})", state=Arg("{'a': torch.ones(2)}"), path=path)
-
-
-def replace_file(d: Draw) -> None:
-    """A file that is written whole."""
-    content = Arg("b'text'", bad("a string | None | a number | a list"))
-    d.call("out", "train.replace_file({args})", path=written("a.txt", "a folder: '.'"), data=content)
-
-
 def load_checkpoint(d: Draw) -> None:
-    """A checkpoint that is read as tensors and plain values."""
     path = written("b.ckpt", "a folder: '.' | no file: 'absent.ckpt' | an address: 'http://a/b.ckpt'")
     d.call("saved", "train.save_checkpoint({'a': torch.ones(2)}, 'b.ckpt')")
     d.call("out", "train.load_checkpoint({args})", path=path)
 
 
-def check_writable(d: Draw) -> None:
-    """A folder that can be written to."""
-    d.call("out", "train.check_writable({args})", folder=written("out").without("empty"))
-
-
 TRAIN: dict[str, Strategy] = {
-    "train.save_checkpoint": save_checkpoint,
+    "train.save_checkpoint": calls(
+        "train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"), path=written("a.ckpt", "a folder: '.'")
+    ),
     "train.load_checkpoint": load_checkpoint,
-    "train.replace_file": replace_file,
-    "train.check_writable": check_writable,
+    "train.replace_file": calls(
+        "train.replace_file",
+        path=written("a.txt", "a folder: '.'"),
+        data=Arg("b'text'", bad("a string | None | a number | a list")),
+    ),
+    "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
     "train.NodeClassifier": node_classifier,
-    "train.SequenceClassifier": sequence_classifier,
+    "train.SequenceClassifier": calls(
+        "train.SequenceClassifier",
+        "made(torch.ones(2, 5, 3))",
+        model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
+        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+    ),
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
-    "train.weighted_accuracy": weighted_accuracy,
+    "train.weighted_accuracy": calls(
+        "train.weighted_accuracy",
+        "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
+        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")),
+    ),
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": batch_learner("GraphClassifier", 2, "acc", "roc_auc"),
     "train.Forecaster": batch_learner("Forecaster", 1, "mse", "mae", base="torch.zeros({n})"),
     "train.Score": score,
-    "train.HeterophilousDataModule": table_module("HeterophilousDataModule", name=_name),
-    "train.FacebookDataModule": table_module("FacebookDataModule", leave="train val", name=_name),
-    "train.OgbDataModule": table_module("OgbDataModule", leave="cache", name=named("ogbn-arxiv", "ogbn-proteins")),
-    "train.KNNDataModule": table_module("KNNDataModule", name=named("MNIST", "20Newsgroups")),
-    "train.TUDataModule": table_module("TUDataModule", leave="train val", name=_name),
-    "train.SynMolDataModule": table_module("SynMolDataModule", leave="val"),
-    "train.SnapshotDataModule": table_module(
-        "SnapshotDataModule",
+    "train.HeterophilousDataModule": calls(
+        "train.HeterophilousDataModule", "made.num_features", root=absent, split=seed, name=_name
+    ),
+    "train.FacebookDataModule": calls(
+        "train.FacebookDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
+    ),
+    "train.OgbDataModule": calls(
+        "train.OgbDataModule",
+        "made.num_features",
+        root=absent,
+        split=seed,
+        leave="cache",
+        name=named("ogbn-arxiv", "ogbn-proteins"),
+    ),
+    "train.KNNDataModule": calls(
+        "train.KNNDataModule", "made.num_features", root=absent, split=seed, name=named("MNIST", "20Newsgroups")
+    ),
+    "train.TUDataModule": calls(
+        "train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
+    ),
+    "train.SynMolDataModule": calls(
+        "train.SynMolDataModule", "made.num_features", root=absent, split=seed, leave="val"
+    ),
+    "train.SnapshotDataModule": calls(
+        "train.SnapshotDataModule",
+        "made.num_features",
+        root=absent,
+        split=seed,
         leave="train val",
         name=named("chickenpox", "england_covid"),
         base=lambda d: choice(d, "zero", "ridge"),
     ),
-    "train.DigitsDataModule": digits_module,
+    "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
 }
 
@@ -565,7 +488,6 @@ ONE_RANK = (
 
 
 def sharded_graph(d: Draw) -> None:
-    """A graph over the ranks of one process."""
     d.sizes = None
     n = d.nodes = max(d.nodes, 1)  # every rank has a node
     given = edges(d, objects=False)
@@ -587,7 +509,6 @@ def sharded_graph(d: Draw) -> None:
 
 
 def node_parallel(d: Draw) -> None:
-    """A model on one rank."""
     d.call("ranks", ONE_RANK)
     group = never(bad("a string: 'group' | a list: [0]"))
     d.call("out", "distributed.node_parallel({args})", model=module("nn.Linear(2, 2)"), group=group)

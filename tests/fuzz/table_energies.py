@@ -40,7 +40,7 @@ from .arguments import (
     wrong_tensors,
 )
 from .program import Draw, Strategy, Wrong
-from .signatures import arguments, made
+from .signatures import arguments, calls, dtype, made
 from .table_models import masks
 from .table_operators import FALLING, MIXTURE, NOT_FALLING
 
@@ -72,7 +72,6 @@ def penalty(name: str, **make: Make) -> Strategy:
 
 
 def function_penalty(d: Draw) -> None:
-    """A penalty of a function."""
     ends = bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)")
     penalty(
         "FunctionPenalty",
@@ -83,7 +82,6 @@ def function_penalty(d: Draw) -> None:
 
 
 def own_penalty(d: Draw) -> None:
-    """A subclass of the base."""
     d.call(
         "Own",
         "type('Own', (mp.Penalty,), dict(delta=lambda s, z2: z2.clone(), _conjugate=lambda s, w: w * 0, "
@@ -94,7 +92,6 @@ def own_penalty(d: Draw) -> None:
 
 
 def energy(d: Draw) -> None:
-    """An energy at a state."""
     over = d.maybe(0.3)
     right = ["'quadratic'", "mp.QuadraticPenalty()"] if over else ["'sigmoid'", "'quadratic'", "mp.GaussianPenalty()"]
     like = d.nodes, d.channels
@@ -132,7 +129,6 @@ def energy(d: Draw) -> None:
 
 
 def certify(d: Draw) -> None:
-    """A certificate."""
     subject = d.pick(["penalty", "coupling", "diffusivity"])
     right = {
         "penalty": ["mp.SigmoidPenalty()", "mp.GaussianPenalty()"],
@@ -149,7 +145,6 @@ def certify(d: Draw) -> None:
 
 
 def certify_step(d: Draw) -> None:
-    """A certificate of a step down a joint energy."""
     within = d.pick(["None", "'ball'", "'sphere'"])
     of = coupling(d, symmetric=True, optional=True)
     joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
@@ -164,25 +159,7 @@ def certify_step(d: Draw) -> None:
     )
 
 
-def certify_trajectory(d: Draw) -> None:
-    """A certificate of a run."""
-    right = options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
-    d.call(
-        "out",
-        "mp.certify_trajectory({args})",
-        finite=False,
-        **arguments(d, "certify_trajectory", penalty=right, x=free(d)),
-    )
-
-
-def certificate(d: Draw) -> None:
-    """The record that `certify` gives."""
-    d.call("out", "mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.')", finite=False)
-    d.call("text", "str(out)")
-
-
 def energy_trace(d: Draw) -> None:
-    """The energies of a running model."""
     c = d.channels
     watched = module("model", *bad("a module without diffusion: nn.Linear(2, 2)"))
     of = options(d, "mp.Energy('quadratic')", wrong=NOT_A_FUNCTION, optional=True).without("None")
@@ -193,14 +170,7 @@ def energy_trace(d: Draw) -> None:
     d.call("out", "(trace.__exit__(None, None, None), trace.energies, trace.to_dict())")
 
 
-def bounds(d: Draw) -> None:
-    """How much a step lowers the energy."""
-    of = coupling(d, symmetric=True, other_size=None)
-    d.call("out", "mp.energy_bounds({args})", coupling=of, tau=number(d, 0.5, 0.1))
-
-
 def joint_energy(d: Draw) -> None:
-    """An energy of source, graph, pairs and constraint at a state."""
     source = tensor(d, d.nodes, d.channels, optional=True, positive=True)
     metric = tensor(d, d.nodes, optional=True, positive=True)
     weight = [w for w in number(d, zero=True).wrong if w.valid is False]
@@ -220,6 +190,21 @@ def joint_energy(d: Draw) -> None:
     d.call("out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False)
 
 
+def long_runs(d: Draw) -> Arg:
+    """A penalty of which a theorem about trajectories holds."""
+    return options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
+
+
+def any_symmetric(d: Draw) -> Arg:
+    """A symmetric coupling of any number of nodes."""
+    return coupling(d, symmetric=True, other_size=None)
+
+
+def record(source: str) -> Strategy:
+    """A record that the library makes; its properties are read."""
+    return lambda d: d.call("out", source)
+
+
 ENERGIES: dict[str, Strategy] = {
     "JointEnergy": joint_energy,
     "Penalty": own_penalty,
@@ -231,36 +216,17 @@ ENERGIES: dict[str, Strategy] = {
     "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,
-    "Certificate": certificate,
+    "Certificate": record("mp.Certificate(theorem='Theorem 1', holds=True, tau=0.5, reason='Here.').__str__()"),
     "certify": certify,
     "certify_step": certify_step,
-    "certify_trajectory": certify_trajectory,
-    "energy_bounds": bounds,
+    "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
+    "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
 }
 
 # ---------------------------------------------------------------- functions
 
 
-def edge_loss(d: Draw) -> None:
-    """The loss of observed edges."""
-    of = just_graph(
-        d,
-        f"a graph without edges: mp.Graph({d.nodes})",
-        f"of other nodes: mp.Graph({d.nodes + 2}, torch.zeros(2, 1, dtype=torch.long))",
-    )
-    d.call(
-        "out", "mp.edge_loss({args})", finite=False, coupling=coupling(d, other_size=None), graph=of, relative=flag(d)
-    )
-
-
-def of_module(name: str) -> Strategy:
-    """A function of a model."""
-    right = ["mp.NodeFormer(4, 4, 2)", "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "nn.Identity()"]
-    return lambda d: d.call("out", f"mp.{name}({{args}})", model=options(d, *right, wrong=NOT_A_MODULE))
-
-
 def full_graph_inference(d: Draw) -> None:
-    """A model on a whole graph."""
     d.sizes = None
     right = [f"mp.{name}({d.channels}, 4, 3)" for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")]
     given = edges(d)
@@ -275,7 +241,6 @@ def full_graph_inference(d: Draw) -> None:
 
 
 def released_state_dict(d: Draw) -> None:
-    """Parameters of other code for a model, most of them none that fit."""
     other = ["{'fcs.0.weight': torch.ones(4, 3)}", "{'unknown': torch.ones(1)}", "{}"]
     wrong = bad(
         "a file: 'model.pkl' | None | a list: [torch.ones(1)] | a number: {'fcs.0.weight': 1.0}",
@@ -290,21 +255,6 @@ def released_state_dict(d: Draw) -> None:
     d.call("out", "mp.released_state_dict({args})", model=target, released=released)
 
 
-def kernel_error(d: Draw) -> None:
-    """How far random features are off."""
-    wrong = bad("empty? | a zero: [0] | a fraction: [1.5] | a string | a number | None | a module")
-    to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
-    another = bad("of another kind: mp.SimpleDiffusivity()")
-    given = {
-        "diffusivity": Arg(f"mp.KernelizedSoftmaxDiffusivity({d.channels}){to}", NOT_A_DIFFUSIVITY + another),
-        "x": state(d),
-        "num_features": options(d, "[4]", "(2, 8)", wrong=wrong),
-        "graph": graph(d),
-        "draws": count(d, 1, 2),
-    }
-    d.call("out", "mp.kernel_error({args})", **arguments(d, "kernel_error", **given))
-
-
 NOT_A_STATE = bad(
     "gives a string: lambda x: 'x' | gives a pair: lambda x: (x, x) | gives complex numbers: lambda x: x + 1j"
 )
@@ -316,21 +266,12 @@ OTHER_STATES = bad(
 NOT_A_NUMBER_OF = bad("gives a string?: lambda x: 'x' | gives nothing?: lambda x: None")
 
 
-def lipschitz(d: Draw) -> None:
-    """How much a function stretches."""
-    x = tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank", "a higher rank")
-    f = options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE)
-    given = {"f": f, "x": x, "tol": number(d, 1e-2, 1e-1, optional=True)}
-    d.call("out", "mp.lipschitz({args})", **arguments(d, "lipschitz", **given))
-
-
 def _refusing(arg: Arg, *which: str) -> Arg:
     """The argument where these have to be refused."""
     return replace(arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong])
 
 
 def fixed_point(d: Draw) -> None:
-    """Where a step comes to rest."""
     size = d.pick([4, 1, 0])
     x0 = tensor(d, size).unsure(*FREE, "a lower rank", "a higher rank")
     wrong = NOT_A_FUNCTION + NOT_A_STATE + (OTHER_STATES if size else [])
@@ -354,19 +295,7 @@ def sequences(d: Draw, channels: int, dtype: str = "float64") -> dict[str, Arg]:
     return {"x": _refusing(x, "NaN", "infinite") if tokens else x, "mask": mask}
 
 
-def smoothing_floor(d: Draw) -> None:
-    """How far apart a source keeps nodes."""
-    given = {
-        "coupling": coupling(d, symmetric=True, other_size=None),
-        "x": free(d),
-        "source": free(d),
-        "beta": number(d, 1.0, 0.5, optional=True, negative=True, zero=True),
-    }
-    d.call("out", "mp.smoothing_floor({args})", **arguments(d, "smoothing_floor", **given))
-
-
 def roughness(d: Draw) -> None:
-    """How much a state varies."""
     size, length = d.pick([2, 1, 0]), d.pick([5, 1, 0])
     x = tensor(d, size, length, d.channels).unsure(*FREE)
     d.call("out", "mp.roughness({args})", x=x, mask=masks(d, size, length))
@@ -378,7 +307,6 @@ PLACED = "mp.PDETransformer(3, 4, 2, 1, 2, max_length=9, placement='P1').double(
 
 
 def commutator(d: Draw) -> None:
-    """What does not commute."""
     smoothing = Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))
     attention = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
     d.call("out", "mp.commutator({args})", diffusion=smoothing, attention=attention, **sequences(d, 4, "float32"))
@@ -392,14 +320,12 @@ def _placed(d: Draw) -> dict[str, Arg]:
 
 
 def perturbation_bound(d: Draw) -> None:
-    """What an inserted layer does."""
     site = Arg("model.after_embedding", bad("None | a string: 'site' | a module of another: nn.Linear(2, 2)"))
     smoothing = options(d, "mp.PDEDiffusion1d(4).double()", wrong=SMOOTHING, optional=True)
     d.call("out", "mp.perturbation_bound({model}, {site}, {x}, {args})", site=site, diffusion=smoothing, **_placed(d))
 
 
 def diagnose(d: Draw) -> None:
-    """Everything about placements."""
     wrong = bad("a string: 'after_embedding' | no module: ['nowhere'] | a number")
     sites = options(d, "['after_embedding']", wrong=wrong, optional=True)
     smoothing = Arg("mp.PDEDiffusion1d(4).double()" if sites.right else None, SMOOTHING, not sites.right)
@@ -410,44 +336,64 @@ def diagnose(d: Draw) -> None:
     d.call("out", "report.plot({args})", quantity=quantity)
 
 
-def plot_attention(d: Draw) -> None:
-    """A coupling as a picture."""
-    given = {
-        "coupling": coupling(d, symmetric=True, other_size=None),
-        "ax": never(bad("a string: 'ax' | a number")),
-        "head": options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True),
-    }
-    d.call("out", "diagnostics.plot_attention({args})", **arguments(d, "diagnostics.plot_attention", **given))
+def random_features(d: Draw) -> Arg:
+    """A diffusivity by random features."""
+    to = "" if d.dtype == "float32" else f".to(torch.{d.dtype})"
+    wrong = NOT_A_DIFFUSIVITY + bad("of another kind: mp.SimpleDiffusivity()")
+    return Arg(f"mp.KernelizedSoftmaxDiffusivity({d.channels}){to}", wrong)
 
 
-def posterior_variance(d: Draw) -> None:
-    """How uncertain every node is."""
+def feature_counts(d: Draw) -> Arg:
+    """Numbers of random features."""
+    wrong = bad("empty? | a zero: [0] | a fraction: [1.5] | a string | a number | None | a module")
+    return options(d, "[4]", "(2, 8)", wrong=wrong)
+
+
+def observed(d: Draw) -> Arg:
+    """A graph with the nodes of the coupling."""
+    n = d.nodes
+    other = f"of other nodes: mp.Graph({n + 2}, torch.zeros(2, 1, dtype=torch.long))"
+    return just_graph(d, f"a graph without edges: mp.Graph({n})", other)
+
+
+def stable(d: Draw) -> Arg:
+    """A coupling whose rows sum to one at most."""
     right = f"mp.UniformCoupling({d.nodes})", f"mp.IdentityCoupling({d.nodes})"
     wrong = NOT_A_COUPLING + bad("one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))")
-    d.call("out", "mp.posterior_variance({args})", coupling=options(d, *right, wrong=wrong), leak=number(d, 0.5, 0.1))
+    return options(d, *right, wrong=wrong)
 
 
-def record(source: str) -> Strategy:
-    """A record that the library makes; its properties are read."""
-    return lambda d: d.call("out", source)
-
-
+MODEL: Make = lambda d: options(  # noqa: E731
+    d, "mp.NodeFormer(4, 4, 2)", "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "nn.Identity()", wrong=NOT_A_MODULE
+)
+WEIGHT: Make = lambda d: number(d, 1.0, 0.5, optional=True, negative=True, zero=True)  # noqa: E731
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": of_module("auxiliary_loss"),
-    "cite": of_module("cite"),
-    "edge_loss": edge_loss,
+    "auxiliary_loss": calls("auxiliary_loss", model=MODEL),
+    "cite": calls("cite", model=MODEL),
+    "edge_loss": calls("edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed),
     "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
-    "kernel_error": kernel_error,
-    "lipschitz": lipschitz,
+    "kernel_error": calls(
+        "kernel_error", diffusivity=random_features, x=state, num_features=feature_counts, graph=graph
+    ),
+    "lipschitz": calls(
+        "lipschitz",
+        f=lambda d: options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE),
+        x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank", "a higher rank"),
+    ),
     "released_state_dict": released_state_dict,
     "roughness": roughness,
-    "smoothing_floor": smoothing_floor,
-    "posterior_variance": posterior_variance,
+    "smoothing_floor": calls("smoothing_floor", coupling=any_symmetric, source=free, beta=WEIGHT),
+    "posterior_variance": calls("posterior_variance", coupling=stable, leak=lambda d: number(d, 0.5, 0.1)),
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
-    "diagnostics.plot_attention": plot_attention,
+    "diagnostics.plot_attention": calls(
+        "diagnostics.plot_attention",
+        coupling=any_symmetric,
+        ax=never(bad("a string: 'ax' | a number")),
+        head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond"), optional=True),
+    ),
     "diagnostics.SmoothingFloor": record("diagnostics.SmoothingFloor(1.0, 2.0, 0.0, 1.0).floor"),
     "diagnostics.Commutator": record("diagnostics.Commutator(1.0, None, 0.0).relative"),
     "diagnostics.Perturbation": record("diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"),
@@ -497,46 +443,14 @@ def problem(name: str) -> Strategy:
     return strategy
 
 
-def problem_on_graph(d: Draw) -> None:
-    """A problem on a graph of one's own."""
+def adjacency(d: Draw) -> Arg:
+    """A symmetric, non-negative matrix."""
     wrong = NOT_A_TENSOR + bad(
         "None | of rank one: torch.ones(3) | not square: torch.ones(3, 4) | negative: -torch.ones(3, 3)",
         "not symmetric: torch.triu(torch.ones(3, 3), 1) | NaN: torch.full((3, 3), math.nan)",
         "complex: torch.ones(3, 3, dtype=torch.complex64)",
     )
-    own = {"name": Arg("'mine'", bad("a number?")), "adjacency": Arg("torch.ones(3, 3) - torch.eye(3)", wrong)}
-    d.call("problem", "testing.problem_on_graph({args})", **arguments(d, "testing.problem_on_graph", **own))
-    d.call("out", "problem.heat(0.5)")
-
-
-def one_problem(d: Draw) -> None:
-    """The record itself."""
-    d.call("problem", "testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double())")
-    d.call("out", "[problem.laplacian, problem.heat(0.5), problem.coupling.degree()]")
-
-
-def cosine_mode(d: Draw) -> None:
-    """A mode of the path."""
-    d.call("out", "testing.cosine_mode({args})", num_nodes=count(d, 5, 8), k=count(d, 1, 2, zero=True))
-
-
-def order_of_convergence(d: Draw) -> None:
-    """The order of an update."""
-    given = {
-        "step": Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
-        "problem": Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
-        "counts": options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")),
-    }
-    d.call("out", "testing.order_of_convergence({args})", t=number(d, 0.5, optional=True), **given)
-
-
-def tolerance(d: Draw) -> None:
-    """An entry of the table of tolerances."""
-    dtypes = options(
-        d, "torch.float32", "torch.float64", wrong=bad("a string: 'float32' | integers: torch.int64 | None")
-    )
-    operation = choice(d, "product", "degree", "gradient", optional=False)
-    d.call("out", "testing.tolerance({args})", operation=operation, dtype=dtypes)
+    return Arg("torch.ones(3, 3) - torch.eye(3)", wrong)
 
 
 UNIFORM = "mp.UniformCoupling(5, dtype=torch.float64)"
@@ -561,11 +475,22 @@ TESTING: dict[str, Strategy] = {
         f"testing.{name}": problem(name)
         for name in ("path_problem", "cycle_problem", "complete_problem", "grid_problem", "random_problem")
     },
-    "testing.problem_on_graph": problem_on_graph,
-    "testing.Problem": one_problem,
+    "testing.problem_on_graph": calls(
+        "testing.problem_on_graph", "made.heat(0.5)", name=Arg("'mine'", bad("a number?")), adjacency=adjacency
+    ),
+    "testing.Problem": record("testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"),
     "testing.exact_problems": record("len(testing.exact_problems())"),
-    "testing.cosine_mode": cosine_mode,
-    "testing.order_of_convergence": order_of_convergence,
-    "testing.tolerance": tolerance,
+    "testing.cosine_mode": calls("testing.cosine_mode", k=lambda d: count(d, 1, 2, zero=True)),
+    "testing.order_of_convergence": calls(
+        "testing.order_of_convergence",
+        step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
+        problem=Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
+        counts=lambda d: options(d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")),
+    ),
+    "testing.tolerance": calls(
+        "testing.tolerance",
+        operation=lambda d: choice(d, "product", "degree", "gradient", optional=False),
+        dtype=lambda d: dtype(d).without("a number", "complex"),
+    ),
     "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
 }

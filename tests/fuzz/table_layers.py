@@ -89,14 +89,12 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
 
 
 def certified_conv(d: Draw) -> None:
-    """A certified step."""
     given = arguments(d, "CertifiedConv", beta=number(d, 1.0, 0.1, optional=True), **certified(d, channels=True))
     d.call("layer", f"mp.CertifiedConv({{args}}){cast(d)}", **given)
     called(d, needed=False)
 
 
 def diffusion_conv(d: Draw) -> None:
-    """The generic layer."""
     own = {"reads": choice(d, "state", "values", "features"), "heads": count(d, 1, 2, optional=True)}
     given = arguments(
         d, "DiffusionConv", leave="concat transform value_bias", out_channels=same(d), diffusivity=diffusivity(d), **own
@@ -107,7 +105,6 @@ def diffusion_conv(d: Draw) -> None:
 
 
 def gcnii(d: Draw) -> None:
-    """A layer with a source of its own."""
     both = d.maybe(0.5)
     given = arguments(
         d,
@@ -121,7 +118,6 @@ def gcnii(d: Draw) -> None:
 
 
 def gat(d: Draw) -> None:
-    """Attention over edges, that may read features of theirs."""
     featured = d.maybe(0.4)
     wide = Arg(str(d.channels) if featured else None, count(d, none=True).wrong if featured else [], False)
     d.call(
@@ -168,7 +164,6 @@ def attention(d: Draw) -> Arg:
 
 
 def appnp(d: Draw) -> None:
-    """Personalised PageRank, over a graph or all pairs, for some steps or without end."""
     forever = d.maybe(0.2)
     steps = count(d, 10, 1, optional=True, none=True)
     spread = diffusivity(d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))").without("None")
@@ -184,7 +179,6 @@ def appnp(d: Draw) -> None:
 
 
 def weights_of_pyg(d: Draw) -> None:
-    """A state dict with the names of PyG."""
     wrong = bad("None | a number | a tensor | a number in it: {'lin.weight': 3} | a list: [('bias', torch.ones(3))]")
     given = Arg(d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]), module("nn.ReLU()").wrong)
     state = Arg("{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}", wrong)

@@ -69,7 +69,6 @@ def model(
 
 
 def gnn(d: Draw) -> None:
-    """A stack of fixed layers; a norm and jumps go with those that are alike."""
     conv = d.pick(["gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"])
     model(
         "DiffusionGNN",
@@ -155,7 +154,6 @@ OF_GPS: dict[str, Any] = {
 
 
 def from_dfi(d: Draw) -> None:
-    """The model, or one that starts from another."""
     if d.maybe(0.85):
         stack("SFiFormer", **OF_GPS)(d)
         return
@@ -166,7 +164,6 @@ def from_dfi(d: Draw) -> None:
 
 
 def label_propagation(d: Draw) -> None:
-    """Labels that spread, over a graph or what features say, for some steps or without end."""
     n, forever, reads = d.nodes, d.maybe(0.2), d.maybe(0.3)
     steps = count(d, 3, 10, optional=True, none=True)
     undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
@@ -207,7 +204,6 @@ def label_propagation(d: Draw) -> None:
 
 
 def laplacian_encoder(d: Draw) -> None:
-    """Positional encodings."""
     n, k = d.nodes, d.pick([3, 1, 0])
     d.call("layer", f"mp.LaplacianEncoder({{args}}){cast(d)}", **arguments(d, "LaplacianEncoder"))
     values = Arg(
@@ -238,7 +234,6 @@ def masks(d: Draw, size: int, length: int) -> Arg:
 
 
 def pde_diffusion(d: Draw) -> None:
-    """Diffusion along sequences."""
     turned = d.maybe(0.2)
     step = options(d, "mp.ExplicitEuler(0.5)", wrong=bad("a string: 'euler' | a number: 0.5"), optional=True)
     first = fixed(not turned, *bad("a string: 'yes' | None"))
@@ -256,7 +251,6 @@ def pde_diffusion(d: Draw) -> None:
 
 
 def pde_transformer(d: Draw) -> None:
-    """A Transformer with diffusion."""
     tokens = d.maybe(0.5)
     size, length = d.pick([2, 1, 0, 3]), d.pick([5, 1, 0, 9])
     task = d.pick(["classify", "classify", "retrieve"])
@@ -293,7 +287,6 @@ def pde_transformer(d: Draw) -> None:
 
 
 def certified_difformer(d: Draw) -> None:
-    """The certified model."""
     given = arguments(d, "CertifiedDIFFormer", leave="inputs task", **certified(d, channels=False))
     d.call("layer", f"mp.CertifiedDIFFormer({{args}}){cast(d)}", **given)
     if d.maybe(0.5):

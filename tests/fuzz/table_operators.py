@@ -57,7 +57,6 @@ def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
 
 
 def graphs(d: Draw) -> None:
-    """A graph, made in one of five ways, and what it derives."""
     maker = d.pick(["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"])
     given = edges(d, objects=False)
     given["edge_index"] = given["edge_index"].unsure("on the meta device")  # whatever needs no values is computed there
@@ -182,7 +181,6 @@ def by_features(name: str, *, positive: bool = False, pooled: bool = False, **ma
 
 
 def log_low_rank(d: Draw) -> None:
-    """Positive features by their logarithms."""
     heads, f = d.pick([1, 2]), d.pick([3, 1, 5])
     pair = {name: tensor(d, d.nodes, heads, f) for name in ("log_query", "log_key")}
     weight = tensor(d, d.nodes, heads, 2, optional=True).unsure("a longer last dimension")  # which is of samples
@@ -190,7 +188,6 @@ def log_low_rank(d: Draw) -> None:
 
 
 def sparse_flow(d: Draw) -> None:
-    """The sparse flow of given features."""
     h, f = d.pick([1, 2]), d.pick([3, 1])
     names = ["query", "key"] + (["friction_query", "friction_key"] if d.maybe(0.5) else [])
     parts = {name: tensor(d, d.nodes, h, f) for name in names}
@@ -209,43 +206,36 @@ NOT_FALLING = bad(
 
 
 def dense(d: Draw) -> None:
-    """A matrix."""
     matrix = tensor(d, d.nodes, d.nodes).without("a lower rank", "a higher rank", "a list")
     built(d, "DenseCoupling", matrix=matrix, ptr=never(wrong_ptr(d)))
 
 
 def of_distance(d: Draw) -> None:
-    """Any function of a distance."""
     built(d, "DistanceCoupling", function=options(d, *FALLING, wrong=NOT_FALLING[:3]), **features(d))
 
 
 def sparse(d: Draw) -> None:
-    """Entries over edges."""
     weight = tensor(d, len(d.edges), optional=True).without("a higher rank")
     built(d, "SparseCoupling", graph=just_graph(d), weight=weight)
 
 
 def neumann(d: Draw) -> None:
-    """Neighbours along a sequence."""
     weight = tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension")  # which is of heads
     built(d, "NeumannCoupling", num_nodes=node_count(d), alpha=weight)
 
 
 def polynomial(d: Draw) -> None:
-    """Several hops."""
     coefficients = tensor(d, d.pick([1, 2, 3])).without("a longer last dimension", "a higher rank")
     built(d, "PolynomialCoupling", coupling=coupling(d, other_size=None), coefficients=coefficients)
 
 
 def reweighted(d: Draw) -> None:
-    """Rows and columns rescaled."""
     one = "a longer last dimension"  # which is of heads
     rows = {name: tensor(d, d.nodes, 1, optional=True).without(one) for name in ("row", "column")}
     built(d, "ReweightedCoupling", coupling=coupling(d, other_size=None), **rows)
 
 
 def projected(d: Draw) -> None:
-    """Heads that look at a state through projections."""
     projection = tensor(d, d.pick([1, 2]), 2, d.channels).without("a longer last dimension")
     given = coupling(d, symmetric=True, other_size=None)
     d.call("coupling", "mp.ProjectedCoupling({args})", coupling=given, projection=projection)
@@ -254,7 +244,6 @@ def projected(d: Draw) -> None:
 
 
 def scaled(d: Draw) -> None:
-    """A multiple."""
     wrong = NOT_A_SCALE + bad("array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)")
     scale = options(d, 0.5, -2, "torch.tensor(0.5)", "torch.ones(1)", wrong=wrong)
     d.call("coupling", "mp.ScaledCoupling({args})", scale=scale, coupling=coupling(d, other_size=None))
@@ -262,7 +251,6 @@ def scaled(d: Draw) -> None:
 
 
 def summed(d: Draw) -> None:
-    """A sum."""
     one, other = coupling_source(d), coupling_source(d)
     wrong = bad(
         f"empty | None | a string | a number | numbers: [1, 2] | a tensor | a term that is none: [{one}, None]",
@@ -406,7 +394,6 @@ def unnormalised(d: Draw) -> Arg:
 
 
 def own_diffusivity(d: Draw) -> None:
-    """A subclass of the base, and its algebra."""
     d.call(
         "Own",
         "type('Own', (mp.Diffusivity,), dict(couple=lambda s, x, graph: mp.IdentityCoupling(len(x), dtype=x.dtype)))",
@@ -431,7 +418,6 @@ MIXTURE: dict[str, Make] = {
 
 
 def positive_number(d: Draw) -> None:
-    """A learnable number."""
     d.call("positive", "mp.Positive({args})", **arguments(d, "Positive"))
     d.call("out", "(positive.reset_parameters(), positive())[1]")
 
@@ -516,7 +502,6 @@ def step(
 
 
 def own_update(d: Draw) -> None:
-    """A subclass of the base."""
     d.call(
         "Own", "type('Own', (mp.StateUpdate,), dict(step=lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)))"
     )
