@@ -1,4 +1,4 @@
-"""Tests in an interpreter of their own, since shape checks are on or off from the import of the library on."""
+"""Programs and tests in an interpreter of their own, where shape checks are on or off and memory is measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
+
+
+def run_program(*arguments: str) -> str:
+    """What Python prints when it is run with these arguments, unwatched by the coverage of this run."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def run_tests(name: str, select: str, *, typecheck: bool) -> None:

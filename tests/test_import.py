@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import diffusion_mp
+from subrun import run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,9 +27,7 @@ print(*sorted(late & (set(sys.modules) - before)))
 
 
 def test_nothing_is_warned_of_and_extras_wait() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == []
+    assert run_program("-c", PROGRAM).split() == []
 
 
 EVERYTHING = """
@@ -49,10 +46,9 @@ for package in (diffusion_mp, diffusion_mp_experiments):
 
 @pytest.mark.exhaustive
 def test_no_module_warns_when_it_is_imported() -> None:
-    ran = subprocess.run([sys.executable, "-c", EVERYTHING], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    printed = run_program("-c", EVERYTHING)
     files = [path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")]
-    assert len(ran.stdout.split()) == len(files) - 2  # of a package itself, the name is not printed
+    assert len(printed.split()) == len(files) - 2  # of a package itself, the name is not printed
 
 
 #: Packages of the library from the bottom up: each imports those before it alone.
