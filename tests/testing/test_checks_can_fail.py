@@ -46,7 +46,7 @@ Body = dict[str, Any]
 COUPLINGS: list[tuple[str, Body]] = [
     ("transpose", {"_transpose": lambda self: self}),
     ("degree", {"degree": lambda self: self.matrix.sum(0).unsqueeze(1)}),
-    ("purity", {"_product": lambda self, v: Dense._product(self, v.mul_(1.0001))}),
+    ("purity", {"_product": lambda self, v: Dense._product(self, v.detach().abs_())}),  # what repeats, but changes v
     ("purity", {"_product": lambda self, v: Dense._product(self, v) + 1e-3 * torch.randn(v.shape, dtype=v.dtype)}),
     ("gradients", {"degree": lambda self: Dense.degree(self).detach()}),
 ]
