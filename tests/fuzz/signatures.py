@@ -1,5 +1,6 @@
 """Arguments of a public name by its signature: annotations say what they are, names which values are right."""
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
 import inspect
@@ -12,26 +13,7 @@ import diffusion_mp as mp
 from diffusion_mp import data, diagnostics, distributed, testing
 from diffusion_mp_experiments import graphs, sequences, train
 
-from .arguments import (
-    NOT_A_MODULE,
-    Arg,
-    Make,
-    bad,
-    choice,
-    count,
-    coupling,
-    diffusivity,
-    edges,
-    flag,
-    free,
-    generator,
-    number,
-    options,
-    probability,
-    ptr,
-    seed,
-    update,
-)
+from .arguments import *
 from .program import Draw, Strategy
 
 PACKAGES = {"mp": mp, "data": data, "diagnostics": diagnostics, "distributed": distributed, "testing": testing}

@@ -3,32 +3,12 @@
 What reads files is given none, or one that the program writes: no data set is needed, and nothing is fetched.
 """
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
 from dataclasses import replace
 
-from .arguments import (
-    NOT_A_NUMBER,
-    NOT_A_SEED,
-    NOT_A_TENSOR,
-    Arg,
-    Make,
-    bad,
-    choice,
-    count,
-    edge_list,
-    edges,
-    fixed,
-    flag,
-    generator,
-    module,
-    never,
-    not_integers,
-    number,
-    options,
-    seed,
-    wrong_tensors,
-)
+from .arguments import *
 from .program import Draw, Strategy
 from .signatures import arguments, calls, device
 

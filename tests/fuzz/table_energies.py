@@ -1,44 +1,11 @@
 """Strategies of penalties, energies and certificates, of diagnostics, and of the checks in `testing`."""
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
 from dataclasses import replace
 
-from .arguments import (
-    DIFFUSIVITIES,
-    NOT_A_COUPLING,
-    NOT_A_DIFFUSIVITY,
-    NOT_A_FUNCTION,
-    NOT_A_MODULE,
-    NOT_A_NUMBER,
-    NOT_A_PENALTY,
-    NOT_A_TENSOR,
-    Arg,
-    Make,
-    bad,
-    choice,
-    count,
-    coupling,
-    coupling_source,
-    edge_list,
-    edges,
-    fixed,
-    flag,
-    free,
-    graph,
-    just_graph,
-    kind,
-    module,
-    never,
-    number,
-    options,
-    ptr,
-    real,
-    seed,
-    state,
-    tensor,
-    wrong_tensors,
-)
+from .arguments import *
 from .program import Draw, Strategy, Wrong
 from .signatures import arguments, calls, dtype, made
 from .table_models import masks

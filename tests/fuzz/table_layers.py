@@ -1,5 +1,6 @@
 """Strategies of the layers and of the models that are called like them."""
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,23 +8,7 @@ from typing import Any
 
 from diffusion_mp import DiffusionConv, KernelizedSoftmaxDiffusivity, SparseFlowDiffusivity
 
-from .arguments import (
-    Arg,
-    Make,
-    bad,
-    cast,
-    choice,
-    count,
-    diffusivity,
-    edges,
-    flag,
-    module,
-    never,
-    number,
-    real,
-    state,
-    tensor,
-)
+from .arguments import *
 from .program import Draw, Strategy, Wrong
 from .signatures import arguments, made
 

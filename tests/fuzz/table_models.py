@@ -1,5 +1,6 @@
 """Strategies of the models."""
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,28 +10,7 @@ from diffusion_mp import GPS, NodeFormerConv
 from diffusion_mp.diffusivities import NeumannDiffusivity
 from diffusion_mp.layers import DIFFormerConv, SGFormerConv
 
-from .arguments import (
-    NOT_A_MODULE,
-    Arg,
-    Make,
-    bad,
-    cast,
-    choice,
-    count,
-    edges,
-    fixed,
-    flag,
-    kind,
-    never,
-    not_integers,
-    number,
-    options,
-    pairs,
-    real,
-    state,
-    tensor,
-    wrong_tensors,
-)
+from .arguments import *
 from .program import Draw, Strategy, Wrong
 from .signatures import arguments, made
 from .table_layers import called, certified

@@ -1,5 +1,6 @@
 """Strategies of graphs, couplings, diffusivities and updates."""
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,37 +12,7 @@ from diffusion_mp.diffusivities.all_pair import AllPairDiffusivity, QueryKeyDiff
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.updates.implicit import SolvedUpdate
 
-from .arguments import (
-    NOT_A_DIFFUSIVITY,
-    NOT_A_NUMBER,
-    NOT_A_PENALTY,
-    Arg,
-    Make,
-    bad,
-    choice,
-    count,
-    coupling,
-    coupling_source,
-    diffusivity,
-    edge_list,
-    edges,
-    fixed,
-    flag,
-    graph,
-    just_graph,
-    kind,
-    never,
-    number,
-    options,
-    pairs,
-    ptr,
-    real,
-    state,
-    tensor,
-    wrong_edges,
-    wrong_ptr,
-    wrong_tensors,
-)
+from .arguments import *
 from .program import Draw, Strategy
 from .signatures import arguments, device, dtype, made, parameters
 from .table_layers import alpha, rows_or_frobenius
