@@ -247,7 +247,7 @@ def wrong_edges(d: Draw) -> list[Wrong]:
     n, e = d.nodes, edge_list(d)
     return _wrong_pairs(
         d,
-        "a list: [[0], [0]] | an array: np.zeros((2, 3), dtype=np.int64) | a dict | a sparse tensor: torch.eye(2)[:1]",
+        "a list: [[0], [0]] | an array: np.zeros((2, 3), dtype=np.int64) | a dict",
         f"of rank three: torch.zeros(1, 2, 3, dtype=torch.long) | a dense matrix: torch.eye({n + 1})",
         f"a sparse matrix of another size: torch.eye({n + 1}).to_sparse_csr()",
         f"a sparse matrix, not square: torch.ones({n}, {n + 1}).to_sparse_csr()",

@@ -24,7 +24,7 @@ EXEMPT: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
-        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some of which have no finite loss",
+        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN",
     ),
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
