@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import check_positive, check_seed, describe
-from diffusion_mp.extras import needed_by
+from diffusion_mp.errors import check_positive, check_seed, describe, needed_by
 
 
 def axis(ax: Any = None) -> Any:
