@@ -1,4 +1,4 @@
-"""Tests in a new interpreter, since the import of the library turns shape checks on or off."""
+"""Programs and tests in an interpreter of their own, where shape checks are on or off and memory is measured."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ RUNS = [
     pytest.param("exhaustive and not slow", marks=pytest.mark.exhaustive, id="exhaustive"),
     pytest.param("slow", marks=pytest.mark.slow, id="slow"),
 ]
+
+
+def run_program(*arguments: str) -> str:
+    """What Python prints when it is run with these arguments, unwatched by the coverage of this run."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def run_tests(name: str, select: str, *, typecheck: bool) -> None:

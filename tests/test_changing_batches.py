@@ -5,12 +5,11 @@ In a process of its own, whose resident size is read as it goes.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from subrun import run_program
 
 STATM = Path("/proc/self/statm")
 PROGRAM = f"""
@@ -65,10 +64,5 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_does_not_grow_over_a_thousand_steps(name: str, given: str) -> None:
     """In the first 300 steps the allocator finds its sizes. A batch has about 40 KB: 700 kept ones would be 28 MiB."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, MODELS[name], given, "1000"], env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    sizes = [float(size) for size in result.stdout.split()]
+    sizes = [float(size) for size in run_program("-c", PROGRAM, MODELS[name], given, "1000").split()]
     assert max(sizes[-3:]) - max(sizes[:3]) < 4, sizes

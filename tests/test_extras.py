@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from diffusion_mp.extras import needed_by
+from diffusion_mp.errors import needed_by
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,43 +31,34 @@ def without_extras() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("function", "package", "install"),
-    [
-        ("plot_attention", "matplotlib", "'diffusion-mp[plot]'"),
-        ("EnergyTrace.plot", "matplotlib", "'diffusion-mp[plot]'"),
-        ("PlacementReport.plot", "matplotlib", "'diffusion-mp[plot]'"),
-        ("knn_graph", "sklearn", "'diffusion-mp[sklearn]'"),
-        ("KNNGraph", "sklearn", "'diffusion-mp[sklearn]'"),
-        ("DiffusionClassifier", "sklearn", "'diffusion-mp[sklearn]'"),
-        ("find_clusters", "pymetis", "diffusion-mp[metis]"),
-    ],
-)
+PLOT, SKLEARN, EXPERIMENTS = "'diffusion-mp[plot]'", "'diffusion-mp[sklearn]'", "diffusion-mp-experiments"
+#: What needs an optional package, which one, and what pip is to install.
+FUNCTIONS = {
+    **dict.fromkeys(["plot_attention", "EnergyTrace.plot", "PlacementReport.plot"], ("matplotlib", PLOT)),
+    **dict.fromkeys(["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)),
+    "find_clusters": ("pymetis", "diffusion-mp[metis]"),
+}
+EXAMPLES = {
+    "energy_descent.py": PLOT,
+    "classifier.py": SKLEARN,
+    **{f"{name}.py": EXPERIMENTS for name in ("attention", "cora", "inside", "pde_transformer", "pokec", "sfi_former")},
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.unwatched
-def test_a_function_names_its_extra(without_extras, function, package, install):
-    sentence = without_extras["functions"][function]
-    assert package in sentence
-    assert f"pip install {install}" in sentence
+def test_a_function_names_its_extra(without_extras, function):
+    package, install = FUNCTIONS[function]
+    assert package in without_extras["functions"][function]
+    assert f"pip install {install}" in without_extras["functions"][function]
 
 
-@pytest.mark.parametrize(
-    ("example", "install"),
-    [
-        ("energy_descent.py", "'diffusion-mp[plot]'"),
-        ("classifier.py", "'diffusion-mp[sklearn]'"),
-        ("attention.py", "diffusion-mp-experiments"),
-        ("cora.py", "diffusion-mp-experiments"),
-        ("inside.py", "diffusion-mp-experiments"),
-        ("pde_transformer.py", "diffusion-mp-experiments"),
-        ("pokec.py", "diffusion-mp-experiments"),
-        ("sfi_former.py", "diffusion-mp-experiments"),
-    ],
-)
-def test_an_example_says_what_to_install_and_fails(without_extras, example, install):
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_says_what_to_install_and_fails(without_extras, example):
     status, written = without_extras["examples"][example]
     assert status == 2
     assert written.startswith("This example needs ")
-    assert written.endswith(f"pip install {install}.\n")
+    assert written.endswith(f"pip install {EXAMPLES[example]}.\n")
     assert written.count("\n") == 1
 
 

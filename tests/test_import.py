@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 import diffusion_mp
+from subrun import run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,9 +27,7 @@ print(*sorted(late & (set(sys.modules) - before)))
 
 
 def test_nothing_is_warned_of_and_extras_wait() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == []
+    assert run_program("-c", PROGRAM).split() == []
 
 
 EVERYTHING = """
@@ -48,19 +46,52 @@ for package in (diffusion_mp, diffusion_mp_experiments):
 
 @pytest.mark.exhaustive
 def test_no_module_warns_when_it_is_imported() -> None:
-    ran = subprocess.run([sys.executable, "-c", EVERYTHING], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    printed = run_program("-c", EVERYTHING)
     files = [path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")]
-    assert len(ran.stdout.split()) == len(files) - 2  # of a package itself, the name is not printed
+    assert len(printed.split()) == len(files) - 2  # of a package itself, the name is not printed
 
 
-def test_the_library_imports_no_experiment() -> None:
-    """Nor does any function of it; that it works without them is checked by test_extras.py."""
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
-            assert not any("experiments" in name for name in [*names, *modules]), path
+#: Packages of the library from the bottom up: each imports those before it alone.
+FLOORS = ["errors", "graph", "kernels", "couplings", "energies", "updates", "diffusivities", "layers", "models"]
+#: What stands beside them, and the highest floor that it may import.
+BESIDE = {
+    "cite": "errors", "data": "graph", "export": "kernels", "distributed": "couplings", "diagnostics": "layers",
+    "estimators": "layers", "testing": "models",
+}  # fmt: skip
+ALSO = {("estimators", "data")}
+FILES = sorted((ROOT / "src").rglob("*.py"))
+MODULES = {
+    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"): file for file in FILES
+}
+
+
+def imported(module: str, *, anywhere: bool) -> set[str]:
+    """The modules that a module imports, ``anywhere`` or at its top."""
+    tree, found = ast.parse(MODULES[module].read_text()), set()
+    for node in ast.walk(tree) if anywhere else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            paths = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {path if path in MODULES else str(node.module) for path in paths}
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_downward(module: str) -> None:
+    """Nor does anything import an experiment; that the library works without them is checked by test_extras.py."""
+    own = [*module.split("."), ""][1]
+    for name in imported(module, anywhere=True):
+        assert not name.startswith("diffusion_mp_experiments")
+        other = [*name.split("."), ""][1]
+        if name.startswith("diffusion_mp.") and own not in ("", other) and (own, other) not in ALSO:
+            floors = FLOORS[: FLOORS.index(BESIDE[own]) + 1] if own in BESIDE else FLOORS[: FLOORS.index(own)]
+            assert other in floors, f"{module} imports {name}, which is not below it"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    parts = {module: imported(module, anywhere=False) & MODULES.keys() - {module} for module in MODULES}
+    assert list(TopologicalSorter(parts).static_order())  # raises CycleError
 
 
 def test_the_experiments_are_of_the_version_of_the_library() -> None:

@@ -6,13 +6,13 @@ values, gradients and every intermediate count, and the interpreter does not.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from subrun import run_program
 
 PROGRAM = """
 import resource, sys
@@ -30,64 +30,44 @@ v = torch.randn(n, 1, d, generator=generator, requires_grad=True)
 out = eval(expression)(x) @ v
 out.square().mean().backward()
 assert x.grad.isfinite().all() and v.grad.isfinite().all()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before) / 2**30)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before)
 """
 
 
-def peak_gib(diffusivity: str, num_nodes: int) -> float:
-    """Peak resident GiB above the imports of D(x) @ v, forward and backward, with 64 channels."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, diffusivity, str(num_nodes)], env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    return float(result.stdout)
+def case(diffusivity: str, num_nodes: int, limit: float, mark: pytest.MarkDecorator) -> Any:
+    return pytest.param(diffusivity, num_nodes, limit, marks=mark, id=f"{diffusivity.partition('(')[0]}-{num_nodes}")
 
 
-@pytest.mark.slow
-def test_sigmoid_attention_over_16_384_nodes_stays_below_200_megabytes() -> None:
-    """With input, values and gradients; the dense scores would take 1.07 GB in float32, seven times over."""
-    assert peak_gib("SigmoidDiffusivity()", 16_384) * 2**30 < 2e8
+SLOW, EXHAUSTIVE, SHARE = pytest.mark.slow, pytest.mark.exhaustive, 0.8
+#: Bytes that D(x) @ v may need, forward and backward, with 64 channels, input, values and gradients.
+CASES = [
+    # the dense scores would take 1.07 GB in float32, seven times over
+    case("SigmoidDiffusivity()", 16_384, 2e8, SLOW),
+    case("SimpleDiffusivity()", 1_000_000, 3 * 2**30, SLOW),
+    # [H, N, N] scores, frictions and flows would take 1.07 GB each in float32
+    case("SparseFlowDiffusivity(64, heads=4)", 8_192, 1e9, SLOW),
+    # less than the scores alone
+    case("SigmoidDiffusivity()", 6_000, SHARE * 4 * 6_000**2, pytest.mark.unwatched),
+    case("SparseFlowDiffusivity(64, heads=4, head_channels=16)", 3_000, SHARE * 4 * 4 * 3_000**2, EXHAUSTIVE),
+    # 50 samples of 32 features for every node and sample would be 0.12 GiB; they never exist together
+    case(
+        "KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples=50, num_features=32)",
+        20_000,
+        SHARE * 4 * 20_000 * 50 * 32,
+        EXHAUSTIVE,
+    ),
+]
 
 
-@pytest.mark.slow
-def test_simple_attention_over_a_million_nodes_stays_below_3_gib() -> None:
-    assert peak_gib("SimpleDiffusivity()", 1_000_000) < 3.0
-
-
-@pytest.mark.slow
-def test_sparse_flow_over_8_192_nodes_and_4_heads_stays_below_a_gigabyte() -> None:
-    """Its [H, N, N] scores, frictions and flows would take 1.07 GB each in float32."""
-    assert peak_gib("SparseFlowDiffusivity(64, heads=4)", 8_192) * 2**30 < 1e9
-
-
-@pytest.mark.unwatched
-def test_sigmoid_attention_needs_less_than_its_score_matrix() -> None:
-    num_nodes = 6_000
-    assert peak_gib("SigmoidDiffusivity()", num_nodes) < 4 * num_nodes**2 / 2**30 * 0.8
-
-
-@pytest.mark.exhaustive
-def test_gumbel_samples_are_accumulated() -> None:
-    """50 samples of 32 features for every node and sample would be 0.12 GiB; they never exist together."""
-    num_nodes, samples, features = 20_000, 50, 32
-    module = f"KernelizedSoftmaxDiffusivity(64, head_channels=16, num_samples={samples}, num_features={features})"
-    assert peak_gib(module, num_nodes) < 4 * num_nodes * samples * features / 2**30 * 0.8
-
-
-@pytest.mark.exhaustive
-def test_sparse_flow_needs_less_than_its_scores() -> None:
-    num_nodes, heads = 3_000, 4
-    module = f"SparseFlowDiffusivity(64, heads={heads}, head_channels=16)"
-    assert peak_gib(module, num_nodes) < 4 * heads * num_nodes**2 / 2**30 * 0.8
+@pytest.mark.parametrize(("diffusivity", "num_nodes", "limit"), CASES)
+def test_no_matrix_of_all_pairs_or_samples_exists(diffusivity: str, num_nodes: int, limit: float) -> None:
+    assert float(run_program("-c", PROGRAM, diffusivity, str(num_nodes))) < limit
 
 
 @pytest.mark.slow
 def test_a_training_step_of_nodeformer_needs_a_third_of_the_textbook() -> None:
     """At N = 200 000, H = 4, d = 32, m = 32, K = 10, where [N, H, K, m] takes 1 GB; and not more time."""
-    script = Path(__file__).parents[1] / "benchmarks" / "nodeformer.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    memory, seconds = re.search(r"textbook / library \| (\S+) \| (\S+) \|", result.stdout).groups()
-    assert float(memory) > 3, result.stdout
-    assert float(seconds) >= 1, result.stdout
+    printed = run_program(str(Path(__file__).parents[1] / "benchmarks" / "nodeformer.py"))
+    memory, seconds = re.search(r"textbook / library \| (\S+) \| (\S+) \|", printed).groups()
+    assert float(memory) > 3, printed
+    assert float(seconds) >= 1, printed

@@ -75,35 +75,25 @@ def inputs(x: Tensor, weight: Tensor | None) -> list[Tensor]:
     return [x] if weight is None else [x, weight]
 
 
-def gcn_like(loops: str = "remaining", steps: int = 1) -> DiffusionConv:
+def gcn_like(steps: int = 1) -> DiffusionConv:
     """GCN from its parts, with no class of its own."""
-    diffusivity = AdjacencyDiffusivity("sym", self_loops=loops, direction="pyg")  # type: ignore[arg-type]
+    diffusivity = AdjacencyDiffusivity("sym", self_loops="remaining", direction="pyg")
     return DiffusionConv(C, 4, diffusivity, ExplicitEuler(1.0, "residual"), steps=steps).double()
 
 
-@pytest.mark.parametrize("own_class", [True, False], ids=["class", "parts"])
-def test_gcn(edge_index: Tensor, weight: Tensor | None, own_class: bool) -> None:
-    ours = GCNConv(C, 4).double() if own_class else gcn_like()
-    theirs = pyg.GCNConv(C, 4).double()
-    pairs = [(ours.value.weight, theirs.lin.weight), (ours.bias, theirs.bias)]
-    copy_weights(pairs)
-    x = state()
-    assert_same(lambda: ours(x, edge_index, weight), lambda: theirs(x, edge_index, weight), pairs, inputs(x, weight))
+GCN_LIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+    "gcn": (lambda: GCNConv(C, 4), lambda: pyg.GCNConv(C, 4)),
+    "gcn-parts": (gcn_like, lambda: pyg.GCNConv(C, 4)),
+    "gcn-no-loops": (lambda: GCNConv(C, 4, self_loops="keep"), lambda: pyg.GCNConv(C, 4, add_self_loops=False)),
+    "sgc": (lambda: SGConv(C, 4, K=3), lambda: pyg.SGConv(C, 4, K=3)),
+    "sgc-parts": (lambda: gcn_like(steps=3), lambda: pyg.SGConv(C, 4, K=3)),
+}
 
 
-def test_gcn_without_added_loops(edge_index: Tensor, weight: Tensor | None) -> None:
-    ours, theirs = GCNConv(C, 4, self_loops="keep").double(), pyg.GCNConv(C, 4, add_self_loops=False).double()
-    pairs = [(ours.value.weight, theirs.lin.weight), (ours.bias, theirs.bias)]
-    copy_weights(pairs)
-    x = state()
-    assert_same(lambda: ours(x, edge_index, weight), lambda: theirs(x, edge_index, weight), pairs, inputs(x, weight))
-
-
-@pytest.mark.parametrize("own_class", [True, False], ids=["class", "parts"])
-def test_sgc(edge_index: Tensor, weight: Tensor | None, own_class: bool) -> None:
-    ours = SGConv(C, 4, K=3).double() if own_class else gcn_like(steps=3)
-    theirs = pyg.SGConv(C, 4, K=3).double()
-    pairs = [(ours.value.weight, theirs.lin.weight), (ours.bias, theirs.lin.bias)]
+@pytest.mark.parametrize("name", GCN_LIKE)
+def test_gcn_and_sgc(edge_index: Tensor, weight: Tensor | None, name: str) -> None:
+    ours, theirs = (build().double() for build in GCN_LIKE[name])
+    pairs = [(ours.value.weight, theirs.lin.weight), (ours.bias, theirs.lin.bias if "sgc" in name else theirs.bias)]
     copy_weights(pairs)
     x = state()
     assert_same(lambda: ours(x, edge_index, weight), lambda: theirs(x, edge_index, weight), pairs, inputs(x, weight))
@@ -180,13 +170,8 @@ def test_gat(edge_index: Tensor, heads: int, concat: bool, own_class: bool) -> N
 
 def test_gat_attention_weights(edge_index: Tensor) -> None:
     ours, theirs = GATConv(C, 4, 2).double(), pyg.GATConv(C, 4, 2).double()
-    copy_weights(
-        [
-            (ours.value.weight, theirs.lin.weight),
-            (ours.diffusivity.att_src, theirs.att_src),
-            (ours.diffusivity.att_dst, theirs.att_dst),
-        ]
-    )
+    att = ours.diffusivity
+    copy_weights([(ours.value.weight, theirs.lin.weight), (att.att_src, theirs.att_src), (att.att_dst, theirs.att_dst)])
     x = state()
     _, coupling = ours(x, edge_index, return_coupling=True)
     _, (pairs, attention) = theirs(x, edge_index, return_attention_weights=True)

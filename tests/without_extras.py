@@ -48,20 +48,15 @@ def sentence(call: Callable[[], object]) -> str:
     return "no error"
 
 
-def said(call: Callable[[], object]) -> tuple[int, str]:
-    """Exit status, and what was written."""
-    written = io.StringIO()
+def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
+    """Exit status of an example, and what it wrote."""
+    sys.argv, status, written = [name, *arguments], 0, io.StringIO()
     with redirect_stdout(written), redirect_stderr(written):
         try:
-            status = call()
+            runpy.run_path(str(EXAMPLES / name), run_name=run_name)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return status if isinstance(status, int) else 0, written.getvalue()
-
-
-def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int, str]:
-    sys.argv = [name, *arguments]
-    return said(lambda: runpy.run_path(str(EXAMPLES / name), run_name=run_name))
+    return status, written.getvalue()
 
 
 coupling = diffusion_mp.SimpleDiffusivity()(torch.eye(3))
@@ -77,21 +72,10 @@ functions: dict[str, Callable[[], object]] = {
     "find_clusters": lambda: find_clusters(graph, 2),
 }
 sys.path.insert(0, str(EXAMPLES))
-print(
-    json.dumps(
-        {
-            "functions": {name: sentence(call) for name, call in functions.items()},
-            "examples": {
-                "energy_descent.py": script("energy_descent.py"),
-                "inside.py": script("inside.py", "--help"),
-                "attention.py": script("attention.py", "--help"),
-                "sfi_former.py": script("sfi_former.py", "--help"),
-                "pde_transformer.py": script("pde_transformer.py", "--help"),
-                "cora.py": script("cora.py", "--help"),
-                "pokec.py": script("pokec.py", "--help"),
-                "classifier.py": script("classifier.py", "--help"),
-                "custom_layer.py": script("custom_layer.py", run_name="imported"),
-            },
-        }
-    )
-)
+examples = {
+    "energy_descent.py": script("energy_descent.py"),
+    "custom_layer.py": script("custom_layer.py", run_name="imported"),
+}
+for name in ("inside", "attention", "sfi_former", "pde_transformer", "cora", "pokec", "classifier"):
+    examples[f"{name}.py"] = script(f"{name}.py", "--help")
+print(json.dumps({"functions": {name: sentence(call) for name, call in functions.items()}, "examples": examples}))

@@ -1,4 +1,4 @@
-"""``cite``: the BibTeX of what a model uses, out of `references.bib` beside this file."""
+"""``cite``: BibTeX of the papers behind a model, from `references.bib`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffusion_mp.errors import check_kind
 
 
 def _by_key(bibliography: str) -> dict[str, str]:
-    """The entries of a BibTeX file, which an empty line divides, by their keys."""
+    """Return the entries of a BibTeX file by key; an empty line ends an entry."""
     entries = bibliography.strip().split("\n\n")
     return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
 
@@ -19,7 +19,7 @@ REFERENCES = _by_key(files("diffusion_mp").joinpath("references.bib").read_text(
 
 
 def cite(model: nn.Module) -> str:
-    """BibTeX of the papers behind ``model`` and its parts, in the order they appear; also printed.
+    """Print and return BibTeX of the papers behind ``model`` and its parts, in order of appearance.
 
     A module names its papers in a class attribute ``references``, keys of ``diffusion_mp.cite.REFERENCES``.
 

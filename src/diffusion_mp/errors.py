@@ -1,14 +1,16 @@
-"""Checks at the boundary, and the errors they raise.
+"""Checks of arguments, and the errors they raise: sentences that name the argument, its value and what is expected.
 
-Every sentence names the argument, says what came and what was expected, and shows the way out.
+``check_…`` raises unless a value is right; ``as_…`` converts a value, or raises.
 """
 
 from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import index
+from shlex import quote
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,7 +35,7 @@ class CouplingMismatchError(ValueError):
 
 
 class SingularSystemError(ValueError):
-    """A steady state was asked for that does not exist or is not unique.
+    """The steady state does not exist or is not unique.
 
     Examples:
         >>> issubclass(SingularSystemError, Exception)
@@ -51,11 +53,11 @@ class ConvergenceError(RuntimeError):
 
 
 class BackendError(RuntimeError):
-    """A backend that was asked for by name cannot compute this."""
+    """A backend selected by name cannot compute this."""
 
 
 class _Brief(reprlib.Repr):
-    """What a container holds, in short; of tensors and arrays what they are, never their numbers."""
+    """Containers in short, with dtypes and shapes in place of tensors and arrays."""
 
     def repr1(self, x: Any, level: int) -> str:
         return describe(x) if isinstance(x, (Tensor, np.ndarray, nn.Module)) else super().repr1(x, level)
@@ -65,7 +67,7 @@ _brief = _Brief()
 
 
 def describe(value: object) -> str:
-    """What came, in words: for tensors dtype and shape, for anything else its value, if short, and its type."""
+    """Return dtype and shape of a tensor, the shortened value and the type of any other object."""
     if isinstance(value, Tensor):
         kind = "tensor" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} tensor"
         place = "" if value.device.type != "meta" else " on the meta device"
@@ -105,7 +107,7 @@ def check_number(value: float, name: str) -> None:
 
 
 def found_later(channels: object) -> bool:
-    """Whether channels are -1, which stands for those of the first call."""
+    """Return whether channels are -1, to be read from the first call."""
     return type(channels) is int and channels == -1
 
 
@@ -121,11 +123,7 @@ def check_counts(**counts: int) -> None:
 
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
-    """Return a whole number, also one of NumPy or PyTorch, as an int.
-
-    Raises:
-        TypeError: ``value`` is not a whole number or is a bool; the message ends with ``way_out``.
-    """
+    """Return a whole number, also one of NumPy or PyTorch, as an int; raise TypeError, ending in ``way_out``."""
     try:
         number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -136,19 +134,19 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 
 
 def as_size(size: Any) -> Any:
-    """A size, which is a tensor where ``torch.jit.trace`` looks on, as the integer that the traced program then has."""
+    """Return a size as an int where ``torch.jit.trace`` made it a tensor; the traced program has it as a constant."""
     return int(size) if isinstance(size, Tensor) and torch._C._get_tracing_state() is not None else size
 
 
 def check_flags(**flags: bool) -> None:
-    """Raise unless every named value is True or False; any other object would count as one of them without a word."""
+    """Raise unless every named value is True or False, since Python converts any object to a bool."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False; got {describe(value)}.")
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
-    """Raise unless ``seed`` is an integer that a generator takes, −2⁶³ … 2⁶³ − 1."""
+    """Raise unless ``seed`` is an integer in [−2⁶³, 2⁶³)."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"{name} must be an integer; got {describe(seed)}.")
     if not -(1 << 63) <= seed < 1 << 63:
@@ -156,22 +154,19 @@ def check_seed(seed: int, name: str = "seed") -> None:
 
 
 def check_generator(generator: object) -> None:
-    """Raise unless ``generator`` is a source of randomness, or ``None``."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(
-            f"generator must be a torch.Generator or None; got {describe(generator)}. "
-            f"torch.Generator().manual_seed(0) makes one."
-        )
+    """Raise unless ``generator`` is a `torch.Generator` or ``None``."""
+    what = "a torch.Generator, such as torch.Generator().manual_seed(0), or None"
+    check_kind(generator, "generator", (torch.Generator, type(None)), what)
 
 
 def check_function(value: object, name: str, what: str) -> None:
-    """Raise unless ``value`` can be called; ``what`` says with what."""
+    """Raise unless ``value`` can be called; ``what`` describes its arguments."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, {what}; got {describe(value)}.")
 
 
 def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
-    """Raise ``TypeError`` unless ``value`` is of ``kind``, which a reader knows as ``what``."""
+    """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {what}; got {describe(value)}.")
 
@@ -184,14 +179,14 @@ def check_probability(value: float, name: str) -> None:
 
 
 def check_share(value: float, name: str, what: str) -> None:
-    """Raise unless ``value`` lies in [0, 1]; ``what`` says of what it is the weight."""
+    """Raise unless ``value`` lies in [0, 1]; ``what`` is weighted by it."""
     _check_real(value, name)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1], the weight of {what}; got {value!r}.")
 
 
 def check_tensor(value: object, name: str, shape: str) -> None:
-    """Raise unless ``value`` is a dense floating-point tensor; ``shape`` says in words which one was expected."""
+    """Raise unless ``value`` is a dense floating-point tensor; ``shape`` describes the expected shape."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}; got {describe(value)}.")
     if value.layout != torch.strided:
@@ -202,13 +197,13 @@ def check_tensor(value: object, name: str, shape: str) -> None:
 
 
 def check_has_values(value: Tensor, name: str) -> None:
-    """Raise ``ValueError`` where a tensor is on the meta device, so that nothing can depend on what it holds."""
+    """Raise ``ValueError`` for a tensor on the meta device."""
     if value.is_meta:
         raise ValueError(f"{name} must have values; got {describe(value)}, where there are none.")
 
 
 def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
-    """Ones of a floating dtype on a device, for options ``dtype`` and ``device`` that say where something lives."""
+    """Return ones of a floating dtype on a device, after checks of the two options."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
     try:
@@ -218,7 +213,7 @@ def floating(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.de
 
 
 def as_device(device: object) -> torch.device:
-    """A device, from what names one."""
+    """Return a device from its name, or raise."""
     try:
         return torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
@@ -226,12 +221,10 @@ def as_device(device: object) -> torch.device:
 
 
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
-    """Raise unless ``value`` lies on ``device``, which is that of ``other``."""
+    """Raise unless ``value`` is on ``device``, that of ``other``."""
     if value.device != device:
-        raise ValueError(
-            f"{name} must be on the device of {other}, {device}; it is on {value.device}. "
-            f"Move one of them with .to(device)."
-        )
+        sentence = f"{name} must be on the device of {other}, {device}; it is on {value.device}."
+        raise ValueError(f"{sentence} Move one of them with .to(device).")
 
 
 def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
@@ -240,14 +233,15 @@ def check_fits(x: Tensor, module: nn.Module, name: str = "x") -> None:
     if parameter is None:
         return
     if x.dtype != parameter.dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+        dtype = str(parameter.dtype).removeprefix("torch.")
         raise TypeError(
-            f"{name} must be {_named(parameter.dtype)}, as the parameters of {type(module).__name__} are; got "
-            f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+            f"{name} must be {dtype}, as the parameters of {type(module).__name__} are; got {describe(x)}. "
+            f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
         )
 
 
 def check_place(x: Tensor, module: nn.Module, name: str = "x") -> Tensor | None:
-    """Raise unless ``x`` is on the device of the parameters of ``module``; gives one of them, if there is any."""
+    """Raise unless ``x`` is on the device of the parameters of ``module``; return one of these, if there is any."""
     parameter = None if torch.compiler.is_compiling() else _first_array(module)
     if parameter is not None and x.device != parameter.device:
         check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
@@ -267,23 +261,11 @@ def _first_array(module: nn.Module) -> Tensor | None:
     return None
 
 
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def check_state(x: Tensor, name: str = "x", channels: int | None = None, *, module: nn.Module | None = None) -> None:
-    """Raise unless ``x`` is a floating-point state [N, C], with C = ``channels`` where that is known.
-
-    With ``module``, unless it also has the dtype and the device of its parameters.
-    """
-    # Every layer and diffusivity asks: what fits passes at one look, and only what does not is told why.
-    if not (
-        isinstance(x, Tensor)
-        and x.dim() == 2
-        and (channels is None or x.size(1) == channels)
-        and x.is_floating_point()
-        and x.layout is torch.strided
-    ):
+    """Raise unless ``x`` is a floating-point state [N, C] with the given C, and dtype and device of ``module``."""
+    # Every layer calls this, so the reason for a refusal is looked for only where there is one.
+    fits = isinstance(x, Tensor) and x.dim() == 2 and (channels is None or x.size(1) == channels)
+    if not (fits and x.is_floating_point() and x.layout is torch.strided):
         _refuse_state(x, name, channels)
     if module is not None:
         check_fits(x, module, name)
@@ -302,7 +284,7 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
 
 
 def _one_state(x: object, name: str) -> str:
-    """The way out for PyG's pair of states, and for its dictionary of them."""
+    """Return the way out for PyG's pair of states, and for its dictionary of them."""
     if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
         return (
             f" A coupling here is between nodes of one kind. Number the senders first and the receivers after them, "
@@ -313,10 +295,7 @@ def _one_state(x: object, name: str) -> str:
 
 
 def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None) -> None:
-    """Raise unless ``value`` is a floating-point [N, F] with the rows and on the device of the state ``x``.
-
-    With ``module``, unless it also has the dtype and the device of its parameters.
-    """
+    """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``, and fits ``module``."""
     check_state(value, name, module=module)
     if value.size(0) != x.size(0):
         raise ValueError(f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}.")
@@ -324,11 +303,7 @@ def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None 
 
 
 def index_vector(value: object, name: str, length: str) -> Tensor:
-    """Indices [length] as int64: a tensor of any integer type, or a list or array of integers.
-
-    Raises:
-        TypeError, ValueError: anything else.
-    """
+    """Return indices [length] as int64, from a tensor of any integer type, a list or an array."""
     indices = as_tensor(value, name, f"a tensor {length} of integers")
     if indices.dtype not in INTEGERS:
         raise TypeError(f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long().")
@@ -339,11 +314,7 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
 
 
 def float_vector(value: object, name: str, device: torch.device) -> Tensor:
-    """A floating-point tensor on ``device``; a list or an array is taken there in the default precision.
-
-    Raises:
-        TypeError, ValueError: anything else.
-    """
+    """Return a floating-point tensor on ``device``, from a tensor there, a list or an array."""
     vector = as_tensor(value, name, "a floating-point tensor")
     if not isinstance(value, Tensor):
         vector = vector.to(device, torch.get_default_dtype())
@@ -355,11 +326,9 @@ def float_vector(value: object, name: str, device: torch.device) -> Tensor:
 def check_pairs(
     pairs: object, name: str, num_nodes: int, device: torch.device, shape: str = "[2, num_pairs] of int64"
 ) -> Tensor:
-    """Listed pairs [2, E] of nodes on ``device`` as int64, the first row sends, the second receives; also from a list.
+    """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array.
 
-    Raises:
-        TypeError, ValueError: another shape, no integers, or, unless ``torch.compile`` is looking, a node that does not
-            exist.
+    Whether these nodes exist is not checked under `torch.compile`.
     """
     listed = as_tensor(pairs, name, f"a tensor {shape}")
     if not isinstance(plain(pairs), Tensor):
@@ -386,18 +355,17 @@ def check_range(pairs: Tensor, name: str, num_nodes: int) -> None:
     """Raise unless every index lies in 0 … N − 1."""
     low, high = (int(end) for end in pairs.aminmax())
     if low < 0 or high >= num_nodes:
-        raise ValueError(
-            f"{name} must lie in [0, {num_nodes - 1}] for {num_nodes} nodes; it reaches from {low} to {high}."
-        )
+        where = f"[0, {num_nodes - 1}] for {num_nodes} nodes"
+        raise ValueError(f"{name} must lie in {where}; it reaches from {low} to {high}.")
 
 
 def plain(value: object) -> object:
-    """A plain tensor out of PyG's ``EdgeIndex`` and ``Index``, tensors that know more; any other object as it is."""
+    """Return PyG's ``EdgeIndex`` and ``Index`` as plain tensors, and any other object as it is."""
     return value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value
 
 
 def as_tensor(value: object, name: str, what: str) -> Tensor:
-    """A plain tensor out of PyG's subclasses, a list, a tuple or an array."""
+    """Return a plain tensor from PyG's subclasses, a list, a tuple or an array."""
     value = plain(value)
     if isinstance(value, Tensor):
         return value
@@ -420,7 +388,7 @@ def check_sequences(x: Tensor, mask: Tensor | None, channels: int, module: nn.Mo
 
 
 def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
-    """Raise unless ``mask`` is None or says for each position of ``x`` [B, L, …] whether it is a token."""
+    """Raise unless ``mask`` is None or bool [B, L], true at the tokens of ``x`` [B, L, …]."""
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
@@ -441,9 +409,9 @@ def check_edge_rows(edge_attr: Tensor, num_edges: int, name: str = "edge_attr") 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     if isinstance(v, Tensor) and v.dim() != 3:
+        way_out = f"For one head use {name}.unsqueeze(1)."
         raise ValueError(
-            f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. "
-            f"For one head use {name}.unsqueeze(1)."
+            f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. {way_out}"
         )
     check_tensor(v, name, "[num_nodes, heads, channels]")
     if v.size(0) != num_nodes:
@@ -458,3 +426,14 @@ def check_finite(x: Tensor, name: str) -> None:
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise ValueError(f"{name} must be finite; {bad} of its {x.numel()} entries are NaN or infinite.")
+
+
+@contextmanager
+def needed_by(what: str, install: str) -> Iterator[None]:
+    """Turn a failed import of an optional package in the body into "``what`` needs …: pip install ``install``"."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "a package").partition(".")[0]
+        sentence = f"{what} needs {package}, which is not installed: pip install {quote(install)}."
+        raise ModuleNotFoundError(sentence, name=error.name) from error

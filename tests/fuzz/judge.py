@@ -39,7 +39,7 @@ ROLES = {
     "num_nodes": ["nodes"],
     "batch": ["graph", "graphs", "sequence", "sequences"],
     "coupling": ["couplings", "entries", "symmetric", "row", "column"],
-    "other": ["coupling", "diffusivity", "terms"],
+    "other": ["coupling", "diffusivity", "terms", "other_mask"],
     "policy": ["self_loops"],
     "subject": ["coupling", "diffusivity", "layer", "layer_or_update", "update"],
     "penalty": ["Penalty"],

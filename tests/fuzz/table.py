@@ -13,32 +13,22 @@ from .table_models import MODELS
 from .table_operators import COUPLINGS, DIFFUSIVITIES, UPDATES
 
 # A name of `diffusion_mp` as it is, one of a package within it with that package's name.
-STRATEGIES: dict[str, Strategy] = {
-    **COUPLINGS,
-    **DIFFUSIVITIES,
-    **UPDATES,
-    **ENERGIES,
-    **LAYERS,
-    **MODELS,
-    **FUNCTIONS,
-    **DATA,
-    **TRAIN,
-    **TESTING,
-    **DISTRIBUTED,
-}
+STRATEGIES: dict[str, Strategy] = COUPLINGS | DIFFUSIVITIES | UPDATES | ENERGIES | LAYERS | MODELS | FUNCTIONS
+STRATEGIES |= DATA | TRAIN | TESTING | DISTRIBUTED
 
 #: What is not called at random, and why.
 EXEMPT: dict[str, str] = {
-    "ConvergenceError": "an error: the library raises it, nobody calls it",
-    "CouplingMismatchError": "an error: the library raises it, nobody calls it",
-    "SingularSystemError": "an error: the library raises it, nobody calls it",
-    "distributed.RankLostError": "an error: the library raises it, nobody calls it",
+    **dict.fromkeys(
+        ("ConvergenceError", "CouplingMismatchError", "SingularSystemError", "distributed.RankLostError"),
+        "an error: the library raises it, nobody calls it",
+    ),
+    **dict.fromkeys(
+        ("train.CheckpointFiles", "train.Resumable", "train.FiniteLoss"),
+        "Lightning calls it, in a run; tests/experiments/train kills and resumes runs, some with losses of NaN",
+    ),
     "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
     "testing.TOLERANCES": "a table, read through `tolerance`",
-    "train.CheckpointFiles": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",
-    "train.Resumable": "Lightning calls it, in a run; tests/experiments/train kills and resumes runs",
-    "train.FiniteLoss": "Lightning calls it, in a run; tests/experiments/train has runs whose loss is not finite",
     "train.exit_code": "it takes a program and its signals; tests/experiments/train stops programs",
 }
 
@@ -48,26 +38,15 @@ ERRORS: dict[str, list[str]] = {"testing.tolerance": ["KeyError"]}
 #: How often a name is drawn, compared with the others: what takes long seldom, what has many options often.
 WEIGHTS: dict[str, float] = {
     **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
-    **dict.fromkeys(TESTING, 0.3),
-    "testing.check_coupling": 0.03,
-    "testing.check_diffusivity": 0.03,
-    "testing.check_layer": 0.03,
-    "testing.check_update": 0.1,
-    "testing.assert_energy_descent": 0.1,
-    "testing.order_of_convergence": 0.1,
-    "testing.exact_problems": 0.1,
-    "graphs.load_digits": 0.1,
-    "graphs.SBMDataset": 0.2,
-    "sequences.Pathfinder": 0.3,
-    "train.DigitsDataModule": 0.1,
-    "diagnose": 0.3,
-    "perturbation_bound": 0.3,
-    "diagnostics.plot_attention": 0.2,
-    "diagnostics.Commutator": 0.1,
-    "diagnostics.Perturbation": 0.1,
-    "diagnostics.PlacementReport": 0.1,
-    "Certificate": 0.1,
+    **dict.fromkeys([*TESTING, "diagnose", "perturbation_bound", "sequences.Pathfinder"], 0.3),
+    **dict.fromkeys(["graphs.SBMDataset", "diagnostics.plot_attention"], 0.2),
+    **dict.fromkeys([f"testing.{name}" for name in ("check_update", "assert_energy_descent", "exact_problems")], 0.1),
+    **dict.fromkeys([f"diagnostics.{name}" for name in ("Commutator", "Perturbation", "PlacementReport")], 0.1),
+    **dict.fromkeys(
+        ["testing.order_of_convergence", "graphs.load_digits", "train.DigitsDataModule", "Certificate"], 0.1
+    ),
     "testing.Tolerance": 0.05,
+    **dict.fromkeys([f"testing.check_{name}" for name in ("coupling", "diffusivity", "layer")], 0.03),
 }
 
 

@@ -3,50 +3,24 @@
 What reads files is given none, or one that the program writes: no data set is needed, and nothing is fetched.
 """
 
+# ruff: noqa: F403, F405 (the vocabulary of the tables)
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from .arguments import (
-    NOT_A_NUMBER,
-    NOT_A_TENSOR,
-    Arg,
-    choice,
-    count,
-    edge_list,
-    edges,
-    fixed,
-    flag,
-    generator,
-    module,
-    number,
-    options,
-    wrong_tensors,
-)
-from .program import Draw, Strategy, Wrong
-from .table_energies import NOT_A_SEED, seed
+from .arguments import *
+from .program import Draw, Strategy
+from .signatures import arguments, calls, device
 
-NOT_A_PATH = [
-    Wrong("None", "None"),
-    Wrong("3", "a number"),
-    Wrong("['a']", "a list"),
-    Wrong("torch.ones(2)", "a tensor"),
-    Wrong("''", "empty"),
-    Wrong("'a\\0b'", "a zero byte"),
-    Wrong("b'\\xff'", "bytes"),
-    Wrong("'x' * 5000", "too long"),
-]
-NOT_DATA = [
-    Wrong("None", "None"),
-    Wrong("'data'", "a string"),
-    Wrong("torch.ones(2)", "a tensor"),
-    Wrong("[1]", "a list"),
-    Wrong("{}", "a dict"),
-    Wrong("Data()", "empty"),
-    Wrong("Data(edge_index=torch.tensor([[0], [9]]), num_nodes=3)", "with edges beyond N"),
-    Wrong("Data(edge_index='abc', num_nodes=3)", "with edges of letters"),
-]
+NOT_A_PATH = bad(
+    "None | a number | a list: ['a'] | a tensor | empty: '' | a zero byte: 'a\\0b' | bytes: b'\\xff'",
+    "too long: 'x' * 5000",
+)
+NOT_DATA = bad(
+    "None | a string | a tensor | a list | a dict | empty: Data() | with edges of letters: "
+    "Data(edge_index='abc', num_nodes=3)",
+    "with edges beyond N: Data(edge_index=torch.tensor([[0], [9]]), num_nodes=3)",
+)
 
 
 def absent(d: Draw) -> Arg:
@@ -54,124 +28,55 @@ def absent(d: Draw) -> Arg:
     return Arg("'absent'", NOT_A_PATH, valid=None)
 
 
-def labels(d: Draw, right: str) -> Arg:
+def written(path: str, *own: str) -> Arg:
+    """A path to write to."""
+    return Arg(repr(path), NOT_A_PATH + bad(*own))
+
+
+def labels(d: Draw) -> Arg:
     """Labels [N]."""
-    wrong = [
-        Wrong("None", "None"),
-        Wrong("'y'", "a string"),
-        Wrong("3", "a number"),
-        Wrong("[0, 1, 0, 1]", "a list", None),
-        Wrong("np.array([0, 1, 0, 1])", "an array", None),
-        Wrong("torch.zeros(40)", "floats"),
-        Wrong("torch.full((40,), math.nan)", "NaN"),
-        Wrong("torch.zeros(40, dtype=torch.bool)", "bools"),
-        Wrong("torch.zeros(40, 2, dtype=torch.long)", "of rank two"),
-        Wrong("torch.tensor(0)", "of rank zero"),
-        Wrong("torch.zeros(40, dtype=torch.complex64)", "complex"),
-        Wrong("torch.zeros(40, dtype=torch.long, device='meta')", "on the meta device"),
-        Wrong("torch.zeros(40, dtype=torch.long).to_sparse()", "a sparse tensor"),
-    ]
-    return Arg(right, wrong)
-
-
-def random_split(d: Draw) -> None:
-    """Shares of the labelled nodes."""
-    y = labels(d, d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "torch.zeros(40, dtype=torch.int32)"]))
-    share = number(d, 0.5, 0.25, below="1.5")
-    d.call(
-        "out",
-        "data.random_split({args})",
-        y=y,
-        train=share,
-        val=number(d, 0.1, 0.0, zero=True, below="1.5"),
-        generator=_seeded(d),
+    wrong = not_integers(
+        "40",
+        "None | a list?: [0, 1, 0, 1] | an array?: np.array([0, 1, 0, 1]) | NaN: torch.full((40,), math.nan)",
+        "of rank two: torch.zeros(40, 2, dtype=torch.long) | of rank zero: torch.tensor(0)",
     )
-
-
-def _seeded(d: Draw) -> Arg:
-    return Arg("torch.Generator().manual_seed(0)", [*generator(d).wrong, Wrong("None", "None")])
-
-
-def random_split_per_class(d: Draw) -> None:
-    """So many of every class."""
-    y = labels(d, d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1"]))
-    d.call(
-        "out",
-        "data.random_split_per_class({args})",
-        y=y,
-        per_class=count(d, 2, 5),
-        num_val=count(d, 4, 0, zero=True),
-        num_test=Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
-        generator=_seeded(d),
-    )
-
-
-def label_mask(d: Draw) -> None:
-    """Who has a label."""
-    y = labels(d, d.pick(["torch.arange(40) % 3 - 1", "torch.zeros(0, dtype=torch.long)"]))
-    d.call(
-        "out",
-        "data.label_mask({y})",
-        y=Arg(y.right, [w for w in y.wrong if w.what not in ("of rank two", "of rank zero")]),
-    )
+    return Arg(d.pick(["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "(torch.arange(40) % 3).int()"]), wrong)
 
 
 def split(d: Draw) -> None:
-    """The masks of a data set."""
     masks = "train_mask=torch.ones(4, 2) > 0, val_mask=torch.zeros(4, 2) > 0, test_mask=torch.zeros(4, 2) > 0"
-    wrong = [*NOT_DATA[:6], Wrong("Data(train_mask='abc', val_mask=3, test_mask=None, y=None)", "with no masks")]
-    column = options(
-        d, 0, 1, wrong=[*NOT_A_NUMBER, Wrong("-1", "negative"), Wrong("2", "beyond"), Wrong("0.5", "a fraction")]
-    )
+    wrong = NOT_DATA[:6] + bad("with no masks: Data(train_mask='abc', val_mask=3, test_mask=None, y=None)")
+    column = options(d, 0, 1, wrong=NOT_A_NUMBER + bad("negative | beyond: 2 | a fraction: 0.5"))
     d.call("split", "data.Split.of({args})", data=Arg(f"Data({masks}, y=torch.zeros(4).long())", wrong), column=column)
     d.call("out", "split.apply_to({args})", data=Arg("Data(num_nodes=4)", NOT_DATA[:5]))
 
 
 def pad(d: Draw) -> None:
-    """Sequences of different lengths."""
     item = "(torch.tensor([1, 2, 3]), 0)"
-    wrong = [
-        Wrong("[]", "empty"),
-        Wrong("None", "None"),
-        Wrong("3", "a number"),
-        Wrong("'ab'", "a string"),
-        Wrong("[1, 2]", "numbers"),
-        Wrong("[(torch.tensor([1]), 0), (torch.tensor([1]), torch.tensor([2]), 0)]", "items of two kinds"),
-        Wrong("[([1, 2], 0)]", "lists", None),
-        Wrong("[(torch.tensor(1), 0)]", "tokens of rank zero"),
-        Wrong("[(torch.ones(2, 2).long(), 0)]", "tokens of rank two"),
-        Wrong("[(torch.tensor([1.5]), 0)]", "fractions"),
-        Wrong("[(torch.tensor([1]), 'a')]", "a label of letters"),
-        Wrong("[(torch.tensor([1]), None)]", "no label"),
-        Wrong("torch.ones(2, 2)", "a tensor"),
-    ]
-    right = [f"[{item}, (torch.tensor([4]), 1)]", f"[{item}]", "[(torch.zeros(0).long(), 1)]"]
-    d.call(
-        "out",
-        "data.pad({args})",
-        batch=options(d, *right, wrong=wrong),
-        max_length=count(d, 2, optional=True, none=True),
+    wrong = bad(
+        "empty | None | a number | a string | numbers: [1, 2] | lists?: [([1, 2], 0)] | a tensor: torch.ones(2, 2)",
+        "items of two kinds: [(torch.tensor([1]), 0), (torch.tensor([1]), torch.tensor([2]), 0)]",
+        "tokens of rank zero: [(torch.tensor(1), 0)] | tokens of rank two: [(torch.ones(2, 2).long(), 0)]",
+        "fractions: [(torch.tensor([1.5]), 0)] | a label of letters: [(torch.tensor([1]), 'a')]",
+        "no label: [(torch.tensor([1]), None)]",
     )
+    right = [f"[{item}, (torch.tensor([4]), 1)]", f"[{item}]", "[(torch.zeros(0).long(), 1)]"]
+    longest = count(d, 2, optional=True, none=True)
+    d.call("out", "data.pad({args})", batch=options(d, *right, wrong=wrong), max_length=longest)
 
 
 def add_laplacian_pe(d: Draw) -> None:
-    """Positional encodings of a graph."""
     d.sizes = None
     both = f"torch.cat([{edge_list(d)}, {edge_list(d)}.flip(0)], 1)"
-    wrong = [*NOT_DATA, Wrong("Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)", "a directed graph")]
+    wrong = NOT_DATA + bad("a directed graph: Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3)")
     d.call("transform", "data.AddLaplacianPE({args})", k=count(d, 2, 1, 9))
-    d.call(
-        "out",
-        "transform({graph})",
-        graph=Arg(f"Data(edge_index={both}, num_nodes={d.nodes})", wrong),
-    )
+    d.call("out", "transform({graph})", graph=Arg(f"Data(edge_index={both}, num_nodes={d.nodes})", wrong))
     d.call("vectors", "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]")
 
 
 def to_diffusion_graph(d: Draw) -> None:
-    """Data with their graph."""
     d.sizes = None
-    d.call("transform", "data.ToDiffusionGraph({args})", self_loops=choice(d, "add", "remaining", "keep", None))
+    d.call("transform", "data.ToDiffusionGraph({args})", **arguments(d, "data.ToDiffusionGraph"))
     given = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
     d.call("out", "transform({graph}).graph.prepare()", graph=Arg(d.pick([given, f"[{given}, {given}]"]), NOT_DATA))
 
@@ -185,103 +90,84 @@ def data_source(d: Draw, nodes: int | None = None) -> str:
 
 
 def part_of(d: Draw) -> None:
-    """What a batch knows of its graph."""
     d.sizes = None
-    degrees = choice(d, "batch", "full")
-    d.call("transform", "data.PartOf({args})", data=Arg(data_source(d), NOT_DATA[:5] + NOT_DATA[6:]), degrees=degrees)
+    whole = Arg(data_source(d), NOT_DATA).without("empty")
+    d.call("transform", "data.PartOf({args})", **arguments(d, "data.PartOf", data=whole))
     n = d.nodes
     batch = f"Data(n_id=torch.arange({n}), batch_size={n}, edge_index={edge_list(d)}, num_nodes={n})"
     d.call("out", "transform({batch})", batch=Arg(batch, NOT_DATA[:6]))
 
 
 def loader(d: Draw) -> None:
-    """Random parts."""
     d.sizes = None
     n = max(d.nodes, 4)
     by_parts = not d.maybe(0.5)
-    clusters = [
-        Wrong(f"[0] * {n}", "a list", None),
-        Wrong(f"np.zeros({n}, dtype=np.int64)", "an array", None),
-        Wrong("'clusters'", "a string"),
-        Wrong(f"torch.zeros({n})", "floats"),
-        Wrong(f"torch.zeros({n + 1}).long()", "too long"),
-        Wrong(f"torch.full(({n},), -1)", "negative"),
-        Wrong(f"torch.full(({n},), 10**9)", "a billion clusters"),
-        Wrong(f"torch.zeros({n}, 1).long()", "of rank two"),
-        Wrong("3", "a number"),
-    ]
+    clusters = bad(
+        f"a list?: [0] * {n} | an array?: np.zeros({n}, dtype=np.int64) | a string | floats: torch.zeros({n})",
+        f"a number | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 1).long()",
+        f"negative: torch.full(({n},), -1) | a billion clusters: torch.full(({n},), 10**9)",
+    )
+    sizes = count(d, none=True).wrong
+    given = {
+        "data": Arg(data_source(d, n), NOT_DATA),
+        "num_parts": Arg("2" if by_parts else None, sizes if by_parts else [], False),
+        "batch_size": Arg(None if by_parts else "2", [] if by_parts else sizes, False),
+        "clusters": options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
+        "num_replicas": never([w for w in sizes if w.valid is False]),
+    }
     d.call(
         "loader",
         "data.RandomPartitionLoader({args})",
-        data=Arg(data_source(d, n), NOT_DATA),
-        num_parts=Arg("2" if by_parts else None, count(d, none=True).wrong if by_parts else [], False),
-        batch_size=Arg(None if by_parts else "2", [] if by_parts else count(d, none=True).wrong, False),
-        clusters=options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
-        halo=flag(d),
-        degrees=choice(d, "batch", "full"),
-        allow_unlabelled=flag(d),
-        seed=seed(d),
-        num_replicas=Arg(None, [w for w in count(d, none=True).wrong if w.valid is False], True),
+        **arguments(d, "data.RandomPartitionLoader", leave="rank", **given),
     )
     d.call("out", "[batch.x for batch in loader]")
 
 
 def find_clusters(d: Draw) -> None:
-    """Clusters of a graph."""
     d.sizes = None
     metis = d.maybe(0.5)
-    d.call(
-        "out",
-        "data.find_clusters({args})",
-        data=Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
-        num_clusters=Arg("2" if metis else None, count(d, none=True).wrong if metis else [], False),
-        method=Arg("'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong),
-        seed=seed(d),
-    )
-
-
-def list_ops(d: Draw) -> None:
-    """Expressions."""
-    words = [Wrong("()", "empty"), Wrong("('NONE',)", "another word"), Wrong("3", "a number"), Wrong("None", "None")]
-    d.call(
-        "tasks",
-        "sequences.ListOps({args})",
-        split=choice(d, "train", "val", "test"),
-        num=count(d, 3, 2, none=True),
-        seed=seed(d),
-        min_length=count(d, 4, 5),
-        max_length=count(d, 60, 90),
-        max_depth=count(d, 5, optional=True),
-        max_args=count(d, 5, optional=True),
-        operators=options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
-    )
-    _items(d, 2)
+    given = {
+        "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
+        "num_clusters": Arg("2" if metis else None, count(d, none=True).wrong if metis else [], False),
+        "method": Arg("'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong),
+    }
+    d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
 
 
 def _items(d: Draw, last: int) -> None:
-    wrong = [Wrong("99", "beyond"), Wrong("-99", "before"), Wrong("1.5", "a fraction"), Wrong("'a'", "a string")]
-    wrong += [Wrong("None", "None"), Wrong("[0]", "a list"), Wrong("slice(2)", "a slice"), Wrong("math.nan", "NaN")]
+    wrong = bad(
+        "beyond: 99 | before: -99 | a fraction: 1.5 | a string: 'a' | None | a list: [0] | a slice: slice(2) | NaN"
+    )
     d.call("out", "tasks[{index}]", index=options(d, 0, last - 1, -1, wrong=wrong))
 
 
+def list_ops(d: Draw) -> None:
+    words = bad("empty: () | another word: ('NONE',) | a number | None")
+    given = {
+        "num": count(d, 3, 2, none=True),
+        "min_length": count(d, 4, 5),
+        "max_length": count(d, 60, 90),
+        "max_depth": count(d, 5, optional=True),
+        "max_args": count(d, 5, optional=True),
+        "operators": options(d, "('MIN', 'MAX')", "['SM']", wrong=words, optional=True),
+    }
+    d.call("tasks", "sequences.ListOps({args})", **arguments(d, "sequences.ListOps", **given))
+    _items(d, 2)
+
+
 def pathfinder(d: Draw) -> None:
-    """Paths."""
-    d.call(
-        "tasks",
-        "sequences.Pathfinder({args})",
-        split=choice(d, "train", "val", "test"),
-        num=count(d, 2, 3, none=True),
-        seed=seed(d),
-        size=count(d, 32, 24),
-        dashes=count(d, 4, 6),
-        distractors=count(d, 1, 0, zero=True),
-        distractor_dashes=count(d, 2, optional=True),
-    )
+    given = {
+        "num": count(d, 2, 3, none=True),
+        "size": count(d, 32, 24),
+        "dashes": count(d, 4, 6),
+        "distractors": count(d, 1, 0, zero=True),
+        "distractor_dashes": count(d, 2, optional=True),
+    }
+    d.call("tasks", "sequences.Pathfinder({args})", **arguments(d, "sequences.Pathfinder", **given))
     _items(d, 2)
 
 
 def sequence_dataset(d: Draw) -> None:
-    """A subclass of the base."""
     d.call(
         "Own",
         "type('Own', (sequences.SequenceDataset,), dict(__len__=lambda s: 3, item=lambda s, i: (torch.arange(i), 0)))",
@@ -290,122 +176,89 @@ def sequence_dataset(d: Draw) -> None:
     _items(d, 3)
 
 
-def reader(of: str, path: str, /, **make: Callable[[Draw], Arg]) -> Strategy:
-    """What reads a data set, where there is none."""
-    return lambda d: d.call(
-        "out", f"{of}({{args}})", **{path: absent(d)}, **{key: value(d) for key, value in make.items()}
-    )
-
-
 def sbm(d: Draw) -> None:
-    """Graphs from block models, drawn into a folder of the worker's own."""
-    sizes = [
-        Wrong("(0, 5)", "a zero"),
-        Wrong("(5, 2)", "falling"),
-        Wrong("3", "a number"),
-        Wrong("('a', 'b')", "letters"),
-    ]
-    d.call(
-        "tasks",
-        "graphs.SBMDataset({args})",
-        root=Arg("'sbm'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]),
-        name=Arg("'PATTERN'", choice(d, "PATTERN").wrong),
-        split=choice(d, "train", "val", "test"),
-        num_graphs=Arg("1", [w for w in count(d).wrong if w.source != "None"]),
-        seed=Arg(None, [w for w in seed(d).wrong if w.valid is False], True),
-        pattern_sizes=Arg(None, sizes, True),
-        log=Arg("False"),
-    )
+    given = {
+        "root": written("sbm").without("empty"),
+        "name": Arg("'PATTERN'", choice(d, "PATTERN").wrong),
+        "num_graphs": Arg("1", count(d).without("None").wrong),
+        "seed": never([w for w in seed(d).wrong if w.valid is False]),
+        "pattern_sizes": never(bad("a zero: (0, 5) | falling: (5, 2) | a number | letters: ('a', 'b')")),
+        "log": Arg("False"),
+    }
+    d.call("tasks", "graphs.SBMDataset({args})", **arguments(d, "graphs.SBMDataset", **given))
     d.call("out", "[tasks[0].x, tasks[0].y]")
-
-
-def synthetic_pokec(d: Draw) -> None:
-    """A large graph, drawn small."""
-    d.call(
-        "out",
-        "graphs.synthetic_pokec({args})",
-        num_nodes=count(d, 50, 20),
-        num_edges=count(d, 100, 40),
-        num_features=count(d, 4, 2),
-        seed=seed(d),
-        homophily=number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
-        signal=number(d, 0.3, 0.0, optional=True, zero=True),
-        spread=number(d, 1.5, optional=True, zero=True),
-        unlabelled=number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
-        cache=Arg(None, NOT_A_PATH[1:4] + NOT_A_PATH[5:], True),
-    )
-
-
-def _train_or_test(d: Draw) -> Arg:
-    return choice(d, "train", "test")
 
 
 def _name(d: Draw) -> Arg:
     """The name of a file that nobody has."""
-    return Arg("'nobody'", [w for w in choice(d, "nobody").wrong if w.what != "another string"], valid=None)
+    return replace(choice(d, "nobody", optional=False).without("another string"), valid=None)
 
 
-def _part(d: Draw) -> Arg:
-    return choice(d, "train", "val", "test")
+def named(*names: str) -> Make:
+    """One of these names."""
+    return lambda d: choice(d, *names, optional=False)
 
 
-def knn_graph(d: Draw) -> None:
-    """Neighbours of drawn points."""
+def points(d: Draw) -> Arg:
+    """Points among which there are neighbours."""
     dtype = "float32" if d.dtype == "float64" else d.dtype
-    wrong = [w for w in wrong_tensors(9, 3, dtype=dtype) if w.what not in ("a longer last dimension", "another dtype")]
-    wrong = [w if w.what not in ("NaN", "infinite") else Wrong(w.source, w.what) for w in wrong]
-    wrong += [
-        Wrong("torch.ones(2, 3)", "too few"),
-        Wrong("torch.ones(0, 3)", "no rows"),
-        Wrong("torch.ones(9, 0)", "no channels"),
-    ]
     right = ["torch.randn(9, 3)", "torch.randn(9, 20)", "torch.zeros(9, 3)", "torch.randn(9, 3).half()"]
     right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
-    x = Arg(d.pick(right), wrong)
-    d.call("out", "data.knn_graph({args})", x=x, k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"))
+    arg = Arg(d.pick(right), wrong_tensors(9, 3, dtype=dtype)).without("a longer last dimension", "another dtype")
+    wrong = [replace(w, valid=False) if w.what in ("NaN", "infinite") else w for w in arg.wrong]
+    more = bad("too few: torch.ones(2, 3) | no rows: torch.ones(0, 3) | no channels: torch.ones(9, 0)")
+    return replace(arg, wrong=wrong + more)
 
 
 def knn_transform(d: Draw) -> None:
-    """Neighbours of drawn points, as a transform."""
-    x = [Wrong("Data(x=torch.ones(9))", "of rank one"), Wrong("Data(x=torch.ones(9, 2).long())", "integers")]
-    x += [*NOT_DATA[:6], Wrong("Data(x=torch.randn(2, 2))", "too few")]
-    weights = {"weighted": flag(d), "sharpness": number(d, 4.0, 0.5, optional=True)}
-    d.call("transform", "data.KNNGraph({args})", k=count(d, 5, 2), metric=choice(d, "euclidean", "cosine"), **weights)
-    d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", x))
+    wrong = NOT_DATA[:6] + bad(
+        "of rank one: Data(x=torch.ones(9)) | integers: Data(x=torch.ones(9, 2).long())",
+        "too few: Data(x=torch.randn(2, 2))",
+    )
+    d.call("transform", "data.KNNGraph({args})", **arguments(d, "data.KNNGraph", k=count(d, 5, 2)))
+    d.call("out", "transform({data}).edge_index", data=Arg("Data(x=torch.randn(9, 3))", wrong))
 
 
 def edge_sums(d: Draw) -> None:
-    """Features of edges, summed."""
     d.sizes = None
-    e = len(d.edges)
-    wrong = [*NOT_DATA, Wrong("Data(edge_index=torch.zeros(2, 3).long(), num_nodes=1)", "without features")]
-    wrong += [
-        Wrong("Data(edge_index=torch.zeros(2, 3).long(), edge_attr=torch.ones(2, 2), num_nodes=1)", "too few rows"),
-        Wrong("Data(edge_index=torch.zeros(2, 1), edge_attr=torch.ones(1, 2), num_nodes=1)", "edges that are floats"),
-        Wrong("Data(edge_index=torch.zeros(2, 1).long(), edge_attr='abc', num_nodes=1)", "features of letters"),
-    ]
-    given = f"Data(edge_index={edge_list(d)}, edge_attr=torch.randn({e}, 2), num_nodes={d.nodes})"
-    d.call("out", "graphs.SumEdgeFeatures()({data}).x", data=Arg(given, wrong))
+    none = "edge_index=torch.zeros(2, {n}){of}, {attr}num_nodes=1".format
+    wrong = NOT_DATA + bad(
+        f"without features: Data({none(n=3, of='.long()', attr='')})",
+        f"too few rows: Data({none(n=3, of='.long()', attr='edge_attr=torch.ones(2, 2), ')})",
+        f"edges that are floats: Data({none(n=1, of='', attr='edge_attr=torch.ones(1, 2), ')})",
+        f"features of letters: Data({none(n=1, of='.long()', attr='''edge_attr='abc', ''')})",
+    )
+    attributes = f"edge_attr=torch.randn({len(d.edges)}, 2), num_nodes={d.nodes}"
+    d.call(
+        "out", "graphs.SumEdgeFeatures()({data}).x", data=Arg(f"Data(edge_index={edge_list(d)}, {attributes})", wrong)
+    )
 
 
 def forecast(d: Draw) -> None:
-    """A forecast of drawn snapshots."""
-    wrong = [Wrong("[]", "empty"), Wrong("3", "a number"), Wrong("[1, 2]", "numbers"), Wrong("None", "None")]
-    d.call(
-        "forecast",
-        "graphs.fit_forecast({args})",
-        name=choice(d, "zero", "last", "mean", "own", "pooled", "ridge", optional=False),
-        snapshots=Arg("[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]", wrong),
-    )
+    right = "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]"
+    snapshots = Arg(right, bad("empty | a number | numbers: [1, 2] | None"))
+    d.call("forecast", "graphs.fit_forecast({args})", **arguments(d, "graphs.fit_forecast", snapshots=snapshots))
     d.call("out", "forecast(torch.randn(3, 4))")
 
 
 DATA: dict[str, Strategy] = {
-    "data.random_split": random_split,
-    "data.random_split_per_class": random_split_per_class,
-    "data.label_mask": label_mask,
+    "data.random_split": calls(
+        "data.random_split",
+        y=labels,
+        train=lambda d: number(d, 0.5, 0.25, below="1.5"),
+        val=lambda d: number(d, 0.1, 0.0, zero=True, below="1.5"),
+        generator=lambda d: generator(d, optional=False),
+    ),
+    "data.random_split_per_class": calls(
+        "data.random_split_per_class",
+        y=labels,
+        num_val=lambda d: count(d, 4, 0, zero=True),
+        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
+        generator=lambda d: generator(d, optional=False),
+    ),
+    "data.label_mask": calls("data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")),
     "data.KNNGraph": knn_transform,
-    "data.knn_graph": knn_graph,
+    "data.knn_graph": calls("data.knn_graph", x=points),
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": add_laplacian_pe,
@@ -416,280 +269,193 @@ DATA: dict[str, Strategy] = {
     "sequences.ListOps": list_ops,
     "sequences.Pathfinder": pathfinder,
     "sequences.SequenceDataset": sequence_dataset,
+    "sequences.IMDb": calls("sequences.IMDb", path=absent),
     "graphs.SBMDataset": sbm,
-    "graphs.synthetic_pokec": synthetic_pokec,
-    "graphs.load_digits": lambda d: d.call(
-        "out", "graphs.load_digits({args}).x", num_neighbors=count(d, 5, 1, optional=True)
+    "graphs.synthetic_pokec": calls(
+        "graphs.synthetic_pokec",
+        num_nodes=lambda d: count(d, 50, 20),
+        num_edges=lambda d: count(d, 100, 40),
+        num_features=lambda d: count(d, 4, 2),
+        homophily=lambda d: number(d, 0.444, 0.6, optional=True, zero=True, below="1.5"),
+        signal=lambda d: number(d, 0.3, 0.0, optional=True, zero=True),
+        spread=lambda d: number(d, 1.5, optional=True, zero=True),
+        unlabelled=lambda d: number(d, 1e-4, 0.1, optional=True, zero=True, below="1.5"),
+        cache=never(NOT_A_PATH).without("None", "empty"),
     ),
-    "sequences.IMDb": reader(
-        "sequences.IMDb", "path", split=_train_or_test, max_length=lambda d: count(d, 9, optional=True)
-    ),
-    "graphs.load_ogb": reader("graphs.load_ogb", "root", name=lambda d: choice(d, "ogbn-arxiv", optional=False)),
+    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
     "graphs.SumEdgeFeatures": edge_sums,
-    "graphs.load_facebook": reader("graphs.load_facebook", "root", name=_name),
     "graphs.fit_forecast": forecast,
-    "graphs.load_heterophilous": reader("graphs.load_heterophilous", "root", name=_name),
-    "graphs.load_mnist": reader("graphs.load_mnist", "root", num_images=lambda d: count(d, 9, optional=True)),
-    "graphs.load_newsgroups": reader("graphs.load_newsgroups", "root", num_words=lambda d: count(d, 9, optional=True)),
-    "graphs.load_snapshots": reader(
-        "graphs.load_snapshots",
-        "root",
-        name=lambda d: choice(d, "chickenpox", "england_covid", optional=False),
-        lags=lambda d: count(d, 4, optional=True, none=True),
-    ),
-    "graphs.load_synmol": reader("graphs.load_synmol", "root", split=lambda d: choice(d, "train", optional=False)),
-    "graphs.load_tu": reader("graphs.load_tu", "root", name=_name),
-    "graphs.load_planetoid": reader("graphs.load_planetoid", "root", name=lambda d: choice(d, "Cora", optional=False)),
-    "graphs.load_pokec": reader("graphs.load_pokec", "root", source=lambda d: choice(d, "snap", "linkx")),
-    "graphs.PeptidesFunctional": lambda d: d.call(
-        "out",
-        "graphs.PeptidesFunctional({args})",
-        source=absent(d),
+    "graphs.load_ogb": calls("graphs.load_ogb", root=absent, leave="cache progress", name=named("ogbn-arxiv")),
+    "graphs.load_mnist": calls("graphs.load_mnist", root=absent),
+    "graphs.load_newsgroups": calls("graphs.load_newsgroups", root=absent, leave="groups"),
+    "graphs.load_snapshots": calls("graphs.load_snapshots", root=absent, name=named("chickenpox", "england_covid")),
+    "graphs.load_synmol": calls("graphs.load_synmol", root=absent, split=named("train")),
+    "graphs.load_planetoid": calls("graphs.load_planetoid", root=absent, leave="download", name=named("Cora")),
+    "graphs.load_pokec": calls("graphs.load_pokec", root=absent, leave="cache progress"),
+    "graphs.PeptidesFunctional": calls(
+        "graphs.PeptidesFunctional",
+        source=absent,
         root=Arg("'peptides'", NOT_A_PATH[:4]),
-        split=_part(d),
-        num_graphs=count(d, 2, optional=True, none=True),
+        num_graphs=lambda d: count(d, 2, optional=True, none=True),
         log=Arg("False"),
     ),
+    **{
+        f"graphs.load_{name}": calls(f"graphs.load_{name}", root=absent, name=_name)
+        for name in ("facebook", "heterophilous", "tu")
+    },
 }
 
 # ---------------------------------------------------------------- training
 
 
 def node_classifier(d: Draw) -> None:
-    """A model that is trained on nodes."""
     d.sizes = None
-    d.call(
-        "module",
-        "train.NodeClassifier({args})",
-        model=module("mp.GCNConv(3, 2)"),
-        lr=number(d, 0.01, optional=True, zero=True),
-        weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
-        optimizer=choice(d, "adam", "adamw"),
-        metric=choice(d, "acc", "roc_auc"),
-    )
-    wrong = [w for w in NOT_DATA if w.what != "empty"]
-    d.call(
-        "out",
-        "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]",
-        data=Arg(data_source(d), wrong),
-    )
+    own = {"model": module("mp.GCNConv(3, 2)"), "metric": choice(d, "acc", "roc_auc")}
+    d.call("module", "train.NodeClassifier({args})", **arguments(d, "train.NodeClassifier", **own))
+    uses = "[module({data}), module.predict_step({data}, 0), module.configure_optimizers() and 0]"
+    d.call("out", uses, data=Arg(data_source(d), NOT_DATA).without("empty"))
 
 
-def batch_learner(name: str, output: int, **attributes: str) -> Strategy:
+def batch_learner(name: str, output: int, *metrics: str, **attributes: str) -> Strategy:
     """A model that is trained on batches of graphs."""
 
     def strategy(d: Draw) -> None:
         d.sizes = None
         task = "'graph'" if name == "GraphClassifier" else "'node'"
-        d.call(
-            "module",
-            f"train.{name}({{args}})",
-            model=module(f"mp.DiffusionGNN(3, 4, {output}, task={task})"),
-            lr=number(d, 0.01, optional=True, zero=True),
-            weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
-            optimizer=choice(d, "adam", "adamw"),
-            metric=choice(d, *(["acc", "roc_auc"] if name == "GraphClassifier" else ["mse", "mae"])),
-        )
+        model = module(f"mp.DiffusionGNN(3, 4, {output}, task={task})")
+        own = arguments(d, f"train.{name}", model=model, metric=choice(d, *metrics))
+        d.call("module", f"train.{name}({{args}})", **own)
         given = data_source(d, max(d.nodes, 1))
         for key, value in attributes.items():
             given = f"{given[:-1]}, {key}={value.format(n=max(d.nodes, 1))})"
         batch = f"data.ToDiffusionGraph()([{given}, {given}])"
-        d.call("out", "module({batch})", batch=Arg(batch, [w for w in NOT_DATA if w.what != "empty"]))
+        d.call("out", "module({batch})", batch=Arg(batch, NOT_DATA).without("empty"))
 
     return strategy
 
 
 def score(d: Draw) -> None:
-    """A score by name."""
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mrr", "mse", "mae"])
     given = "torch.randn(6), torch.randn(6)" if name in ("mse", "mae") else "torch.randn(6, 2), torch.arange(6) % 2"
     d.call("metric", "train.Score({args})", metric=Arg(repr(name), choice(d, name).wrong))
     d.call("out", f"metric({given})")
 
 
-def sequence_classifier(d: Draw) -> None:
-    """A model that is trained on sequences."""
-    d.call(
-        "module",
-        "train.SequenceClassifier({args})",
-        model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
-        classes=count(d, 2, 3),
-        lr=number(d, 0.01, optional=True, zero=True),
-        weight_decay=number(d, 5e-4, 0.0, optional=True, zero=True),
-        warmup=number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+def node_cross_entropy(d: Draw) -> None:
+    n = d.pick([4, 1, 7])
+    wrong = not_integers(
+        str(n),
+        f"beyond the classes: torch.full(({n},), 9) | no label: torch.full(({n},), -1) | None | an array",
+        f"a dict | a list | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 1).long()",
     )
-    d.call("out", "module(torch.ones(2, 5, 3))")
+    logits = Arg(f"torch.randn({n}, 3)", wrong_tensors(n, 3)).without("a longer last dimension")
+    target = Arg(f"torch.zeros({n}).long()", wrong).without("a sparse tensor")
+    d.call("out", "train.node_cross_entropy({args})", logits=logits, target=target)
 
 
-def loss(name: str) -> Strategy:
-    """A loss that refuses what broadcasts."""
-
-    def strategy(d: Draw) -> None:
-        n = d.pick([4, 1, 7])
-        if name == "node_cross_entropy":
-            logits, target = Arg(f"torch.randn({n}, 3)", wrong_tensors(n, 3)), f"torch.zeros({n}).long()"
-            logits = Arg(logits.right, [w for w in logits.wrong if w.what not in ("a longer last dimension",)])
-            wrong = [Wrong(f"torch.zeros({n})", "floats"), Wrong(f"torch.full(({n},), 9)", "beyond the classes")]
-            wrong += [Wrong(f"torch.full(({n},), -1)", "no label"), Wrong(f"torch.zeros({n}) > 0", "bools")]
-            wrong += [
-                Wrong(f"torch.zeros({n + 1}).long()", "too long"),
-                Wrong(f"torch.zeros({n}, 1).long()", "of rank two"),
-            ]
-            wrong += [Wrong(f"torch.zeros({n}, dtype=torch.long, device='meta')", "on the meta device")]
-            wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}).to(torch.complex64)", "complex")]
-            d.call("out", "train.node_cross_entropy({args})", logits=logits, target=Arg(target, wrong))
-            return
-        if name == "multi_label_loss":
-            wrong = [Wrong(f"torch.full(({n}, 2), 9)", "beyond 1"), Wrong(f"torch.full(({n}, 2), -1)", "no label")]
-            wrong += [*NOT_A_TENSOR, Wrong("None", "None"), Wrong(f"torch.zeros({n}, 5)", "another shape")]
-            d.call(
-                "out",
-                "train.multi_label_loss({args})",
-                logits=Arg(f"torch.randn({n}, 2)", wrong_tensors(n, 2)),
-                target=Arg(f"torch.ones({n}, 2)", wrong),
-            )
-            return
-        kept = (
-            "a list",
-            "an array",
-            "a string",
-            "a number",
-            "a dict",
-            "a module",
-            "None",
-            "complex",
-            "a sparse tensor",
-        )
-        strange = [w for w in wrong_tensors(n) if w.what in kept]
-        prediction = [w for w in wrong_tensors(n) if w.what not in ("integers", "bools")]
-        d.call(
-            "out",
-            "train.mean_squared_error({args})",
-            prediction=Arg(f"torch.randn({n})", prediction),
-            target=Arg(f"torch.randn({n})", strange),
-        )
-
-    return strategy
-
-
-def weighted_accuracy(d: Draw) -> None:
-    """A score."""
-    sizes = count(d, 3, 2)
-    d.call("metric", "train.weighted_accuracy({args})", num_classes=Arg(sizes.right, [*sizes.wrong, Wrong("1", "one")]))
-    d.call("out", "metric(torch.randn(5, metric.num_classes), torch.zeros(5).long())")
-
-
-def digits_module(d: Draw) -> None:
-    """The digits as a data module."""
-    d.call(
-        "module",
-        "train.DigitsDataModule({args})",
-        per_class=count(d, 5, 2, optional=True),
-        num_val=count(d, 500, 10, optional=True, zero=True),
-        num_neighbors=count(d, 5, optional=True),
-        seed=seed(d),
+def multi_label_loss(d: Draw) -> None:
+    n = d.pick([4, 1, 7])
+    wrong = (
+        f"beyond 1: torch.full(({n}, 2), 9) | no label: torch.full(({n}, 2), -1) | another shape: torch.zeros({n}, 5)"
     )
-    d.call("out", "module.data.x")
+    target = Arg(f"torch.ones({n}, 2)", NOT_A_TENSOR + bad("None", wrong))
+    d.call(
+        "out", "train.multi_label_loss({args})", logits=Arg(f"torch.randn({n}, 2)", wrong_tensors(n, 2)), target=target
+    )
+
+
+def mean_squared_error(d: Draw) -> None:
+    n = d.pick([4, 1, 7])
+    kept = {w.what for w in NOT_A_TENSOR} | {"None", "complex", "a sparse tensor"}
+    target = Arg(f"torch.randn({n})", [w for w in wrong_tensors(n) if w.what in kept])
+    prediction = Arg(f"torch.randn({n})", wrong_tensors(n)).without("integers", "bools")
+    d.call("out", "train.mean_squared_error({args})", prediction=prediction, target=target)
 
 
 def planetoid_module(d: Draw) -> None:
-    """Cora as a data module, where it is not."""
-    split = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
+    part = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
+    own = {
+        "root": absent(d),
+        "name": choice(d, "Cora", "PubMed"),
+        "split": part,
+        "tuning": replace(flag(d), valid=True if part.right == "3" else None),  # which a random split does not know
+    }
     d.call(
         "module",
         "train.PlanetoidDataModule({args})",
-        root=absent(d),
-        name=choice(d, "Cora", "PubMed"),
-        split=split,
-        seed=seed(d),
-        tuning=replace(flag(d), valid=True if split.right == "3" else None),  # which a random split does not know
-        sparse=flag(d),
-        per_class=count(d, 20, optional=True),
+        **arguments(d, "train.PlanetoidDataModule", leave="download", **own),
     )
     d.call("out", "module.data")
 
 
-def table_module(of: str, /, **make: Callable[[Draw], Arg]) -> Strategy:
-    """The data module of a table, whose files are not there."""
-
-    def strategy(d: Draw) -> None:
-        d.call(
-            "module",
-            f"train.{of}({{args}})",
-            root=absent(d),
-            **{key: value(d) for key, value in make.items()},
-            split=seed(d),
-            tuning=flag(d),
-        )
-        d.call("out", "module.num_features")
-
-    return strategy
-
-
-def save_checkpoint(d: Draw) -> None:
-    """A checkpoint that is written whole."""
-    path = Arg("'a.ckpt'", [*NOT_A_PATH, Wrong("'.'", "a folder")])
-    d.call("out", "train.save_checkpoint({args})", state=Arg("{'a': torch.ones(2)}"), path=path)
-
-
-def replace_file(d: Draw) -> None:
-    """A file that is written whole."""
-    data = [Wrong("'text'", "a string"), Wrong("None", "None"), Wrong("3", "a number"), Wrong("[1]", "a list")]
-    path = Arg("'a.txt'", [*NOT_A_PATH, Wrong("'.'", "a folder")])
-    d.call("out", "train.replace_file({args})", path=path, data=Arg("b'text'", data))
-
-
 def load_checkpoint(d: Draw) -> None:
-    """A checkpoint that is read as tensors and plain values."""
-    wrong = [Wrong("'.'", "a folder"), Wrong("'absent.ckpt'", "no file"), Wrong("'http://a/b.ckpt'", "an address")]
+    path = written("b.ckpt", "a folder: '.' | no file: 'absent.ckpt' | an address: 'http://a/b.ckpt'")
     d.call("saved", "train.save_checkpoint({'a': torch.ones(2)}, 'b.ckpt')")
-    d.call("out", "train.load_checkpoint({args})", path=Arg("'b.ckpt'", [*NOT_A_PATH, *wrong]))
-
-
-def check_writable(d: Draw) -> None:
-    """A folder that can be written to."""
-    d.call("out", "train.check_writable({args})", folder=Arg("'out'", [*NOT_A_PATH[:4], *NOT_A_PATH[5:]]))
-
-
-def _batch_size(d: Draw) -> Arg:
-    return count(d, 4, optional=True, none=True)
+    d.call("out", "train.load_checkpoint({args})", path=path)
 
 
 TRAIN: dict[str, Strategy] = {
-    "train.save_checkpoint": save_checkpoint,
+    "train.save_checkpoint": calls(
+        "train.save_checkpoint", state=Arg("{'a': torch.ones(2)}"), path=written("a.ckpt", "a folder: '.'")
+    ),
     "train.load_checkpoint": load_checkpoint,
-    "train.replace_file": replace_file,
-    "train.check_writable": check_writable,
+    "train.replace_file": calls(
+        "train.replace_file",
+        path=written("a.txt", "a folder: '.'"),
+        data=Arg("b'text'", bad("a string | None | a number | a list")),
+    ),
+    "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
     "train.NodeClassifier": node_classifier,
-    "train.SequenceClassifier": sequence_classifier,
-    "train.node_cross_entropy": loss("node_cross_entropy"),
-    "train.mean_squared_error": loss("mean_squared_error"),
-    "train.weighted_accuracy": weighted_accuracy,
-    "train.multi_label_loss": loss("multi_label_loss"),
-    "train.GraphClassifier": batch_learner("GraphClassifier", 2),
-    "train.Forecaster": batch_learner("Forecaster", 1, base="torch.zeros({n})"),
+    "train.SequenceClassifier": calls(
+        "train.SequenceClassifier",
+        "made(torch.ones(2, 5, 3))",
+        model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
+        warmup=lambda d: number(d, 0.1, 0.0, optional=True, zero=True, below="1.0"),
+    ),
+    "train.node_cross_entropy": node_cross_entropy,
+    "train.mean_squared_error": mean_squared_error,
+    "train.weighted_accuracy": calls(
+        "train.weighted_accuracy",
+        "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
+        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")),
+    ),
+    "train.multi_label_loss": multi_label_loss,
+    "train.GraphClassifier": batch_learner("GraphClassifier", 2, "acc", "roc_auc"),
+    "train.Forecaster": batch_learner("Forecaster", 1, "mse", "mae", base="torch.zeros({n})"),
     "train.Score": score,
-    "train.HeterophilousDataModule": table_module("HeterophilousDataModule", name=_name, normalize_features=flag),
-    "train.FacebookDataModule": table_module("FacebookDataModule", name=_name),
-    "train.OgbDataModule": table_module("OgbDataModule", name=lambda d: choice(d, "ogbn-arxiv", "ogbn-proteins")),
-    "train.KNNDataModule": table_module(
-        "KNNDataModule",
-        name=lambda d: choice(d, "MNIST", "20Newsgroups"),
-        metric=lambda d: choice(d, "euclidean", "cosine"),
-        per_class=lambda d: count(d, 5, optional=True),
-        num_parts=lambda d: count(d, 1, optional=True),
-        sharpness=lambda d: number(d, 4.0, 0.5, optional=True),
+    "train.HeterophilousDataModule": calls(
+        "train.HeterophilousDataModule", "made.num_features", root=absent, split=seed, name=_name
     ),
-    "train.TUDataModule": table_module("TUDataModule", name=_name, batch_size=_batch_size),
-    "train.SynMolDataModule": table_module("SynMolDataModule", batch_size=_batch_size),
-    "train.SnapshotDataModule": table_module(
-        "SnapshotDataModule",
-        name=lambda d: choice(d, "chickenpox", "england_covid"),
+    "train.FacebookDataModule": calls(
+        "train.FacebookDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
+    ),
+    "train.OgbDataModule": calls(
+        "train.OgbDataModule",
+        "made.num_features",
+        root=absent,
+        split=seed,
+        leave="cache",
+        name=named("ogbn-arxiv", "ogbn-proteins"),
+    ),
+    "train.KNNDataModule": calls(
+        "train.KNNDataModule", "made.num_features", root=absent, split=seed, name=named("MNIST", "20Newsgroups")
+    ),
+    "train.TUDataModule": calls(
+        "train.TUDataModule", "made.num_features", root=absent, split=seed, leave="train val", name=_name
+    ),
+    "train.SynMolDataModule": calls(
+        "train.SynMolDataModule", "made.num_features", root=absent, split=seed, leave="val"
+    ),
+    "train.SnapshotDataModule": calls(
+        "train.SnapshotDataModule",
+        "made.num_features",
+        root=absent,
+        split=seed,
+        leave="train val",
+        name=named("chickenpox", "england_covid"),
         base=lambda d: choice(d, "zero", "ridge"),
-        windows=lambda d: count(d, 4, 3, optional=True),
-        batch_size=_batch_size,
     ),
-    "train.DigitsDataModule": digits_module,
+    "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
 }
 
@@ -702,37 +468,30 @@ ONE_RANK = (
 
 
 def sharded_graph(d: Draw) -> None:
-    """A graph over the ranks of one process."""
     d.sizes = None
-    d.nodes = max(d.nodes, 1)  # every rank has a node
+    n = d.nodes = max(d.nodes, 1)  # every rank has a node
     given = edges(d, objects=False)
-    n = d.nodes
-    wrong = [
-        Wrong("[0]", "too short"),
-        Wrong(f"[0, {n + 1}]", "beyond N"),
-        Wrong("'ab'", "a string"),
-        Wrong("3", "a number"),
-    ]
-    wrong += [Wrong("[None, 3]", "None"), Wrong(f"[1, {n}]", "not from zero"), Wrong(f"[0.5, {n}]", "a fraction")]
+    wrong = bad(
+        f"too short: [0] | beyond N: [0, {n + 1}] | a string: 'ab' | a number | None: [None, 3]",
+        f"not from zero: [1, {n}] | a fraction: [0.5, {n}]",
+    )
     d.call("ranks", ONE_RANK)
-    edge_index = Arg(given["edge_index"].right, [w for w in given["edge_index"].wrong if "graph" not in w.what])
     d.call(
         "graph",
         "distributed.ShardedGraph({args})",
-        edge_index=edge_index,
+        edge_index=replace(given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what]),
         num_nodes=fixed(n, *count(d, zero=True).wrong),
         edge_weight=given["edge_weight"],
         bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
-        device=options(d, "'cpu'", wrong=[Wrong("'nowhere'", "no device"), Wrong("3.5", "a number")], optional=True),
+        device=replace(device(d).without("a list"), optional=True),
     )
     d.call("out", "[graph.degree(), graph.rows, graph.total(torch.ones(2))]")
 
 
 def node_parallel(d: Draw) -> None:
-    """A model on one rank."""
     d.call("ranks", ONE_RANK)
-    group = [Wrong("'group'", "a string"), Wrong("[0]", "a list")]
-    d.call("out", "distributed.node_parallel({args})", model=module("nn.Linear(2, 2)"), group=Arg(None, group, True))
+    group = never(bad("a string: 'group' | a list: [0]"))
+    d.call("out", "distributed.node_parallel({args})", model=module("nn.Linear(2, 2)"), group=group)
 
 
 DISTRIBUTED: dict[str, Strategy] = {

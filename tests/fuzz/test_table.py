@@ -13,15 +13,9 @@ from diffusion_mp_experiments import graphs, sequences, train
 from .program import plain_program
 from .table import EXEMPT, STRATEGIES, WEIGHTS, drawn
 
-PACKAGES = {"": diffusion_mp, "data.": data, "diagnostics.": diagnostics, "distributed.": distributed}
-PACKAGES |= {
-    "estimators.": estimators,
-    "export.": export,
-    "testing.": testing,
-    "graphs.": graphs,
-    "sequences.": sequences,
-}
-PACKAGES |= {"train.": train}
+PACKAGES = {"": diffusion_mp}
+for package in (data, diagnostics, distributed, estimators, export, testing, graphs, sequences, train):
+    PACKAGES[f"{package.__name__.rpartition('.')[2]}."] = package
 
 
 def public(prefix: str, package: ModuleType) -> set[str]:

@@ -128,10 +128,11 @@ def _tested() -> set[str]:
     for path in (ROOT / "tests").rglob("*.py"):
         if {"fuzz", "pages"} & set(path.relative_to(ROOT).parts):
             continue
-        modules, attributes = {"diffusion_mp"}, []
-        for node in ast.walk(ast.parse(path.read_text())):
+        modules, attributes, tree = {"diffusion_mp"}, [], ast.parse(path.read_text())
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffusion_mp"):
-                found |= {name.name for name in node.names}
+                names = {name.name for name in node.names}
+                found |= _named(tree) if "*" in names else names
                 modules |= {name.asname or name.name for name in node.names}
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 attributes.append((node.value.id, node.attr))

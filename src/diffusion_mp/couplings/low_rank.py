@@ -261,8 +261,8 @@ class LinearAttentionCoupling(PooledCoupling):
         reversible: bool = False,
     ) -> None:
         sizes = feature_sizes(query, key)
-        if type(unit) is not bool or type(reversible) is not bool:
-            check_flags(unit=unit, reversible=reversible)
+        if not (type(unit) is type(reversible) is type(nonnegative) is bool):
+            check_flags(unit=unit, reversible=reversible, nonnegative=nonnegative)
         for name, value in (("constant", constant), ("own", own)):
             # Numbers may be symbolic while tracing.
             if not (torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))):

@@ -21,8 +21,8 @@ from diffusion_mp.errors import (
     check_positive,
     check_state,
     describe,
+    needed_by,
 )
-from diffusion_mp.extras import needed_by
 
 Metric = Literal["euclidean", "cosine"]
 # The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.

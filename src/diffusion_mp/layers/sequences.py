@@ -143,7 +143,8 @@ class PDEDiffusion1d(nn.Module):
                     "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
                 )
             given = describe(key_padding_mask)
-            if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+            dense = isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
+            if not dense or key_padding_mask.dtype != torch.bool:
                 raise TypeError(f"key_padding_mask must be a bool tensor, true where there is padding; got {given}.")
             name, mask = "key_padding_mask", ~key_padding_mask
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):

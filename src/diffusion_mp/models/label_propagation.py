@@ -115,7 +115,7 @@ def _soft(y: Tensor) -> Tensor:
     check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
     if y.is_meta:
         raise ValueError(f"y must have values, the labels that spread; got {describe(y)}.")
-    if y.dim() not in (1, 2) or (y.dim() == 1 and y.dtype not in INTEGERS):
+    if y.dim() not in (1, 2) or (y.dim() == 1 and (y.dtype not in INTEGERS or y.layout != torch.strided)):
         kind = TypeError if y.dim() == 1 else ValueError
         raise kind(f"y must hold class labels [N] or soft labels [N, K]; got {describe(y)}.")
     if y.dim() == 1:

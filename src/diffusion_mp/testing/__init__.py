@@ -2,11 +2,11 @@
 
 from diffusion_mp.testing.coupling_laws import check_coupling
 from diffusion_mp.testing.diffusivity_laws import check_diffusivity
-from diffusion_mp.testing.energy_descent import assert_energy_descent
 from diffusion_mp.testing.laws import TOLERANCES, Tolerance, tolerance
 from diffusion_mp.testing.layer_laws import check_layer, check_update
 from diffusion_mp.testing.problems import (
     Problem,
+    assert_energy_descent,
     complete_problem,
     cosine_mode,
     cycle_problem,

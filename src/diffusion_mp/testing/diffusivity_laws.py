@@ -15,7 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.models.inference import RowBlock
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase
-from diffusion_mp.testing.laws import Law, Level, expect, expect_close, run_laws, strict
+from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, expect_flags, run_laws, strict
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 
 
@@ -25,8 +25,7 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
         """Return S at the state of the instance."""
-        coupling: Coupling = module(instance.x, self.graph(instance))
-        return coupling
+        return cast(Coupling, module(instance.x, self.graph(instance)))
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
         return self(module, instance) @ self.values(instance.x)
@@ -40,15 +39,12 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return (1.5 + 0.5 * torch.sin(x.double() @ directions)).to(x.dtype).unsqueeze(1)
 
     def graph(self, instance: Instance) -> Graph | None:
-        if not self.edges and len(instance.sizes) == 1:
-            return None
-        return instance.graph()
+        return instance.graph() if self.edges or len(instance.sizes) > 1 else None
 
     def step(self, module: Diffusivity) -> Callable[[Tensor, Tensor | None], Tensor]:
         def product(x: Tensor, edge_index: Tensor | None) -> Tensor:
             graph = None if edge_index is None else Graph(x.shape[0], edge_index)
-            moved: Tensor = module(x, graph).matmul(x.unsqueeze(1))  # Dynamo traces a method, not the operator @
-            return moved
+            return cast(Tensor, module(x, graph).matmul(x.unsqueeze(1)))  # Dynamo traces a method, not the operator @
 
         return product
 
@@ -63,19 +59,16 @@ def check_diffusivity(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check a diffusivity on small random states and graphs; the couplings it returns obey the coupling laws too.
-
-    States lie in the unit ball. Graphs are directed and weighted, with self-loops and a repeated edge.
+    """Check a diffusivity and its couplings on small directed, weighted graphs with states in the unit ball.
 
     Args:
         diffusivity: an instance, which is copied, or a class or function that builds one.
         channels: C of the states; by default its attribute ``channels``, or 6.
         edges: whether graphs have observed edges; by default ``needs_graph``.
-        level: ``"strict"``: all laws, as for the library's own classes; ``"core"``: without second derivatives, half
-            precision, autocast and the like.
+        level: ``"strict"`` for all laws, ``"core"`` without second derivatives, half precision, autocast and the like.
         skip: law name → the reason why it does not apply.
-        compile: also capture one full graph with `torch.compile` (seconds).
-        seed: of states, graphs and parameters.
+        compile: also capture one full graph with `torch.compile`, which takes seconds.
+        seed: seed of states, graphs and parameters.
 
     Raises:
         AssertionError: with one sentence per broken law: class, law, got, expected.
@@ -94,9 +87,7 @@ def check_diffusivity(
 def _declarations(case: DiffusivityCase) -> None:
     """it declares needs_graph, symmetric, row_stochastic, positional, heads, and a penalty or why there is none"""
     module = case.module()
-    for name in ("needs_graph", "symmetric", "row_stochastic", "positional"):
-        value = getattr(module, name)
-        expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
+    expect_flags(module, "needs_graph", "symmetric", "row_stochastic", "positional")
     expect(isinstance(module.heads, int) and module.heads >= 1, f"heads is {module.heads!r}, expected a positive int")
     if module.penalty is None:
         reason = module.why_no_penalty
@@ -106,12 +97,11 @@ def _declarations(case: DiffusivityCase) -> None:
 def _promises(case: DiffusivityCase) -> None:
     """the coupling has N nodes, the state's dtype and device, the declared heads and properties"""
     module, instance = case.module(), case.instance()
-    coupling, size = case(module, instance), instance.num_nodes
+    coupling = case(module, instance)
     expect(isinstance(coupling, Coupling), f"forward returned {type(coupling).__name__}, expected a Coupling")
-    expect(coupling.num_nodes == size, f"num_nodes is {coupling.num_nodes}, expected {size}")
-    expect(coupling.dtype == instance.x.dtype, f"dtype is {coupling.dtype}, expected {instance.x.dtype}")
-    expect(coupling.device == instance.x.device, f"device is {coupling.device}, expected {instance.x.device}")
-    expect(coupling.heads == module.heads, f"the coupling has {coupling.heads} heads, declared {module.heads}")
+    expect_equal(coupling.num_nodes, instance.num_nodes, "num_nodes of the coupling")
+    expect_equal((coupling.dtype, coupling.device), (instance.x.dtype, instance.x.device), "its dtype and device")
+    expect_equal(coupling.heads, module.heads, "heads of the coupling")
     for name in ("symmetric", "row_stochastic"):
         if getattr(module, name):
             expect(getattr(coupling, name), f"{name} is declared by the diffusivity, but not by its coupling")

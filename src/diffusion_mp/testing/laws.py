@@ -1,4 +1,4 @@
-"""Tolerances by operation and dtype, and laws: named functions whose docstring states what must hold."""
+"""Tolerances by operation and dtype, and laws: functions whose docstrings state what must hold."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ class Tolerance(NamedTuple):
 
 
 _SINGLE = Tolerance(1e-4, 1e-5)
-# Inputs, scores and results are rounded to eight bits of mantissa; sums are taken in float32.
-_BRAIN = Tolerance(4e-2, 4e-2)
-_HALF = Tolerance(1e-2, 1e-2)
 
 
 def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, Tolerance]:
-    return {torch.float64: double, torch.float32: single, torch.bfloat16: _BRAIN, torch.float16: _HALF}
+    # In half precision inputs, scores and results are rounded; sums are taken in float32.
+    half = {torch.bfloat16: Tolerance(4e-2, 4e-2), torch.float16: Tolerance(1e-2, 1e-2)}
+    return {torch.float64: double, torch.float32: single, **half}
 
 
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
@@ -82,26 +81,37 @@ def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
 
 Case = TypeVar("Case")
 Law = Callable[[Case], None]
-#: ``"core"``: values, gradients, batches, promises; ``"strict"``: everything that the library's own classes obey.
+#: ``"core"``: values, gradients, batches, promises; ``"strict"``: also the laws in `STRICT`.
 Level = Literal["core", "strict"]
-#: The laws of the strict level alone.
 STRICT: set[Callable[..., None]] = set()
 
 
 def strict(law: Law[Any]) -> Law[Any]:
-    """Mark a law of the strict level, which useful modules may break: half precision, second derivatives, …"""
+    """Mark a law of the strict level, such as half precision, which useful modules may break."""
     STRICT.add(law)
     return law
 
 
 class LawBroken(AssertionError):
-    """A law does not hold; the message has the values got and expected."""
+    """A law does not hold."""
 
 
 def expect(condition: bool, sentence: str) -> None:
     """Raise `LawBroken` with the sentence unless the condition holds."""
     if not condition:
         raise LawBroken(sentence)
+
+
+def expect_equal(got: object, expected: object, what: str) -> None:
+    """Raise `LawBroken` unless two values are equal."""
+    expect(got == expected, f"{what} is {got}, expected {expected}")
+
+
+def expect_flags(subject: object, *names: str) -> None:
+    """Raise `LawBroken` unless every named attribute is True or False."""
+    for name in names:
+        value = getattr(subject, name)
+        expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
 
 
 def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the result") -> None:
@@ -147,14 +157,9 @@ def run_laws(
     *,
     level: Level = "strict",
 ) -> None:
-    """Run every law on the case and raise one `AssertionError` that names the subject and each broken law.
+    """Call every law with the case and raise one `AssertionError` that names the subject and each broken law.
 
-    Args:
-        subject: name of the object under test, usually its class.
-        laws: the laws; a law's name is its function's name without the leading underscore, spaces for underscores.
-        case: what every law is called with.
-        skip: law name → the reason why it does not apply; ``None`` if the caller cannot skip laws.
-        level: ``"core"`` leaves out the laws that are marked `strict`.
+    ``skip`` maps names (see `law_name`) to reasons, or is ``None`` if the caller cannot skip laws.
     """
     check_choice(level, "level", get_args(Level))
     left_out = dict(skip or {})
@@ -162,31 +167,25 @@ def run_laws(
     unknown = sorted(set(left_out) - set(names))
     if unknown:
         raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")
-    broken: list[str] = []
-    first: Exception | None = None
-    failed = ""
+    broken: dict[str, Exception] = {}
     for name, law in names.items():
-        if name in left_out or (level == "core" and law in STRICT):
-            continue
-        try:
-            law(case)
-        except LawBroken as error:
-            sentence = str(error)
-            first = first or error
-        except Exception as error:  # the subject raised where the law expected a result
-            sentence = f"it raised {type(error).__name__}: {error}"
-            first = first or error
-        else:
-            continue
-        failed = name
-        statement = (law.__doc__ or "").split("\n")[0].strip().rstrip(".")
-        broken.append(f"{subject} breaks the law '{name}' ({statement}): {sentence}")
-    if broken and skip is not None:
-        broken.append(f"A law that does not apply is left out with a reason: skip={{'{failed}': 'why'}}.")
-    if broken:
-        raise AssertionError("\n".join(broken)) from first
+        if name not in left_out and (level == "strict" or law not in STRICT):
+            try:
+                law(case)
+            except Exception as error:
+                broken[name] = error
+    if not broken:
+        return
+    sentences = []
+    for name, cause in broken.items():
+        statement = (names[name].__doc__ or "").split("\n")[0].strip().rstrip(".")
+        sentence = cause if isinstance(cause, LawBroken) else f"it raised {type(cause).__name__}: {cause}"
+        sentences.append(f"{subject} breaks the law '{name}' ({statement}): {sentence}")
+    if skip is not None:
+        sentences.append(f"A law that does not apply is left out with a reason: skip={{'{[*broken][-1]}': 'why'}}.")
+    raise AssertionError("\n".join(sentences)) from next(iter(broken.values()))
 
 
 def law_name(law: Law[Case]) -> str:
-    """Return the readable name of a law."""
+    """Return the name of a law's function, without the leading underscore, spaces for underscores."""
     return getattr(law, "__name__", repr(law)).strip("_").replace("_", " ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.errors import check_counts
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.laws import Law, Level, expect, expect_close, run_laws, seeded
+from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, run_laws, seeded
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 from diffusion_mp.updates import StateUpdate
 
@@ -31,19 +31,14 @@ class LayerCase(ModuleCase[nn.Module]):
     extra: Extra
 
     def response(self, module: nn.Module, instance: Instance) -> Tensor:
-        out: Tensor = self.call(module, instance)
-        return out
+        return cast(Tensor, self.call(module, instance))
 
     def call(self, module: nn.Module, at: Instance, **options: Any) -> Any:
         """Call the layer by PyG's convention."""
         return module(at.x, at.edge_index, at.edge_weight, at.batch, **self.extra(at.x), **options)
 
     def step(self, module: nn.Module) -> Callable[[Tensor, Tensor | None], Tensor]:
-        def forward(x: Tensor, edge_index: Tensor | None) -> Tensor:
-            out: Tensor = module(x, edge_index, **self.extra(x))
-            return out
-
-        return forward
+        return lambda x, edge_index: cast(Tensor, module(x, edge_index, **self.extra(x)))
 
     def size(self, response: Tensor) -> Tensor:
         """Return the largest entry of each row, at least the median row's, since terms may cancel within a row."""
@@ -62,14 +57,12 @@ def check_layer(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check a layer or a model called as ``layer(x, edge_index, edge_weight, batch)`` on small random graphs.
-
-    It runs in evaluation mode, without dropout.
+    """Check a layer or model called as ``layer(x, edge_index, edge_weight, batch)`` on small graphs, without dropout.
 
     Args:
         layer: an instance, which is copied, or a function that builds one.
         in_channels: C of the states; by default its attribute ``in_channels``.
-        edges: whether the graphs have observed edges (False: ``edge_index`` is None throughout).
+        edges: whether the graphs have observed edges; else ``edge_index`` is None.
         extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``.
         level, skip, compile, seed: see :func:`check_diffusivity`.
 
@@ -93,8 +86,7 @@ def _output(case: LayerCase) -> None:
     out = case.response(module, instance)
     expect(isinstance(out, Tensor), f"forward returned {type(out).__name__}, expected a tensor")
     expect(out.dim() == 2, f"the output has shape {tuple(out.shape)}, expected [N, C]")
-    expect(out.shape[0] == instance.num_nodes, f"the output has {out.shape[0]} rows, expected {instance.num_nodes}")
-    expect(out.dtype == instance.x.dtype, f"the output is {out.dtype}, expected {instance.x.dtype}")
+    expect_equal((len(out), out.dtype), (instance.num_nodes, instance.x.dtype), "rows and dtype of the output")
     expect(bool(out.isfinite().all()), "the output is not finite")
 
 
@@ -120,12 +112,10 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     if joined.edge_index is None or joined.edge_weight is None:
         return
     # a sparse matrix has one entry per pair, and edge attention distinguishes repeated edges from their sum
-    source, target = joined.edge_index
     size = (joined.num_nodes, joined.num_nodes)
-    pairs = torch.stack([target, source])
+    pairs = joined.edge_index.flip(0)
     matrix = torch.sparse_coo_tensor(pairs, joined.edge_weight, size, check_invariants=True).coalesce()
-    edge_index = matrix.indices().flip(0)
-    expected = module(joined.x, edge_index, matrix.values(), joined.batch, **extra)
+    expected = module(joined.x, matrix.indices().flip(0), matrix.values(), joined.batch, **extra)
     got = module(joined.x, matrix.to_sparse_csr(), None, joined.batch, **extra)
     expect_close(got, expected, "rearranged", "the output for a sparse CSR matrix (row = target)")
 
@@ -138,10 +128,7 @@ def _returned_coupling(case: LayerCase) -> None:
     expect_close(out, expected, "rearranged", "the output beside the coupling")
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(isinstance(coupling, Coupling), f"the returned coupling is {type(coupling).__name__}")
-        expect(
-            coupling.num_nodes == instance.num_nodes,
-            f"the returned coupling has {coupling.num_nodes} nodes, expected {instance.num_nodes}",
-        )
+        expect_equal(coupling.num_nodes, instance.num_nodes, "the number of nodes of the returned coupling")
 
 
 def _state_dict(case: LayerCase) -> None:
@@ -164,13 +151,11 @@ class UpdateCase(ModuleCase[StateUpdate]):
     """An update; its response is the state after a step with D^-½AD^-½ of an undirected, weighted graph."""
 
     def response(self, module: StateUpdate, instance: Instance) -> Tensor:
-        moved: Tensor = module(instance.x, self.coupling(instance), source=self.source(module, instance.x))
-        return moved
+        return cast(Tensor, module(instance.x, self.coupling(instance), source=self.source(module, instance.x)))
 
     def coupling(self, instance: Instance) -> Coupling:
         """Return a symmetric, nonnegative coupling with eigenvalues in [−1, 1], for stable explicit steps."""
-        made: Coupling = AdjacencyDiffusivity("sym", direction="undirected")(instance.x, instance.graph())
-        return made
+        return cast(Coupling, AdjacencyDiffusivity("sym", direction="undirected")(instance.x, instance.graph()))
 
     def source(self, module: StateUpdate, x: Tensor) -> Tensor | None:
         """Return a function of each row, for updates that use a source."""
@@ -179,8 +164,7 @@ class UpdateCase(ModuleCase[StateUpdate]):
     def step(self, module: StateUpdate) -> Callable[[Tensor, Tensor | None], Tensor]:
         def moved(x: Tensor, edge_index: Tensor | None) -> Tensor:
             coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(x.shape[0], edge_index))
-            state: Tensor = module(x, coupling, source=self.source(module, x))
-            return state
+            return cast(Tensor, module(x, coupling, source=self.source(module, x)))
 
         return moved
 
@@ -220,8 +204,7 @@ def _shapes(case: UpdateCase) -> None:
     x, source = instance.x, case.source(module, instance.x)
     x, source = x.repeat(1, 2), None if source is None else source.repeat(1, 2)
     flat = module(x, two, source=source)
-    expect(flat.shape == x.shape, f"the next state has shape {tuple(flat.shape)}, expected {tuple(x.shape)}")
-    expect(flat.dtype == x.dtype, f"the next state is {flat.dtype}, expected {x.dtype}")
+    expect_equal((flat.shape, flat.dtype), (x.shape, x.dtype), "shape and dtype of the next state")
     by_head = module(x.unflatten(1, (2, -1)), two, source=None if source is None else source.unflatten(1, (2, -1)))
     expect_close(by_head.flatten(1), flat, "rearranged", "the next state by head")
 

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,15 +15,12 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.errors import check_function
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.laws import Law, expect, expect_close, expect_rng_untouched, seeded, strict
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, expect_rng_untouched, seeded, strict
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A state with its graphs.
-
-    Shapes: x [N, C]; edge_index [2, E] or None; edge_weight [E] or None; ptr [B + 1].
-    """
+    """A state x [N, C] with its graphs: edge_index [2, E] or None, edge_weight [E] or None, ptr [B + 1]."""
 
     x: Tensor
     edge_index: Tensor | None
@@ -40,13 +38,11 @@ class Instance:
     @property
     def batch(self) -> Tensor | None:
         """Graph index of every node, or None for one graph."""
-        if len(self.sizes) == 1:
-            return None
-        return torch.repeat_interleave(torch.arange(len(self.sizes)), self.ptr.diff())
+        graphs = torch.arange(len(self.sizes))
+        return torch.repeat_interleave(graphs, self.ptr.diff()) if len(graphs) != 1 else None
 
     def graph(self) -> Graph:
-        weight = None if self.edge_weight is None else self.edge_weight.to(self.x.dtype)
-        return Graph(self.num_nodes, self.edge_index, weight, ptr=self.ptr)
+        return Graph(self.num_nodes, self.edge_index, self.to(self.x.dtype).edge_weight, ptr=self.ptr)
 
     def to(self, dtype: torch.dtype) -> Instance:
         weight = None if self.edge_weight is None else self.edge_weight.to(dtype)
@@ -63,10 +59,7 @@ class Instance:
         return Instance(self.x[:0], edges, weight, torch.tensor([0, 0]))
 
     def permuted(self, permutation: Tensor, generator: torch.Generator) -> Instance:
-        """Permute the nodes, node k of the result being node permutation[k], and the order of the edges.
-
-        In a batch, the permutation must stay within each graph.
-        """
+        """Permute the edges, and the nodes of one graph: node k of the result is node permutation[k]."""
         edge_index, edge_weight = self.edge_index, self.edge_weight
         if edge_index is not None:
             order = torch.randperm(edge_index.shape[1], generator=generator)
@@ -76,9 +69,9 @@ class Instance:
 
 
 def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
-    """Return a state in the unit ball, within the domain of every penalty, on a graph without isolated nodes.
+    """Return a state in the unit ball, the domain of every penalty, on a graph without isolated nodes.
 
-    The edges are a directed ring, random pairs (also self-loops), and one repeated edge, with weights in [½, 3/2].
+    Edges: a directed ring, random pairs (also self-loops), a loop and a repeated edge, with weights in [½, 3/2].
     """
     x = torch.randn(num_nodes, channels, generator=generator, dtype=torch.float64)
     x = x / (1 + x.norm(dim=-1, keepdim=True))
@@ -94,21 +87,13 @@ def random_instance(num_nodes: int, channels: int, generator: torch.Generator, *
 
 def join(instances: Sequence[Instance]) -> Instance:
     """Return the instances as one ragged batch."""
-    sizes = torch.tensor([size for instance in instances for size in instance.sizes])
-    ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
-    offset, index, weight = 0, [], []
-    for instance in instances:
-        if instance.edge_index is not None:
-            index.append(instance.edge_index + offset)
-        if instance.edge_weight is not None:
-            weight.append(instance.edge_weight)
-        offset += instance.num_nodes
-    return Instance(
-        torch.cat([instance.x for instance in instances]),
-        torch.cat(index, dim=1) if index else None,
-        torch.cat(weight) if weight else None,
-        ptr,
-    )
+    sizes = [size for instance in instances for size in instance.sizes]
+    first = [0, *accumulate(instance.num_nodes for instance in instances)]
+    index = [part.edge_index + first[k] for k, part in enumerate(instances) if part.edge_index is not None]
+    weight = [instance.edge_weight for instance in instances if instance.edge_weight is not None]
+    x = torch.cat([instance.x for instance in instances])
+    edges = torch.cat(index, dim=1) if index else None
+    return Instance(x, edges, torch.cat(weight) if weight else None, torch.tensor([0, *accumulate(sizes)]))
 
 
 def hub_instance(num_nodes: int, channels: int, generator: torch.Generator, *, edges: bool = True) -> Instance:
@@ -125,21 +110,12 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModuleCase(ABC, Generic[M]):
-    """A module under test: how to build and call it, and the instances that it is applied to.
+    """A module under test: how to build and call it, and the instances that it is applied to."""
 
-    Attributes:
-        build: builds the module, with parameters of the default dtype.
-        fresh: whether ``build`` draws the parameters, or copies an instance.
-        channels: C of the states.
-        edges: whether the graphs have observed edges.
-        compile: whether to test `torch.compile`.
-        seed: of states, graphs and parameters.
-    """
-
-    build: Callable[[], M]
-    fresh: bool
+    build: Callable[[], M]  # with parameters of the default dtype
+    fresh: bool  # whether `build` draws the parameters, or copies an instance
     channels: int
-    edges: bool
+    edges: bool  # whether the graphs have observed edges
     compile: bool
     seed: int
 
@@ -182,10 +158,7 @@ class ModuleCase(ABC, Generic[M]):
 
 
 def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[], Any], bool, Any]:
-    """Return a function that builds the subject, whether it draws parameters, and a sample.
-
-    The subject is a module, which is copied, or a class or function that builds one.
-    """
+    """Return a function that builds or copies the subject, whether it draws parameters, and a sample."""
     fresh, what = not isinstance(subject, nn.Module), "torch.nn.Module" if kind is nn.Module else kind.__name__
     if fresh:
         check_function(subject, name, f"that builds a {what}, or one")
@@ -266,10 +239,10 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     try:
         torch.autograd.grad(total, leaves, allow_unused=True)
     except RuntimeError as error:
-        sentence = str(error)
-        refusals = "once_differentiable", "differentiate twice", "second derivative"
-        clear = any(words in sentence for words in refusals)
-        expect(clear, f"the second derivative raised {sentence!r}, expected a value or a clear refusal")
+        clear = any(
+            words in str(error) for words in ("once_differentiable", "differentiate twice", "second derivative")
+        )
+        expect(clear, f"the second derivative raised {str(error)!r}, expected a value or a clear refusal")
         return
     gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
 
@@ -281,7 +254,7 @@ def _half_precision(case: ModuleCase[M]) -> None:
     reference = copy.deepcopy(brain).double()
     instance = hub_instance(600, case.channels, case.generator(), edges=case.edges).to(torch.bfloat16)
     got, expected = case.response(brain, instance), case.response(reference, instance.to(torch.float64))
-    expect(got.dtype == torch.bfloat16, f"the result is {got.dtype}, expected bfloat16")
+    expect_equal(got.dtype, torch.bfloat16, "the dtype of the result")
     size = case.size(expected)
     expect_close(got.double() / size, expected / size, "autocast", "the result in bfloat16")
 
@@ -319,16 +292,13 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
         reference = case.build()
         if not case.fresh:  # a copied instance is compared with another copy, reset from other values
             reference.reset_parameters()  # type: ignore[operator]
-    with torch.no_grad():
+    with torch.no_grad(), seeded(case.seed):
         for parameter in named.values():
             parameter.fill_(17.0)
-    with seeded(case.seed):
         module.reset_parameters()  # type: ignore[operator]
     for name, expected in reference.named_parameters():
-        expect(
-            torch.equal(named[name], expected),
-            f"the parameter {name} of shape {tuple(expected.shape)} is not the one a fresh module of that seed has",
-        )
+        what = f"the parameter {name} of shape {tuple(expected.shape)}"
+        expect(torch.equal(named[name], expected), f"{what} is not the one a fresh module of that seed has")
 
 
 def _readable(case: ModuleCase[M]) -> None:
