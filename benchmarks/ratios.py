@@ -21,7 +21,7 @@ from alternate import alternating
 from pairs import Pair, Side, pairs
 from tqdm import tqdm
 
-from diffusion_mp.extras import needed_by
+from diffusion_mp.errors import needed_by
 
 #: Of results in float32 that are the same, relative in the norm.
 TOLERANCE = 1e-3

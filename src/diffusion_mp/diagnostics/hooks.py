@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from diffusion_mp.energies import Energy
-from diffusion_mp.errors import check_function, check_kind, check_mask, check_tensor, describe
-from diffusion_mp.extras import needed_by
+from diffusion_mp.errors import check_function, check_kind, check_mask, check_tensor, describe, needed_by
 from diffusion_mp.layers.sequences import tokens_first
 
 
